@@ -22,11 +22,11 @@ _MAX_SEED = 2**63 - 1
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
-_SHAPES = {"shapes": True}  # meaning: it shapes the bytes of the shards, so that the manifest's options have it
+_SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is recorded in the manifest
 
 
 def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, type, Any]:
-    """Returns the name, type and field of the flag for an option of sources, which is a text or a switch."""
+    """Returns the name, type and field of the flag for a source option, which is a string or a switch."""
     is_text = not isinstance(option.default, bool)
     default = "" if is_text and option.default is not dataclasses.MISSING else option.default
     meaning = _SHAPES if option.metadata["shapes"] else None
@@ -44,7 +44,7 @@ class ConvertConfig(_Flags):
     """Every other flag goes to Beam: --runner (default FnApiRunner), --direct_num_workers, --direct_running_mode, ...
 
     Raises:
-      UsageError: a value that cannot work, with the bound that it broke.
+      UsageError: a value that cannot work, with the bound it breaks.
     """
 
     image_encoding: str = flag(
@@ -145,34 +145,34 @@ class ConvertConfig(_Flags):
 
     @property
     def are_own_columns(self) -> bool:
-        """Whether `columns` has none but those of the records, which are made with the shards."""
+        """Whether `columns` names only columns of the records, which are made along with the shards."""
         return self.columns == NO_COLUMNS or self.columns.partition(":")[0] == FROM_RECORDS
 
     @property
     def shards_by_split(self) -> int | dict[str, int] | None:
-        """`num_shards` read: a number for every split, {split: number}, or None for the default."""
+        """Parsed `num_shards`: one number for all splits, {split: number}, or None for the default."""
         return flag_values.numbers_by_split("num_shards", self.num_shards, MAX_SHARDS)
 
     @property
     def split_fractions(self) -> dict[str, float]:
-        """`split` read: {split: fraction}, which sum to 1; empty where the source's own splits stay."""
+        """Parsed `split`: {split: fraction}, summing to 1; empty to keep the source's own splits."""
         return flag_values.fractions("split", self.split)
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """`resize` read: (height, width), or None."""
+        """Parsed `resize`: (height, width), or None."""
         sizes = values.sizes("resize", self.resize, 2)
         return (sizes[0], sizes[1]) if sizes else None
 
     @property
     def source_options(self) -> SourceOptions:
-        """What concerns the source."""
+        """The options that concern the source."""
         parsed = {option.name: option.metadata["parse"](option.name, getattr(self, option.name)) for option in _OPTIONS}
         return SourceOptions(**parsed)
 
     @property
     def shaping_flags(self) -> dict[str, Any]:
-        """The given flags that shape the bytes, other than num_shards and seed: for the manifest's options."""
+        """The flags given that shape the bytes, other than num_shards and seed, for the manifest's options."""
         given = ((field, getattr(self, field.name)) for field in fields_with(self, "shapes"))
         return {field.name: value for field, value in given if value != field.default}
 

@@ -18,14 +18,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     from pipeline.commands import commandline  # noqa: PLC0415 (as in `entry`)
 
-    commandline.require("pyarrow")  # which the modules of a conversion import
+    commandline.require("pyarrow")  # imported by the modules of a conversion
     from beam_jobs.conversion import command  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
 
     command.convert(COMMAND, argv)
 
 
 def entry_point() -> NoReturn:
-    """Runs the command and exits; after Ctrl-C and SIGTERM there is no manifest."""
+    """Runs the command and exits; Ctrl-C or SIGTERM leaves no manifest."""
     entry.run(COMMAND, main)
 
 

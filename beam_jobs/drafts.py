@@ -1,4 +1,4 @@
-"""Writes the files of a conversion: each is complete or missing, and none appears after the conversion was stopped."""
+"""Writes the files of a conversion: each is complete or missing, and none appears once the conversion is stopped."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ gate = Gate()
 
 
 def publish(path: StoragePath, data: bytes | memoryview) -> None:
-    """Writes a file, which at every moment is missing, as before, or complete (except on HDFS).
+    """Writes a file atomically (except on HDFS): readers see the old content or none, then all of the new.
 
     Raises:
       DataError: the file cannot be written: no space, no permission, no folder.
@@ -78,15 +78,15 @@ def publish(path: StoragePath, data: bytes | memoryview) -> None:
 
 
 class Draft:
-    """A file that has all its bytes but not yet its name; for an object store, its bytes in memory.
+    """A file that is completely written but does not have its final name yet; for an object store, its bytes in memory.
 
     Args:
-      path: the file.
-      blocks: the content in pieces, bytes or uint8 (n,).
+      path: final path of the file.
+      blocks: content in pieces, bytes or uint8 (n,).
 
     Attributes:
-      num_bytes: the file's size.
-      crc32c: CRC32C of its bytes, 8 hexadecimal digits.
+      num_bytes: size of the file.
+      crc32c: CRC32C of the content, 8 hexadecimal digits.
 
     Raises:
       DataError: the file cannot be written.
@@ -111,7 +111,7 @@ class Draft:
         """Gives the file its name, without syncing the folder.
 
         Args:
-          sync: whether to sync the content first; without it a crash of the machine can leave part of the file.
+          sync: whether to sync the content first; otherwise a machine crash can leave a partial file.
 
         Raises:
           DataError: the file cannot be written; it was removed.
@@ -130,13 +130,13 @@ class Draft:
             raise
 
     def discard(self) -> None:
-        """Removes the bytes that were written, unless the file has its name."""
+        """Removes the bytes written, unless the file has its final name."""
         if self._draft is not None:
             self._draft.discard()
 
 
 def is_temporary(name: str) -> bool:
-    """Returns whether `name` is the temporary name of a file that a conversion writes."""
+    """Returns whether `name` is a temporary name that a conversion gives."""
     match = _TEMPORARY.fullmatch(name)
     return match is not None and is_ours(match["target"])
 
@@ -149,7 +149,7 @@ def is_ours(name: str) -> bool:
 
 
 def remove_temporaries(folder: LocalPath) -> None:
-    """Removes the temporary files of killed conversions.
+    """Removes temporary files left by killed conversions.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.

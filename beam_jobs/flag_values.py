@@ -1,6 +1,7 @@
-"""Parses the values of flags that conversions alone have: `train:8,test:2`, paths, a delimiter.
+"""Parses the values of flags that only conversions have: `train:8,test:2`, paths, a delimiter.
 
-Every function raises UsageError, with the flag and the value, where a text has another form than its docstring says.
+Every function raises UsageError, naming the flag and the value, if the text does not have the form that its docstring
+says.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from pipeline.files import remote
 from pipeline.manifest import naming
 
 MAX_SHARDS = 99_999  # five digits in a shard's name
-_SUM_TOLERANCE = 1e-9  # of fractions that are written in decimals
+_SUM_TOLERANCE = 1e-9  # decimal fractions need not sum to exactly 1
 
 
 def check_range(flag: str, value: int, least: int, most: int) -> None:
-    """Raises UsageError where `value` is not in least..most."""
+    """Raises UsageError if `value` is not in least..most."""
     if not least <= value <= most:
         raise UsageError(f"--{flag}={value}: must be in {least}..{most}")
 
 
 def check_path(flag: str, value: str) -> None:
-    """Raises UsageError where `value` is neither a local path nor the URL of a store that can be reached."""
+    """Raises UsageError if `value` is neither a local path nor the URL of a supported store."""
     if remote.is_url(value) and remote.scheme_of(value) not in remote.SCHEMES:
         schemes = ", ".join(f"{scheme}://" for scheme in remote.SCHEMES)
         raise UsageError(f"--{flag}={value}: must be a local path, or one of {schemes}")
@@ -36,7 +37,7 @@ def check_path(flag: str, value: str) -> None:
 
 
 def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | None:
-    """Returns one number, {split: number}, each split once, or None of an empty text; numbers must be in 1..most."""
+    """Returns one number in 1..most, or {split: number} with each split named once; None for an empty text."""
     if not text:
         return None
     if re.fullmatch(r"-?[0-9]{1,9}", text):
@@ -50,7 +51,7 @@ def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | 
 
 
 def fractions(flag: str, text: str) -> dict[str, float]:
-    """Returns {split: fraction}, each split once; empty of an empty text. Fractions must be above 0 and sum to 1."""
+    """Returns {split: fraction}, empty for an empty text: positive, summing to 1, each split named once."""
     if not text:
         return {}
     values = {split: float(value) for split, value in _by_split(flag, text, r"[0-9]*\.?[0-9]+", "split:fraction")}
@@ -62,7 +63,7 @@ def fractions(flag: str, text: str) -> dict[str, float]:
 
 
 def delimiter(flag: str, text: str) -> str:
-    """Returns the character that stands between the columns of a table; `tab` is one. "" of an empty text."""
+    """Returns the character that separates the columns of a table; the text may be the word `tab`, or empty."""
     found = "\t" if text in ("tab", "\\t") else text
     if len(found) > 1 or found in ('"', "\n", "\r") or not found.isascii():
         raise UsageError(f"--{flag}={text}: must be one character such as ';', or tab")

@@ -1,4 +1,4 @@
-"""What a conversion will write: decided before the first byte, by flags and a sample of rows; shipped to workers."""
+"""The plan of a conversion: fixed by flags and a sample of rows before the first byte is written; sent to workers."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from pipeline.manifest import Feature, PixelRule, SourceFile, naming
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
-_KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept from one shard of a worker to the next
+_KEPT_ROWS = 1 << 22  # 4 Mi: a worker keeps at most 32 MiB of a permutation between shards
 _BLOCK = 1 << 20  # rows hashed at a time in larger splits
 _CHUNKS, _WITHIN_SHARD = 1, 2  # keys of the other permutations
 _SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
 _MANY_SHARDS = 64
 _SAMPLED_ROWS = 16  # of a split
-_MOST_CHANNELS = 4  # whose meaning is known: grey or colour, with or without transparency
-_SAMPLED_CHUNKS = 3  # that they are taken from: the first, the middle one and the last
-_MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # to time the work on them
+_MOST_CHANNELS = 4  # grey or colour, with or without transparency
+_SAMPLED_CHUNKS = 3  # the first, the middle one and the last
+_MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # for timing the work on the sample
 
 _Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the rows of a second pass came from.
+    """The source of the first pass, for a plan of the second.
 
     Attributes:
-      files: the files of the first pass's source.
-      num_rejects: {split: rows of that source that are in no shard}.
+      files: files of that source.
+      num_rejects: {split: number of rows of that source that are in no shard}.
     """
 
     files: tuple[SourceFile, ...]
@@ -59,17 +59,17 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One conversion. Pickles to a few kilobytes.
+    """The plan of one conversion. Pickles to a few kilobytes.
 
     Attributes:
       source: the source to convert.
-      data_dir: the folder that shards and manifest are written to.
-      receipts_dir: the folder that the shards' receipts are written to.
-      published_dir: the folder that users know, where the data set lies at the end.
-      config: the options that the user gave.
-      sample: how images are stored, and estimates of sizes and time.
+      data_dir: folder that shards and the manifest are written to.
+      receipts_dir: folder that the shards' receipts are written to.
+      published_dir: final folder of the data set, the one users know.
+      config: options that the user gave.
+      sample: encoding of the images, and estimates of sizes and time.
       num_shards: {split: number of shards}.
-      origin: where the rows of a second pass came from; else None.
+      origin: source of the first pass if this is the second; else None.
     """
 
     source: Source
@@ -83,12 +83,12 @@ class Plan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The manifest's options: everything that shapes the bytes, other than the source."""
+        """The manifest's options: everything other than the source that shapes the bytes."""
         return {"num_shards": self.num_shards, "seed": self.config.seed, **self.config.shaping_flags}
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of everything that shapes the bytes: plans with one digest write the same shards."""
+        """SHA-256, hexadecimal, of everything that shapes the bytes: plans with equal digests write equal shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.sample.images), self.config.compression]
@@ -98,32 +98,32 @@ class Plan:
 
     @property
     def pixel_rule(self) -> PixelRule | None:
-        """The manifest's: how the files become pixels; None if pixels are stored."""
+        """The manifest's rule for decoding image files to pixels; None if pixels are stored."""
         return None if self.sample.images.encoding == "raw" else PixelRule()
 
     @property
     def format_version(self) -> int:
-        """The manifest's: a newer one with compression, as earlier releases cannot read tables of GZIP members."""
+        """The manifest's format version: newer with compression, as earlier releases cannot read member tables."""
         return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
 
     @property
     def elements(self) -> list[tuple[str, int]]:
-        """(split, shard) of every file: the elements of the Beam pipeline."""
+        """(split, shard) of every shard: the elements of the Beam pipeline."""
         return [(split, shard) for split, count in self.num_shards.items() for shard in range(count)]
 
     @property
     def file_names(self) -> list[str]:
-        """The shards' base names, in the order of `elements`."""
+        """Base names of the shards, in the order of `elements`."""
         return [self.file_name(split, shard) for split, shard in self.elements]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the source, over all splits."""
+        """Number of rows of the source, over all splits."""
         return sum(self.source.splits.values())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards together, before compression; an estimate if records differ in length."""
+        """Total bytes of all shards before compression; an estimate if records differ in length."""
         return round(sum(rows * self.sample.record_bytes[split] for split, rows in self.source.splits.items()))
 
     def rows_at_once(self, split: str) -> int:
@@ -135,13 +135,13 @@ class Plan:
         return naming.shard_name(split, shard, self.num_shards[split], self.config.compression)
 
     def rows(self, split: str, shard: int) -> NDArray[np.int64]:
-        """Returns the source's rows of a shard, int64 (n,), in the order they are written in."""
+        """Returns a shard's source rows, int64 (n,), in the order in which they are written."""
         rows, chunks = self.source.splits[split], self.source.chunks(split)
         return shard_rows(self.config.seed, split, rows, chunks, shard, self.num_shards[split])
 
 
 def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
-    """Opens the source, reads a sample of it and returns the plan of its conversion into a folder.
+    """Opens the source, reads a sample and returns the plan for converting it into a folder.
 
     Raises:
       PipelineError: the source or a flag cannot work.
@@ -163,14 +163,14 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Estimates for all rows, from a sample of each split.
+    """Estimates for all rows from a sample of each split.
 
     Attributes:
-      images: how images will be stored.
+      images: options for storing the images.
       record_bytes: {split: mean size of a framed record}.
       source_bytes: {split: mean size of an image in the source}; images of a missing split count as small.
-      seconds: processor time that all rows take.
-      beside: names of the kept features that are images or several numbers, such as masks and boxes.
+      seconds: processor time for all rows.
+      beside: kept features that are images or hold several numbers, such as masks and boxes, by name.
     """
 
     images: ImageOptions
@@ -188,20 +188,20 @@ def take_sample(
     max_rejects: int = 0,
     is_scaled: bool = False,
 ) -> Sample:
-    """Reads some rows of each split and makes records of them.
+    """Reads some rows of each split, makes their records and returns estimates for all rows.
 
     Args:
       source: an open source.
       encoding: `source`, `raw`, `png` or `jpeg`.
       size: (height, width) to resize to, or None.
-      channels: 1 or 3; 0 to keep those of the images.
-      max_rejects: rows that may be invalid; as many sampled images may differ in size from the others.
-      is_scaled: whether JPEGs that are resized are decoded at a part of their size.
+      channels: 1 or 3; 0 to keep the channels of the images.
+      max_rejects: number of rows that may be invalid; as many sampled images may differ in size from the rest.
+      is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
 
     Raises:
       UsageError: a flag cannot be followed with this source.
-      DataError: none of the rows is valid, or raw images would differ in size. Bad data that is not sampled is a
-        DataError, too, so that the exit code does not depend on the sample.
+      DataError: no row is valid, or raw images would differ in size. Bad data outside the sample is a DataError, too,
+        so that the exit code does not depend on the sample.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
     options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
@@ -219,7 +219,7 @@ def take_sample(
 
 
 def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[str, ...]:
-    """Returns the names of the features that are several numbers, or of which a sampled value is an image file."""
+    """Returns the names of features that hold several numbers or, in the sample, an image file."""
     kept = [(name, block.extra[name]) for block in blocks for name in features if name in block.extra]
     files = {name for name, values in kept if any(images.is_image(value) for value in values)}
     return tuple(name for name, f in features.items() if name in files or (f.shape and f.dtype != "string"))
@@ -238,7 +238,7 @@ def _record_bytes(source: Source, split: str, block: Block, options: ImageOption
 
 
 def without_split(split: str, splits: Iterable[str]) -> str:
-    """Returns the advice for a split without a valid row, such as one without labels: to leave it out; "" if alone."""
+    """Returns advice to leave out a split without valid rows, such as an unlabelled one; "" if it is the only split."""
     others = [name for name in splits if name != split]
     return f"--splits={','.join(others)} leaves the split {split!r} out" if others else ""
 
@@ -246,12 +246,12 @@ def without_split(split: str, splits: Iterable[str]) -> str:
 def fastest(
     work: Callable[[], _Result], enough_seconds: float, clock: Callable[[], float] = time.thread_time
 ) -> tuple[_Result, float]:
-    """Returns the result of some work, and the time of its fastest run: the first also loads and caches.
+    """Returns the result of a function and the time of its fastest run, as the first also loads code and fills caches.
 
     Args:
-      work: what is timed.
-      enough_seconds: once it took so long in total, it is not run again.
-      clock: by default this thread's time, which other programs do not lengthen.
+      work: function to time.
+      enough_seconds: total time after which it is not run again.
+      clock: clock in seconds; by default the thread's processor time, which other programs do not affect.
     """
     taken: list[float] = []
     while len(taken) < _MOST_RUNS and sum(taken) < enough_seconds:
@@ -322,12 +322,12 @@ def _shard_counts(
 
     Args:
       source: an open source.
-      sample: sample of its records.
-      requested: shards of every split, or {split: shards}, or None; a split without a number gets the default.
-      max_shard_bytes: bytes of the largest shard.
+      sample: estimates from a sample of its rows.
+      requested: number of shards of every split, or {split: shards}, or None; splits without a number get the default.
+      max_shard_bytes: size of the largest shard in bytes.
 
     Raises:
-      UsageError: more shards than examples, shards that would be too large, or a split that the source does not have.
+      UsageError: there are more shards than examples, shards would be too large, or the source does not have a split.
     """
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:
@@ -354,8 +354,8 @@ def _shard_counts(
 def default_num_shards(num_examples: int, num_bytes: int, max_shard_bytes: int) -> int:
     """Returns the number of shards of a split.
 
-    Enough that each is at most 16 MiB, up to 64 shards; of a larger split 64, or as many as keep a shard at most
-    `max_shard_bytes` (a quarter more, as records may differ in length); never more than there are examples.
+    Shards of at most 16 MiB, as long as that takes no more than 64 of them; otherwise 64, or as many as keep a shard
+    below `max_shard_bytes` (plus a quarter, as records may differ in length). Never more shards than examples.
     """
     small, large = -(-num_bytes // min(_SMALL_SHARD, max_shard_bytes)), -(-num_bytes * 5 // (4 * max_shard_bytes))
     return max(1, min(small if small <= _MANY_SHARDS else max(_MANY_SHARDS, large), num_examples, MAX_SHARDS))
@@ -364,17 +364,17 @@ def default_num_shards(num_examples: int, num_bytes: int, max_shard_bytes: int) 
 def shard_rows(
     seed: int, split: str, num_rows: int, chunks: NDArray[np.int64] | None, shard: int, num_shards: int
 ) -> NDArray[np.int64]:
-    """Returns the source rows of a shard, int64 (n,), in the order they are written in.
+    """Returns a shard's source rows, int64 (n,), in the order in which they are written.
 
     Shard s of S holds positions floor(s N / S) to floor((s + 1) N / S) - 1 of a permutation of the split's rows. If the
-    source is read in chunks, its chunks are permuted and laid end to end, and then the rows of each shard are permuted.
+    source is read in chunks, the chunks are permuted and concatenated, and then the rows of each shard are permuted.
 
     Args:
       seed: seed of the permutations.
-      split: the split's name, part of their keys.
-      num_rows: rows of the split.
-      chunks: rows of each unit of random access, int64; None if rows are cheap to read one by one.
-      shard, num_shards: the shard's number, and how many there are.
+      split: name of the split, part of the permutations' keys.
+      num_rows: number of rows in the split.
+      chunks: number of rows in each unit of random access, int64; None if rows are cheap to read one by one.
+      shard, num_shards: number of the shard, and of shards.
     """
     start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
     if chunks is None:
@@ -408,10 +408,10 @@ def _permutation(key: int, num_rows: int) -> NDArray[np.int64]:
 
 
 def _slice_of_permutation(key: int, num_rows: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Returns hashing.permutation(key, num_rows)[start:stop] in the memory of the slice.
+    """Returns hashing.permutation(key, num_rows)[start:stop], using only as much memory as the slice.
 
-    Hashes are spread evenly, so those of the slice lie in a range that is known before they are sorted: the chance that
-    the number of hashes below any bound is off by more than the margin is 2 exp(-200) (Dvoretzky-Kiefer-Wolfowitz).
+    Hashes are uniform, so the slice's hashes lie in a range known before sorting: the probability that the number of
+    hashes below any bound is off by more than the margin is 2 exp(-200) (Dvoretzky-Kiefer-Wolfowitz).
     """
     margin = 10 * math.isqrt(num_rows)
     low, high = (

@@ -14,11 +14,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: bad flags, no data set, or one that differs from its manifest: with one line of text.
+      PipelineError: bad flags, no data set, or a data set that differs from its manifest, in one line of text.
     """
     from pipeline.commands import commandline  # noqa: PLC0415 (as in `entry`)
 
-    commandline.require("pyarrow")  # which the modules of a conversion import
+    commandline.require("pyarrow")  # imported by the modules of a conversion
     from beam_jobs.validation import command as validation  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
 
     validation.validate(COMMAND, argv)

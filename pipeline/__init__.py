@@ -1,4 +1,4 @@
-"""Input for training image models on several replicas: the state of the input is the step.
+"""Input for training image models on several replicas: the global step is all the state that the input has.
 
     from pipeline import input_fn
 
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-_EARLIER = {"distort_fn": "augment_fn"}  # names that keep working
+_EARLIER = {"distort_fn": "augment_fn"}  # earlier names, which keep working
 
 
 def __getattr__(name: str) -> Any:

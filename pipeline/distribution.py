@@ -1,4 +1,4 @@
-"""Feeds the replicas of a `tf.distribute` strategy: each gets exactly its rows, on its device ahead of time."""
+"""Feeds the replicas of a `tf.distribute` strategy: each gets exactly its rows, on its device, ahead of time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request, Taking
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
-_MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches that are copied to its device at once
-_MOST_TOGETHER = 64  # batches, since the first step waits until as many have been made
-_NOT_CUT = (tf.int32, tf.string, tf.variant)  # of which a GPU cuts nothing: such values stay in host memory
+_MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches are copied to its device at once
+_MOST_TOGETHER = 64  # batches: the first step waits until all of them are made
+_NOT_CUT = (tf.int32, tf.string, tf.variant)  # GPUs cannot slice these: such values stay in host memory
 
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
     """Batches that are already split for this worker's replicas inside `tf.data`.
 
-    TensorFlow's distributed iterator runs a generator, a buffer and a thread per replica, which copy to its device. If
-    there is nothing to copy, they only cost 0.3 ms of processor time per replica and step
-    (benchmarks/distributed_iterator.py). Here one element has the values of all replicas. No step waits for workers to
-    tell each other whether one has run out, because all have the same number of steps.
+    TensorFlow's distributed iterator runs a generator, a buffer and a thread per replica to copy to its device. With
+    nothing to copy, they only cost 0.3 ms of processor time per replica and step (benchmarks/distributed_iterator.py).
+    Here one element has the values of all replicas. Workers need not tell each other at every step whether one has run
+    out, because all have the same number of steps.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -39,7 +39,7 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """The type of an element."""
+        """Type of an element."""
         return self._dataset.element_spec
 
     @property
@@ -51,7 +51,7 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         """Returns the number of steps.
 
         Raises:
-          TypeError: they have no end.
+          TypeError: the number is infinite.
         """
         return len(self._dataset)
 
@@ -71,16 +71,16 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         return tf.while_loop(has_value, advance, (first, initial_state), parallel_iterations=1)[1]
 
     def __repr__(self) -> str:
-        """Says what to give Keras instead; Keras prints this in its error."""
+        """Returns advice on what to pass to Keras instead; Keras prints it in its error."""
         return f"<ReplicaBatches of {self.element_spec}, for your own loops; give Keras' fit the dataset of input_fn>"
 
 
 class DeviceGroups(tf.distribute.DistributedDataset):
-    """Batches that are copied to the replicas' devices in groups, and cut out of these there.
+    """Batches that are copied to the replicas' devices in groups, and sliced there.
 
-    A copy costs TensorFlow about as much for one batch of CIFAR-10 as for ten. It has no operation of `tf.data` that
-    cuts on a GPU, so an iterator holds a group in variables on the devices, and a batch is a slice of them, in the same
-    memory. The slices' position is in host memory, so that a step does not wait for a device.
+    Copying one batch of CIFAR-10 costs TensorFlow about as much as copying ten. `tf.data` cannot slice on a GPU, so the
+    iterator holds a group in variables on the devices, and a batch is a slice of them, in the same memory. The position
+    of the slice is in host memory, so that a step does not wait for a device.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class DeviceGroups(tf.distribute.DistributedDataset):
 
         Args:
           strategy: strategy of the replicas.
-          groups: one element is a group of each local replica, with one axis more in front than its batches.
-          size: number of batches of a group.
-          steps: number of batches; tf.data's number for infinitely many.
+          groups: groups of batches; an element is a group for each local replica, with a leading axis.
+          size: number of batches in a group.
+          steps: number of batches; tf.data's INFINITE_CARDINALITY if endless.
         """
         self._strategy, self._groups, self.size, self._steps = strategy, groups, size, steps
 
@@ -101,7 +101,7 @@ class DeviceGroups(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """The type of a replica's part of an element."""
+        """Type of a replica's part of an element."""
         return tf.nest.map_structure(_of_batch, _local_spec(self._groups.element_spec))
 
     @property
@@ -110,19 +110,19 @@ class DeviceGroups(tf.distribute.DistributedDataset):
         return self._steps
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Raises UsageError: a `for` in a graph would need an iterator that is made there."""
+        """Raises UsageError: a `for` loop in a graph would need an iterator made in the graph."""
         raise UsageError("reduce over batches that are copied in groups: take them with iter and next")
 
 
 class _Cut(Iterator[Any]):
-    """Iterator over the batches of groups, in a `tf.function` or outside, where it is made."""
+    """Iterator over the batches of groups; made outside of a `tf.function`, used inside or outside."""
 
     def __init__(self, strategy: tf.distribute.Strategy, groups: Iterator[Any], spec: Any, size: int) -> None:
         self._strategy, self._groups, self._size = strategy, groups, size
         self._spec = _local_spec(spec)
         self._held = []  # variables of each replica
         for device in strategy.extended.worker_devices:
-            # A tf.Variable would be one of the strategy's, on all devices, if the iterator is made in its scope.
+            # In the strategy's scope, a tf.Variable would be a distributed one, on all devices.
             with tf.device(device):
                 zeros = [tf.zeros(one.shape, one.dtype) for one in tf.nest.flatten(self._spec)]
                 self._held.append([ResourceVariable(zero, trainable=False) for zero in zeros])
@@ -130,10 +130,10 @@ class _Cut(Iterator[Any]):
             self._position = ResourceVariable(tf.constant(size), trainable=False)
 
     def __next__(self) -> Any:
-        """Returns the next batch of each local replica, as distributed values; as tensors if there is only one."""
+        """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
         with tf.device("CPU:0"):
             tf.cond(self._position.read_value() >= self._size, self._fetch, lambda: tf.constant(0))
-            # Numbers of slices that were computed on a GPU would be copied from it in each step.
+            # A position computed on a GPU would be copied back in every step.
             begin = tf.reshape(self._position.read_value(), [1])
             end = begin + 1
             self._position.assign_add(1)
@@ -164,7 +164,7 @@ def _local_spec(spec: Any) -> Any:
 
 
 def _group_size(spec: Any) -> int:
-    """Returns how many batches are copied together, given the type of one replica's; 1: they are copied one by one."""
+    """Returns the number of batches to copy together, given the type of one replica's batch; 1 for one by one."""
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(one, tf.TensorSpec) and one.shape.is_fully_defined() for one in leaves):
         return 1
@@ -182,7 +182,7 @@ def in_parts(request: Request, parts: int) -> tf.data.Dataset:
 def in_host_memory(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
-    """Returns the rows of this worker's replicas in host memory: made as one batch, or as stacked virtual replicas."""
+    """Returns the rows of this worker's replicas in host memory, as one batch or as stacked virtual replicas."""
     dataset = of_worker(strategy, request, virtual_replicas)
     return dataset if strategy.num_replicas_in_sync == 1 else as_distributed(strategy, dataset)
 
@@ -190,9 +190,9 @@ def in_host_memory(
 def of_worker(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.data.Dataset:
-    """Returns the steps of this worker: tuples with a part for each local replica; just the part if there is only one.
+    """Returns this worker's steps: tuples with a part for each local replica, or just the part if there is only one.
 
-    One batch for all local replicas is made and split, which costs less than a batch for each.
+    A batch for all local replicas is made and split, which is cheaper than a batch for each.
     """
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
@@ -207,9 +207,9 @@ def of_worker(
 
 
 def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
-    """Returns a dataset's elements, tuples with a part for each of this worker's replicas, as distributed values.
+    """Turns a dataset's elements, tuples with a part for each of this worker's replicas, into distributed values.
 
-    The map costs nothing: TensorFlow does not run a function that only hands on its arguments.
+    The map is free: TensorFlow does not run a function that only passes on its arguments.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -220,7 +220,7 @@ def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -
 
 
 def _distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
-    """Returns what each local replica has as distributed values."""
+    """Returns the local replicas' parts as distributed values."""
 
     def value(*of_replicas: Any) -> Any:
         return strategy.experimental_distribute_values_from_function(
@@ -231,7 +231,7 @@ def _distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
 
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the numbers of the replicas that this worker feeds, which are consecutive, among all replicas."""
+    """Returns the global numbers of the replicas that this worker feeds, which are consecutive."""
     found: list[int] = []
 
     def note(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -252,30 +252,30 @@ class _DistributeOptions(JobOptions):
 def distribute(strategy: tf.distribute.Strategy, options: _DistributeOptions) -> Any:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
 
-    It is for your own loops, inside a `tf.function` or outside, with `for` or `next`; Keras' `fit` distributes
-    `input_fn`'s dataset by itself. Each worker makes only the rows of its own replicas.
+    Use it in custom loops, inside a `tf.function` or outside, with `for` or `next`; Keras' `fit` distributes
+    `input_fn`'s dataset by itself. Each worker only makes the rows of its own replicas.
 
-    With a ParameterServerStrategy worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step. The
-    result is that of `ClusterCoordinator.create_per_worker_dataset`: `coordinator.schedule(step, args=(iter(it),))`.
-    Workers do not wait for each other, so one may be steps ahead; a restarted worker begins at `start_step` again. The
-    workers must see the data set's files under the same path as the coordinator.
+    With a ParameterServerStrategy, worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step. The
+    result is used like that of `ClusterCoordinator.create_per_worker_dataset`: `coordinator.schedule(step,
+    args=(iter(it),))`. Workers do not wait for each other, so one may be steps ahead; a restarted worker begins at
+    `start_step` again. Workers must see the data set's files under the same path as the coordinator.
 
     Args:
-      strategy: OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or the default strategy.
-      options: the arguments of `input_fn`, all but `shard`; and the next two.
-      prefetch: batches that wait on each replica's device; 0: batches stay in host memory until the step. Replicas on
-        CPUs read host memory.
+      strategy: a OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or default strategy.
+      options: arguments of `input_fn`, except `shard`; and the next two.
+      prefetch: number of batches that wait on each replica's device; 0 keeps batches in host memory until the step.
+        Replicas on CPUs read host memory.
       virtual_replicas: V, a multiple of R that divides the global batch: each replica gets V/R stacked batches,
         (V/R, rows, ...), of G/V rows each, which are the same to the bit for any R (see
         `trainer.topology.sum_gradients`); None: one batch of G/R rows.
 
     Returns:
-      Elements of `input_fn`, such as (images, labels, weights), as distributed values; as tensors if there is only one
-      replica. If the run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed datasets have
-      no `len`).
+      Elements of `input_fn`, such as (images, labels, weights), as distributed values, or as tensors if there is only
+      one replica. For a finite run `batches.cardinality` is its number of steps (TensorFlow's own distributed datasets
+      have no `len`).
 
     Raises:
-      DataError, UsageError: as for `input_fn`; also if the replicas do not divide the global batch, and for
+      DataError, UsageError: see `input_fn`; also if the replicas do not divide the global batch, and for
         `on_corrupt="skip"` with a ParameterServerStrategy, whose workers cannot skip.
     """
     of_input = dict(vars(options))
@@ -290,9 +290,10 @@ def distribute_request(
     virtual_replicas: int | None = None,
     grouped: bool = False,
 ) -> Any:
-    """Returns the input of a strategy, as `distribute` does, for a request for all rows of the global batch.
+    """Returns a strategy's input, like `distribute`, given a request for all rows of the global batch.
 
-    With `grouped`, an endless input may be a `DeviceGroups`, whose iterators can only be made outside a `tf.function`.
+    With `grouped`, an endless input may be a `DeviceGroups`, whose iterators can only be made outside of a
+    `tf.function`.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
@@ -320,16 +321,16 @@ def distribute_request(
 
 
 def replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether the replicas of a strategy compute on CPUs, so that they read host memory."""
+    """Returns whether a strategy's replicas compute on CPUs, so that they read host memory."""
     try:
         devices = strategy.extended.worker_devices
-    except RuntimeError:  # the default strategy names none, and copies nothing ahead
+    except RuntimeError:  # the default strategy has no device names, and copies nothing ahead
         return True
     return all(tf.DeviceSpec.from_string(device).device_type == "CPU" for device in devices)
 
 
 def copied_ahead(prefetch: int) -> tf.distribute.InputOptions:
-    """Returns the options by which `prefetch` batches wait on each replica's device."""
+    """Returns options that make `prefetch` batches wait on each replica's device."""
     return tf.distribute.InputOptions(experimental_fetch_to_device=True, experimental_per_replica_buffer_size=prefetch)
 
 
@@ -341,9 +342,9 @@ def on_devices(
 ) -> tf.distribute.DistributedDataset:
     """Returns batches that TensorFlow's distributed iterator copies to each replica's device ahead of the step.
 
-    A single worker makes whole global batches and splits them, which costs less than many small batches.
+    A single worker makes whole global batches and splits them, which is cheaper than many small batches.
     """
-    # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
+    # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails with any options (a misspelt name).
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
     def of_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -367,12 +368,12 @@ def on_devices(
 def in_groups(
     strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, prefetch: int
 ) -> tf.distribute.DistributedDataset:
-    """Returns batches that are copied ahead of the step in groups, if they are small enough; else one by one.
+    """Returns batches that are copied ahead of the step, in groups if they are small enough, else one by one.
 
     Args:
       strategy: strategy of the replicas.
-      dataset: the steps of this worker, as from `of_worker`.
-      prefetch: least number of batches that wait on each device.
+      dataset: steps of this worker, as from `of_worker`.
+      prefetch: smallest number of batches that wait on each device.
     """
     with tf.device("CPU:0"):
         is_tuple, steps = strategy.num_replicas_in_sync > 1, int(dataset.cardinality())
@@ -393,31 +394,31 @@ def _one_by_one(*parts: Any) -> tf.data.Dataset:
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:
-    """Returns the number of workers of a ParameterServerStrategy; 0 for any other."""
+    """Returns the number of workers of a ParameterServerStrategy; 0 for any other strategy."""
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return 0
-    return strategy.extended._num_workers  # not public anywhere: the strategy's cluster_resolver is None
+    return strategy.extended._num_workers  # there is no public way: the strategy's cluster_resolver is None
 
 
 @dataclasses.dataclass(frozen=True)
 class _RunningWorker(Shard):
-    """The shard of the worker that runs the graph. `index` is a tensor, because only that worker knows it."""
+    """The shard of the worker that runs the graph; `index` is a tensor, as only that worker knows it."""
 
     def __post_init__(self) -> None:
         pass
 
 
 def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.distribute.InputOptions | None) -> Any:
-    """Returns the datasets of all workers; each is made in the worker's process, by a graph that is the same for all.
+    """Returns all workers' datasets, each made in the worker's process by the same graph.
 
     Args:
       strategy: a ParameterServerStrategy.
       request: request for all rows of the global batch.
-      options: options for the copies to devices; None: there are none, as far as the strategy allows.
+      options: options for copying to devices; None for as few copies as the strategy allows.
     """
     workers, replicas = _num_workers(strategy), strategy.num_replicas_in_sync
 
-    # Without autograph, which would turn an error of the arguments into many lines.
+    # No autograph, which would turn an error about the arguments into many lines.
     @tf.function(autograph=False)
     def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()

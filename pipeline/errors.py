@@ -1,4 +1,4 @@
-"""Errors that a user can cause, each with the exit code of the commands; and one-line texts of others' errors."""
+"""Errors that a user can cause, with the commands' exit codes; and one-line texts for other libraries' errors."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any, Self
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
-# The name of a command in messages, by its module, if the user started it as `stepfeed NAME`, which sets the variable
-# before this module is imported, here and in the processes that it starts: workers of a job, and Beam's.
+# {module: name of its command in messages} if the user started it as `stepfeed NAME`, which sets the variable before
+# this module is imported, here and in processes that it starts (workers of a job, and Beam's).
 _SUBCOMMANDS = (pair.partition("=") for pair in os.environ.get("STEPFEED_COMMANDS", "").split(";") if pair)
 SUBCOMMANDS: dict[str, str] = {module: name for module, _, name in _SUBCOMMANDS}
 _MOST_LISTED = 20  # names in one line
-_MOST_CHARACTERS = 300  # of a message of TensorFlow
-_MOST_OF_REASON = 400  # characters of a message of the system or a store: without Java, HDFS lists 100 folders
+_MOST_CHARACTERS = 300  # of a TensorFlow message
+_MOST_OF_REASON = 400  # characters of a system or store message: without Java, HDFS lists 100 folders
 _TOO_LARGE = os.strerror(errno.EFBIG)
-_OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow's errors, which have no errno
+_OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow errors, which have no errno
 
-# Lines in the message of TensorFlow's errors that only say where: in the graph, the Python code or the cluster.
+# Lines of TensorFlow's error messages that only give a location in the graph, the Python code or the cluster.
 _LOCATES = re.compile(
     r"\s*(Graph execution error:|Detected at node|File \"|\[\[|From /job:|<stack traces? unavailable>|"
     r"The op is created at:|Traceback \(most recent call last\)|\d+ root error\(s\) found|\d+ successful operations|"
     r"\d+ derived errors? ignored)"
 )
-_ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # of a list: `  (0) ABORTED:  text`
-_NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # of nodes and compiled functions
+_ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # item of a list: `  (0) ABORTED:  text`
+_NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # nodes and compiled functions
 _CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, if there is one
-_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # of Keras' messages
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # in Keras' messages
 # Keras' lines before the message itself.
 _CALLING = ("Exception encountered when calling ", "Could not automatically infer the ", "Error encountered:")
-_SITE = ("site-packages", "dist-packages")  # folders into which pip installs
+_SITE = ("site-packages", "dist-packages")  # pip installs into these folders
 _OURS = ("pipeline", "trainer", "beam_jobs", "stepfeed")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Flags that replace something or lift a protection: no hint may lead a user to them.
@@ -48,23 +48,23 @@ _NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_ch
 
 
 class PipelineError(Exception):
-    """Base of the errors below. Its text is one line: where, what is wrong, the value, the bound, what to do.
+    """Base of the errors below. The text is one line: where, what is wrong, the value, the bound, what to do.
 
-    Code reads the fields. The text is for people, and only this class makes it.
+    Code reads the fields; the text is for people, and only this class makes it.
 
     Attributes:
-      reason: what is wrong.
-      path: the file, folder or URL; None: the error is not about one, or `reason` names it.
-      part: the place in that file, in words: `line 3`; empty: `record` says it, or the whole file is meant.
+      reason: description of what is wrong.
+      path: file, folder or URL; None if the error is not about one, or `reason` names it.
+      part: place in that file, in words: `line 3`; empty if `record` tells it, or the whole file is meant.
       record: number of the record in that file, from 0.
-      offset: bytes from the beginning of the file to the record.
+      offset: byte offset of the record in the file.
       decompressed: whether the offset counts decompressed bytes.
-      advice: what to do; empty: `reason` says it, or there is nothing to do.
-      lost: names of processes of the job whose end has ended this one; empty: the error is this process's own.
+      advice: advice on what to do; empty if `reason` has it, or there is none.
+      lost: process names, in the job, of those whose end has ended this one; empty if the error is this process's own.
     """
 
     exit_code = EXIT_DATA
-    ag_pass_through = True  # tells TensorFlow's autograph not to wrap it in a StagingError of many lines
+    ag_pass_through = True  # keeps TensorFlow's autograph from wrapping it in a StagingError of many lines
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class PipelineError(Exception):
 
     @property
     def mistakes(self) -> tuple[PipelineError, ...]:
-        """The errors that it reports together, a line each: only itself, except for several wrong flags."""
+        """The errors reported together, one line each: just this one, except for several wrong flags."""
         return (self,)
 
     @property
     def where(self) -> str:
-        """The place at fault: `folder/file, record 3, byte offset 120`; empty if it has none."""
+        """The faulty place: `folder/file, record 3, byte offset 120`; empty if there is none."""
         if self.path is None:
             return ""
         part = f", {self.part}" if self.part else ""
         return location(f"{self.path}{part}", self.record, self.offset, self.decompressed)
 
     def changed(self, **fields: Any) -> Self:
-        """Returns the same error with other values of some fields."""
+        """Returns the same error with new values of some fields."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other
@@ -119,7 +119,7 @@ def location(path: object, record: int | None, offset: int | None, decompressed:
 
 
 class DataError(PipelineError, OSError):
-    """A file is missing, cut, changed or invalid."""
+    """A file is missing, cut short, changed or invalid."""
 
     __str__ = PipelineError.__str__  # not OSError's
 
@@ -132,8 +132,8 @@ class UsageError(PipelineError, ValueError):
     """An argument or flag has a value that cannot work.
 
     Attributes:
-      argument: name of the argument or flag at fault; None: `reason` has it.
-      value: value of that argument; None: `reason` has it.
+      argument: name of the faulty argument or flag; None if `reason` has it.
+      value: value of that argument; None if `reason` has it.
     """
 
     exit_code = EXIT_USAGE
@@ -155,7 +155,7 @@ class UsageError(PipelineError, ValueError):
 class MistakesError(UsageError):
     """Several mistakes in flags, one per line.
 
-    Without any, it has no message: the check needs the value of a flag that another error reports already.
+    Without any, it has no message: the check needs the value of a flag that another error already reports.
     """
 
     def __init__(self, mistakes: Iterable[PipelineError] = ()) -> None:
@@ -188,12 +188,12 @@ def to_run(command: str) -> str:
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
-    """Returns the error for a name that is not one of `known`. It suggests the nearest one, if that is harmless.
+    """Returns an error about a name that is not in `known`, which suggests the nearest one if that is harmless.
 
     Args:
-      what: the flag or argument, as the user wrote it (`--model`).
+      what: flag or argument, as the user wrote it (`--model`).
       value: the unknown name.
-      known: the names that work.
+      known: valid names.
     """
     names = sorted(set(known))
     near = nearest(value, names)
@@ -202,24 +202,24 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
-    """Returns the known name most like a value; None: there is none, or the hint would not be harmless."""
+    """Returns the known name most like a value; None if there is none, or the hint would not be harmless."""
     near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
     return near[0] if is_harmless else None
 
 
 def names_that_work(known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: the known names, or where to find them if they are many."""
+    """Returns the end of a message about an unknown name: the known names, or where to find them if there are many."""
     names = sorted(set(known))
     return f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
 
 
 def root_cause(message: str) -> tuple[str | None, str]:
-    """Returns the code and the line of TensorFlow's message that say what happened.
+    """Returns the code and the line of a TensorFlow message that say what happened.
 
-    An error in a compiled function comes with a listing of where its node was made. If several operations failed, as
-    on several replicas, the message is `2 root error(s) found.` and a list. The first error is taken that is not a
-    consequence of another, such as a cancelled operation.
+    An error in a compiled function lists where its node was made. If several operations failed, as on several replicas,
+    the message is `2 root error(s) found.` and a list. The first error that is not a consequence of another, such as a
+    cancelled operation, is taken.
 
     Args:
       message: message of a `tf.errors.OpError`; this function does not load TensorFlow.
@@ -238,7 +238,7 @@ def root_cause(message: str) -> tuple[str | None, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line that says more than where; and the next, if the first one ends in a colon."""
+    """Returns the first line that says more than a location, and the next one if the first ends with a colon."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
     said = next(lines, "")
     if said.endswith(":"):  # such as `The following tasks are unhealthy (stopped sending heartbeats):` before the tasks
@@ -247,9 +247,9 @@ def _first_line(text: str) -> str:
 
 
 def of_user(error: BaseException) -> str:
-    """Returns one line about an error in a user's code: `my_models.py:12: ValueError: text`.
+    """Returns one line about an error in user code: `my_models.py:12: ValueError: text`.
 
-    The place is the innermost line of code that is neither Python's, nor ours, nor installed by pip, if there is one.
+    The place is the innermost line that is not Python's, ours or installed by pip, if there is one.
     """
     place = place_of(error)
     return f"{place}: {said_by(error)}" if place else said_by(error)
@@ -268,7 +268,7 @@ def said_by(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, skipped: int = 0) -> str | None:
-    """Returns the file and line in a user's code where an error was raised; None: it was not raised there.
+    """Returns the file and line in user code where an error was raised; None if it was raised elsewhere.
 
     Args:
       error: error that was raised.
@@ -277,14 +277,14 @@ def place_of(error: BaseException, skipped: int = 0) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[skipped:]]
-    if metadata := getattr(error, "ag_error_metadata", None):  # has the lines of the user's file, not autograph's copy
+    if metadata := getattr(error, "ag_error_metadata", None):  # lines of the user's file rather than autograph's copy
         frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
     places = [f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)]
     return places[-1] if places else None
 
 
 def place_of_call() -> str | None:
-    """Returns the file and line in a user's code of the innermost call that is running; None: there is none."""
+    """Returns the file and line of the innermost running call in user code; None if there is none."""
     frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
     return next((f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)), None)
 
@@ -299,13 +299,13 @@ def _is_of_user(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Returns a path, relative to the working directory if it lies in it."""
+    """Returns a path, relative to the working directory if it is inside."""
     shown = os.path.relpath(file)
     return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns in one line why the system or a store failed, without the file's name if that is known by itself."""
+    """Returns one line on why the system or a store failed, without the file's name if that is known anyway."""
     if isinstance(error, PipelineError):
         return str(error)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
@@ -315,7 +315,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def with_limit(reason: str) -> str:
-    """Returns a reason; of a file that is too large also the largest that this process may write, and what to do."""
+    """Returns a reason; for a file that is too large, with the largest that this process may write, and what to do."""
     if not reason.endswith(_TOO_LARGE):
         return reason
     most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -326,7 +326,7 @@ def with_limit(reason: str) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """Returns the first line of a library's error; its class if it has no text."""
+    """Returns the first line of a library's error, or its class if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -335,9 +335,9 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
     """Turns an OSError in the block into a DataError: `<what>: <problem>: <the system's reason>; <advice>`.
 
     Args:
-      what: the file, folder or flag.
-      problem: what failed (`cannot be written`).
-      advice: what to do.
+      what: file, folder or flag.
+      problem: description of what failed (`cannot be written`).
+      advice: advice on what to do.
     """
     try:
         yield
@@ -349,20 +349,20 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
-    """Turns an error of the system or pyarrow in the block into a DataError: `<path>: cannot be <done>: <reason>`.
+    """Turns a system or pyarrow error in the block into a DataError: `<path>: cannot be <done>: <reason>`.
 
     It becomes a `TransientError` if the system or a store failed.
 
     Args:
-      path: the file or folder.
+      path: file or folder.
       done: what the block does with it: "read", "written".
       missing: whether a missing file stays a `FileNotFoundError`.
     """
     try:
         yield
-    except DataError:  # is one line already
+    except DataError:  # already one line
         raise
-    # pyarrow's own errors are only known if it is loaded, which this module never does.
+    # pyarrow's own errors are only known if it is loaded, and this module never loads it.
     except (OSError, getattr(sys.modules.get("pyarrow"), "ArrowException", OSError)) as error:
         if missing and isinstance(error, FileNotFoundError):
             raise FileNotFoundError(2, "no such file", str(path)) from None
@@ -370,9 +370,9 @@ def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
 
 
 def kind_of(error: Exception) -> type[DataError]:
-    """Returns the class of our error for one of the system or pyarrow: `TransientError` if system or store failed.
+    """Returns our error class for a system or pyarrow error: `TransientError` if the system or a store failed.
 
-    pyarrow raises an `OSError` for the content of a file, too. That is a `DataError`.
+    pyarrow also raises an `OSError` for the content of a file; that is a `DataError`.
     """
     of_system = isinstance(error, OSError) and (error.errno is not None or _OF_STORE.search(str(error)))
     return TransientError if of_system else DataError

@@ -1,7 +1,7 @@
-"""Calls of Python functions by TensorFlow: NumPy functions that read windows, and the user's; errors are one line.
+"""Calls of Python functions by TensorFlow, both NumPy functions that read windows and the user's, with one-line errors.
 
-A call of NumPy that begins while the interpreter is finalized never returns, and the interpreter waits for it: a script
-would hang at its end. Therefore no call begins any more once the interpreter exits.
+A NumPy call that begins while the interpreter is finalized never returns, and the interpreter waits for it: a script
+would hang at its end. So no call begins once the interpreter exits.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError, of_user
 
-# The ops of tf.random, tf.random.Generator and tf.image that keep a state; the names of stateless ones begin with
-# Stateless. And the clock, from which a seed may be made.
+# Ops of tf.random, tf.random.Generator and tf.image that keep state (stateless ones begin with Stateless), and the
+# clock, which may serve as a seed.
 _STATEFUL_DRAW = re.compile(
     "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform)"
     "|SampleDistortedBoundingBox|[A-Za-z]*CandidateSampler|Timestamp)"
 )
-# Keras' layers that draw count their calls in a variable. Tables that grow and queues could do the same.
+# Keras layers that draw count their calls in a variable. Growing tables and queues could do the same.
 _CHANGE = re.compile(
     "(Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign|CountUpTo)|LookupTable(Insert|Remove)"
     "|Queue(Enqueue|Dequeue)|Stage|Unstage)"
 )
 _SHUFFLE = re.compile("Shuffle(AndRepeat)?Dataset")
 _PYTHON = re.compile("(PyFunc|EagerPyFunc)")  # tf.numpy_function and tf.py_function
-SEEDED = "seeded_by_keys"  # name of an op that calls Python with draws that depend on the keys it gets
+SEEDED = "seeded_by_keys"  # name of an op that calls Python with draws that depend only on its keys
 _IS_SEEDED = re.compile(rf"(.*/)?{SEEDED}(_\d+)?")
 _ADVICE = (
     "draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform, and wrap layers of Keras that draw: "
     "pipeline.augment(layer)"
 )
 
-KEYS, TRAINING = ASKED = ("keys", "training")  # arguments that a user's function gets by their names
-_NOT_KEYS = re.compile("(label|target|mask|weight|box)e?s?|y|y_true|sample_weights?")  # of functions of pairs
+KEYS, TRAINING = ASKED = ("keys", "training")  # arguments that a user's function gets by name
+_NOT_KEYS = re.compile("(label|target|mask|weight|box)e?s?|y|y_true|sample_weights?")  # not keys, if second arguments
 
 _logger = logging.getLogger("pipeline")
 
 
 def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph if that is on."""
+    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph if enabled."""
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 @dataclasses.dataclass(frozen=True)
 class UserFunction:
-    """A user's function of a batch, which is given what it asks for by the names of its arguments.
+    """A user's function of a batch, which gets further arguments by their names.
 
     Attributes:
-      name: the argument of `input_fn`, or the method, that is the function; for messages.
-      function: the user's function. Its first argument is the batch.
-      by_position: whether its second argument is the keys, whatever its name.
-      asked: the arguments that are given by name, of `ASKED`.
-      no_python: reason why it may not call Python, such as "portable=True runs it in other processes"; "": it may.
+      name: name of the `input_fn` argument or the method that the function is, for messages.
+      function: user's function. Its first argument is the batch.
+      by_position: whether the second argument is the keys, whatever its name.
+      asked: arguments to pass by name, out of `ASKED`.
+      no_python: reason why it may not call Python, such as "portable=True runs it in other processes"; "" if it may.
     """
 
     name: str
@@ -78,46 +78,46 @@ class UserFunction:
         """Returns a user's function, converted by AutoGraph as `tf.data.Dataset.map` would convert it.
 
         Args:
-          name: the argument of `input_fn`, or the method, that is the function.
-          function: the user's function; its arguments after the first one are called `keys` or `training`, or have
-            defaults.
+          name: name of the `input_fn` argument or the method that the function is.
+          function: user's function; arguments after the first are called `keys` or `training`, or have defaults.
           any_keys: whether a second argument without default is the keys under most names.
-          no_python: reason why the function may not call Python; "": it may.
+          no_python: reason why the function may not call Python; "" if it may.
 
         Raises:
-          UsageError: the function needs another argument.
+          UsageError: the function requires an unknown argument.
         """
         return cls(name, as_given(function), *_asked(name, function, any_keys), no_python)
 
     def __call__(self, batch: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
-        """Calls the function; returns its result in whatever structure it has.
+        """Calls the function and returns its result, whatever its structure.
 
         Args:
-          batch: its first argument.
-          keys: returns the key of each row, uint64 (rows,); called if the function asks for it.
+          batch: first argument.
+          keys: function that returns the key of each row, uint64 (rows,); called only if the user's function takes
+            keys.
           training: whether the rows are for training.
 
         Raises:
-          UsageError: as for `call_user`.
+          UsageError: see `call_user`.
         """
         given = [keys()] if self.takes_keys else []
 
-        def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:  # a partial would make a tensor of `training`
+        def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:  # a partial would turn `training` into a tensor
             return self.unchecked(batch, *keys, training=training)
 
         return call_user(self.name, call, batch, *given, of=self.function, no_python=self.no_python)
 
     @property
     def takes_keys(self) -> bool:
-        """Whether the function asks for the keys."""
+        """Whether the function takes keys."""
         return self.by_position or KEYS in self.asked
 
     def unchecked(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
-        """Calls the function without any check; returns its result.
+        """Calls the function without checks and returns its result.
 
         Args:
-          batch: its first argument.
-          *keys: the keys, uint64 (rows,), if it asks for them.
+          batch: first argument.
+          *keys: keys, uint64 (rows,), if it takes them.
           training: whether the rows are for training.
         """
         named: dict[str, Any] = {TRAINING: training} if TRAINING in self.asked else {}
@@ -130,15 +130,15 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
     """Returns `UserFunction.by_position` and `UserFunction.asked` of a function.
 
     Raises:
-      UsageError: it needs an argument that is neither the batch, nor keys, nor training.
+      UsageError: it requires an argument other than the batch, keys and training.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin, of which Python does not know the arguments
+    except (TypeError, ValueError):  # a builtin whose arguments Python does not know
         return any_keys, ()
-    if isinstance(function, functools.partial):  # what it binds by name is a default to a signature, but not to us
+    if isinstance(function, functools.partial):  # a signature shows arguments bound by name as defaults
         parameters = [one for one in parameters if one.name not in function.keywords]
-    if len(parameters) > 1 and parameters[0].name == "self":  # whose place the batch would take, and the keys its own
+    if len(parameters) > 1 and parameters[0].name == "self":  # the batch would be self, the keys the batch
         raise UsageError(
             f"{name}: the function takes 'self', but gets none; decorate it with @staticmethod, or give a method of an "
             "object"
@@ -152,7 +152,8 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
         is_first, is_needed = place == 1 and one.kind is not one.KEYWORD_ONLY, one.default is one.empty
-        # Keys go by position where they can: a decorator's function may take (*arguments) and say otherwise.
+        # Keys are passed by position if possible: a decorator's wrapper may take (*arguments) and claim another
+        # signature.
         may_be_keys = any_keys and is_needed and one.name != TRAINING and not _NOT_KEYS.fullmatch(one.name)
         if is_first and (one.name == KEYS or may_be_keys):
             by_position = True
@@ -174,18 +175,18 @@ def call_user(
     of: Callable[..., Any] | None = None,
     no_python: str = "",
 ) -> Any:
-    """Calls a user's function on tensors; returns its result in whatever structure it has.
+    """Calls a user's function on tensors and returns its result, whatever its structure.
 
     Args:
-      name: the argument of `input_fn` that is the function, for messages.
-      function: the user's function.
+      name: name of the `input_fn` argument that the function is, for messages.
+      function: user's function.
       *arguments: arguments of the call.
-      of: the function that the user wrote, if `function` is one that calls it.
-      no_python: reason why the function may not call Python; "": it may.
+      of: function that the user wrote, if `function` wraps it.
+      no_python: reason why the function may not call Python; "" if it may.
 
     Raises:
-      UsageError: it fails, or draws random numbers that do not depend on its arguments alone, or changes a variable, or
-        calls Python where it may not.
+      UsageError: it fails, draws random numbers that do not depend on its arguments alone, changes a variable, or calls
+        Python where it may not.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
     try:
@@ -208,19 +209,19 @@ def call_user(
 def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
     try:
         tf.function(function, autograph=False).get_concrete_function(*specs)
-    except Exception:  # any of the user's
+    except Exception:  # any error in user code
         return False
     return True
 
 
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:
-    """Refuses what would be other values after a resume; says once of a Python function that nobody can see into it.
+    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque.
 
     Raises:
-      UsageError: the function draws, changes what it finds, or calls Python where it may not.
+      UsageError: the function draws, changes state, or calls Python where it may not.
     """
     graph = traced.graph.as_graph_def()
-    # The library has the functions that are called, also those of branches, loops and datasets.
+    # The library has all called functions, including those of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
         for node in body:
             if _STATEFUL_DRAW.match(node.op) or (_SHUFFLE.match(node.op) and _is_unseeded(node, body)):
@@ -245,7 +246,7 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python
 
 
 def _is_unseeded(node: Any, body: Any) -> bool:
-    """Returns whether both seeds of a dataset that shuffles are the constant 0: then it draws others at every call."""
+    """Returns whether both seeds of a shuffling dataset are the constant 0: it then draws new ones at every call."""
     given = {other.name: other for other in body if other.op == "Const"}
     seeds = [given.get(text.split(":")[0]) for text in node.input[2:4]]
     return all(seed is not None and not tf.make_ndarray(seed.attr["value"].tensor).any() for seed in seeds)
@@ -264,18 +265,18 @@ def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
         )
 
 
-_unchecked: set[Any] = set()  # code of the functions of which that was said
-_QUIET_SECONDS = 0.05  # without a call; then TensorFlow's buffers are full, or it has received the error
+_unchecked: set[Any] = set()  # code of functions already reported
+_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
 
 _lock = threading.Lock()
 _calls: set[int] = set()
-_errors: dict[str, PipelineError] = {}  # the last errors of functions, by their texts
+_errors: dict[str, PipelineError] = {}  # latest errors of functions, by their text
 _MOST_ERRORS = 16
 _state = {"ends": False, "last": 0.0}
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
-# TensorFlow escapes quotes, but not these, which replace them.
+# TensorFlow escapes quotes, but not these substitutes.
 _SHOWN = {ord("'"): "\N{RIGHT SINGLE QUOTATION MARK}", ord('"'): "\N{RIGHT DOUBLE QUOTATION MARK}"}
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
@@ -284,7 +285,7 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 def call_numpy(
     function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list, name: str | None = None
 ) -> list[tf.Tensor]:
-    """Returns the results of a NumPy function as tensors. Its errors become TensorFlow's: one line and no stack."""
+    """Returns the results of a NumPy function as tensors; its errors become one-line TensorFlow errors."""
 
     def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
         problem = "the interpreter is exiting"
@@ -301,44 +302,44 @@ def call_numpy(
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
             return *nothing, np.array(problem.translate(_SHOWN).encode(), object)
 
-    # A Python error would reach the user as many lines with a stack; the message of an assertion is one line.
-    # A stateful operation would make TensorFlow take all parallelism and prefetching out of an input under op
-    # determinism. These functions depend on their arguments alone.
+    # A Python error would reach the user as many lines with a stack; an assertion's message is one line. Under op
+    # determinism, a stateful operation would make TensorFlow disable all parallelism and prefetching of an input; these
+    # functions depend on nothing but their arguments.
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string], stateful=False, name=name)
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def _kept(error: PipelineError) -> str:
-    """Keeps an error and returns its text, by which `error_of_input` finds it: only text passes through TensorFlow."""
+    """Keeps an error and returns the text by which `error_of_input` finds it: only text passes through TensorFlow."""
     with _lock:
         while len(_errors) >= _MOST_ERRORS:
             del _errors[next(iter(_errors))]
-        _errors[str(error)] = error.changed()  # a copy: the traceback would keep the arrays of its frames
+        _errors[str(error)] = error.changed()  # a copy: the traceback would keep its frames' arrays
     return str(error)
 
 
 def error_of_input(message: str) -> PipelineError | None:
-    """Returns the input's own error, given the message of an op's error; None: that has another cause."""
+    """Returns the input's own error, given an op error's message; None if that has another cause."""
     if (said := message_of_input(message)) is None:
         return None
-    return kept_error(message) or DataError(" ".join(said.split("] [")))  # tf.debugging.assert_* adds values
+    return kept_error(message) or DataError(" ".join(said.split("] [")))  # tf.debugging.assert_* appends values
 
 
 def kept_error(message: str) -> PipelineError | None:
-    """Returns `error_of_input`, but None for an assertion in TensorFlow's graph, which may be one of the user's."""
+    """Returns `error_of_input`, but None for an assertion in TensorFlow's graph, which may be the user's."""
     found = _errors.get(message_of_input(message) or "")
     return found.changed() if found else None
 
 
 def message_of_input(message: str) -> str | None:
-    """Returns the text of the input's own error, given the message of an op's error; None: that has another cause."""
+    """Returns the text of the input's own error, given an op error's message; None if that has another cause."""
     asserted = _ASSERTED.search(message)
     return _unescaped(asserted[1]) if asserted else None
 
 
 def _unescaped(text: str) -> str:
-    """Returns a text without escapes: of quotes, and of bytes that are not ASCII, written as octal numbers."""
+    """Returns a text without escaped quotes and octal escapes of non-ASCII bytes."""
 
     def character(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -350,7 +351,7 @@ def _unescaped(text: str) -> str:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[bool]:
-    """Marks a read by TensorFlow; yields whether it may begin."""
+    """Marks a read by TensorFlow and yields whether it may begin."""
     me = threading.get_ident()
     with _lock:
         _calls.add(me)
@@ -367,7 +368,7 @@ def _end() -> None:
     _state["ends"] = True
     if not _state["last"] and not _calls:
         return
-    # Calls that have begun may end, and those that begin now get an error, until TensorFlow stops calling.
+    # Let calls that have begun finish, and fail those that begin now, until TensorFlow stops calling.
     start = quiet = time.monotonic()
     while time.monotonic() - quiet < _QUIET_SECONDS and time.monotonic() - start < _MOST_SECONDS:
         time.sleep(_QUIET_SECONDS / 10)
@@ -376,10 +377,10 @@ def _end() -> None:
 
 
 def release_arrays() -> None:
-    """Makes TensorFlow release the arrays that it no longer needs.
+    """Makes TensorFlow release arrays that it no longer needs.
 
-    A TensorFlow thread without the interpreter's lock leaves that to the next call of a NumPy function. A loop inside
-    one `tf.function` makes no such call for a whole epoch.
+    A TensorFlow thread without the interpreter's lock leaves that to the next NumPy call, and a loop inside one
+    `tf.function` makes none for a whole epoch.
     """
     tf.numpy_function(_nothing, [], tf.int64)
 

@@ -1,6 +1,6 @@
-"""Image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded.
+"""Converts image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded.
 
-Pixels are uint8. Images with 16 bits per channel keep the upper eight, as with TensorFlow's `decode_png`.
+Pixels are uint8. Images with 16 bits per channel keep the upper eight bits, as with TensorFlow's `decode_png`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import PIL.ImageFont
 import PIL.JpegImagePlugin
 from numpy.typing import NDArray
 
-MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
+MAX_PIXELS = 1 << 26  # 64 Mi: three times a large camera's, 192 MiB decoded; more is a decompression bomb
 # Pillow's names. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) needs pillow-heif.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
-# Formats that every reader of TFRecords decodes. Cameras write MPO, a JPEG file with more images after the first.
+# Formats that every TFRecord reader decodes. Cameras write MPO, a JPEG file with more images after the first.
 _KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
-# Modes of grey images; in colour images Pillow itself drops the lower bits.
+# Modes of grey images; for colour images Pillow itself drops the lower bits.
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 _CHANNELS |= dict.fromkeys(_SIXTEEN_BITS, 1)
 _SUBFILE, _BITS, _PHOTOMETRIC, _DNG = 254, 258, 262, 50706  # tags of TIFF
-_TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has them
+_TURNS = {  # by EXIF orientation, as in Pillow's ImageOps.exif_transpose
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
     4: PIL.Image.Transpose.FLIP_TOP_BOTTOM,
@@ -46,26 +46,26 @@ _TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has the
     8: PIL.Image.Transpose.ROTATE_90,
 }
 _ON_ITS_SIDE = (5, 6, 7, 8)
-# By EXIF's orientation: the axes (0: width, 1: height) whose last pixels come first once the image is upright.
+# {EXIF orientation: axes (0: width, 1: height) whose last pixels come first once the image is upright}
 _MIRRORED_AXES = {2: (0,), 3: (0, 1), 4: (1,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
-_OWN_LETTERS = frozenset(string.printable + "…·")  # of Pillow's own font
+_OWN_LETTERS = frozenset(string.printable + "…·")  # letters of Pillow's own font
 _NO_LETTER = "\uffff"
-# By name, as systems have them: Linux, macOS, Windows; the last have most letters.
+# By name, on Linux, macOS and Windows; the last ones have the most letters.
 _FONTS = (
     *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf"),
     *("NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "msgothic.ttc"),
 )
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
-_PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may say how the image is turned
+_PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may hold the orientation
 _JPEG_HEADER = re.compile(rb"\xff([\xc0-\xfe])")  # a marker before the pixels
 _JPEG_SCAN, _JPEG_END = 0xDA, b"\xff\xd9"
-_JPEG_FRAMES = range(0xC0, 0xD0)  # markers that say how pixels are compressed, but for these:
+_JPEG_FRAMES = range(0xC0, 0xD0)  # markers that tell how pixels are compressed, except for these:
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)
 _USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what every libjpeg decodes
-_BLOCKS = {0: (8, 8), 1: (16, 8), 2: (16, 16)}  # pixels of width and height by Pillow's number of the subsampling
+_BLOCKS = {0: (8, 8), 1: (16, 8), 2: (16, 16)}  # {Pillow's number of the subsampling: (width, height) in pixels}
 
 
 class BadImageError(ValueError):
@@ -76,13 +76,13 @@ def open_file(data: bytes) -> PIL.Image.Image:
     """Opens an image file; reads only its header.
 
     Raises:
-      BadImageError: the file has none of `_FORMATS`, is a camera's raw file, a damaged PNG file or a JPEG file without
-        an end, or has more than 16 bits per channel or more than 64 Mi pixels.
+      BadImageError: the file has none of the `_FORMATS`; is a camera raw file, a damaged PNG file or a JPEG file
+        without an end; or has more than 16 bits per channel or 64 Mi pixels.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
             image = PIL.Image.open(io.BytesIO(data), formats=_readable())
-    except Exception as error:  # Pillow's readers raise a dozen types, even SyntaxError
+    except Exception as error:  # Pillow's readers raise a dozen error types, even SyntaxError
         raise BadImageError(_reason(data, error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"the image has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
@@ -101,7 +101,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
 
 @functools.cache
 def _readable() -> tuple[str, ...]:
-    """Returns the `_FORMATS` that this installation reads."""
+    """Returns the `_FORMATS` that this installation can read."""
     with contextlib.suppress(ImportError):
         import pillow_heif  # noqa: PLC0415 (optional)
 
@@ -115,10 +115,10 @@ def _tags(image: PIL.Image.Image) -> Any:
 
 
 def _check_png(data: bytes) -> bytes:
-    """Returns the chunks of metadata that come after the pixels, which Pillow has not read yet.
+    """Returns the metadata chunks after the pixels, which Pillow has not read yet.
 
     Raises:
-      BadImageError: a chunk that decoding needs is damaged; Pillow does not check that, TensorFlow does.
+      BadImageError: a chunk needed for decoding is damaged, which TensorFlow checks but Pillow does not.
     """
     start, name, has_pixels, late = len(_PNG_SIGNATURE), b"", False, []
     while name != b"IEND":
@@ -144,7 +144,7 @@ def _check_png(data: bytes) -> bytes:
 def _add_late_metadata(image: PIL.Image.Image, chunks: bytes) -> None:
     """Adds metadata from a PNG file's last chunks to the image's `info`.
 
-    Pillow's `getexif` would decode the image to get at them, and leave a damaged one half decoded.
+    Pillow's `getexif` would decode the image to reach them, and leave a damaged one half decoded.
     """
     if not chunks:
         return
@@ -159,9 +159,9 @@ def _add_late_metadata(image: PIL.Image.Image, chunks: bytes) -> None:
 
 
 def _check_jpeg(data: bytes) -> None:
-    """Raises BadImageError if the pixels have no end.
+    """Raises BadImageError if the pixel data has no end marker.
 
-    Pillow takes zeros in the place of a file's last part for pixels; TensorFlow reads on to the end, and fails.
+    If a file's last part is zeros, Pillow takes them for pixels; TensorFlow reads on to the end, and fails.
     """
     _, scan = _jpeg_frame(data)
     if scan is not None and data.find(_JPEG_END, scan) < 0:
@@ -171,7 +171,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
-    """Returns a JPEG file's marker of how pixels are compressed, and where the first pixels begin, as far as found."""
+    """Returns a JPEG file's frame marker, and the offset of the first pixels; None for what is not found."""
     frame, start = None, 2
     while found := _JPEG_HEADER.match(data, start):
         marker = found[1][0]
@@ -186,15 +186,15 @@ def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
 
 
 def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
-    """Returns `png` or `jpeg` if every reader of TFRecords decodes an image file as it is; else None.
+    """Returns `png` or `jpeg` if every TFRecord reader can decode an image file unchanged; else None.
 
     Args:
-      image: from `open_file`.
-      data: the file.
+      image: image from `open_file`.
+      data: content of the file.
     """
     kind = _KEPT_FORMATS.get(image.format or "")
-    # Lossless and arithmetic JPEG, which this Pillow may read, TensorFlow does not. Inks that no marker of Adobe's says
-    # to be stored inverted, Pillow takes for inverted all the same, TensorFlow does not.
+    # TensorFlow does not read lossless and arithmetic JPEG, which this Pillow may read. And Pillow takes CMYK values
+    # for inverted even without Adobe's marker; TensorFlow does not.
     is_unusual = _jpeg_frame(data)[0] not in (None, *_USUAL_FRAMES) or (
         image.mode == "CMYK" and "adobe" not in image.info
     )
@@ -207,21 +207,21 @@ def channels_of(image: PIL.Image.Image) -> int:
 
 
 def _is_deep_grey(image: PIL.Image.Image) -> bool:
-    """Whether it is a PGM file of 16 bits, whose values Pillow scales to 0..65,535, in 32 bits."""
+    """Returns whether it is a 16-bit PGM file, whose values Pillow scales to 0..65,535, in 32 bits."""
     return image.format == "PPM" and image.mode == "I"
 
 
 def orientation(image: PIL.Image.Image) -> int:
-    """Returns how an opened image must be turned or mirrored to be upright: EXIF's 1 (not at all) to 8.
+    """Returns the EXIF orientation of an opened image, 1 (upright) to 8: how to rotate or mirror it to be upright.
 
-    It reads metadata alone. Damaged EXIF data counts as none.
+    Only metadata is read. Damaged EXIF data counts as none.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Not the method of PNG files, which decodes the image: errors of its pixels would be lost here.
+            # Not the PNG file's own method, which decodes the image: errors in its pixels would be lost here.
             found = PIL.Image.Image.getexif(image).get(PIL.ExifTags.Base.Orientation)
             return int(found) if found in _TURNS else 1
-    except Exception:  # Pillow's readers raise a dozen types
+    except Exception:  # Pillow's readers raise a dozen error types
         return 1
 
 
@@ -235,24 +235,23 @@ def orientation_of(data: bytes) -> int:
 
 def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
     """Returns the (height, width) that an opened image has once it is upright."""
-    if image.format == "TIFF":  # Pillow turns it while decoding, and already gives the size that it will have
+    if image.format == "TIFF":  # Pillow rotates it while decoding, and already reports the final size
         return image.height, image.width
     return turned_size((image.height, image.width), orientation(image))
 
 
 def turned_size(size: tuple[int, int], value: int) -> tuple[int, int]:
-    """Returns the (height, width) that an image of this size has once it is turned as an `orientation` says."""
+    """Returns the (height, width) of an image of this size after rotating it by an `orientation`."""
     return size[::-1] if value in _ON_ITS_SIDE else size
 
 
 def decode_scaled(image: PIL.Image.Image, size: tuple[int, int]) -> None:
-    """Has an opened JPEG decoded at 1/2, 1/4 or 1/8 of its size, as long as that is not smaller than a size.
+    """Makes an opened JPEG decode at 1/2, 1/4 or 1/8 of its size, as long as that is not below a size.
 
-    That takes a fraction of the time, and blurs a little where the result is resized then. It reads other formats as
-    they are.
+    This takes a fraction of the time, and blurs a little if the result is then resized. Other formats are unaffected.
 
     Args:
-      image: from `open_file`.
+      image: image from `open_file`.
       size: (height, width) of the upright image.
     """
     height, width = size
@@ -263,9 +262,9 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     """Decodes an opened image: uint8 (height, width, channels), transparency dropped.
 
     Args:
-      image: from `open_file`.
+      image: image from `open_file`.
       channels: 1 or 3; 0 for as many as the image has.
-      upright: whether to turn it as its EXIF orientation says, which TensorFlow's decoders do not do.
+      upright: whether to apply its EXIF orientation, which TensorFlow's decoders do not.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -282,7 +281,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
 
 
 def turned(array: NDArray[np.uint8], value: int) -> NDArray[np.uint8]:
-    """Returns an image, uint8 (height, width, channels), turned upright as an `orientation` says."""
+    """Returns an image, uint8 (height, width, channels), made upright according to an `orientation`."""
     if value not in _TURNS:
         return array
     image = _image(array).transpose(_TURNS[value])
@@ -290,14 +289,14 @@ def turned(array: NDArray[np.uint8], value: int) -> NDArray[np.uint8]:
 
 
 def upright_file(image: PIL.Image.Image) -> bytes:
-    """Returns an opened PNG or JPEG file written again, upright and without its EXIF data.
+    """Rewrites an opened PNG or JPEG file upright and without its EXIF data.
 
-    A PNG file keeps its pixels (of 16 bits per channel the upper eight). A JPEG file is encoded again with its own
-    quantization, which is close to lossless if its blocks stay blocks, as in photographs of cameras: their sides are
-    multiples of 16. Otherwise it is quantized twice as finely.
+    A PNG file keeps its pixels (with 16 bits per channel, the upper eight). A JPEG file is encoded again with its own
+    quantization, which is nearly lossless if blocks stay blocks, as in camera photographs, whose sides are multiples of
+    16. Otherwise it is quantized twice as finely.
 
     Args:
-      image: from `open_file`, which `kept_as` a PNG or JPEG file.
+      image: image from `open_file` for which `kept_as` returns `png` or `jpeg`.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -315,11 +314,11 @@ def upright_file(image: PIL.Image.Image) -> bytes:
 
 
 def _encoding_of(image: PIL.Image.Image) -> dict[str, Any]:
-    """Returns Pillow's options to encode the turned pixels of a JPEG file as the file was encoded."""
+    """Returns Pillow's options for encoding the rotated pixels of a JPEG file the way the file was encoded."""
     tables = [list(table) for _, table in sorted(image.quantization.items())]  # type: ignore[attr-defined]
     value, subsampling = orientation(image), PIL.JpegImagePlugin.get_sampling(image)
     block = _BLOCKS.get(subsampling, (8, 8))
-    if any(image.size[axis] % block[axis] for axis in _MIRRORED_AXES[value]):  # the first block is now a cut one
+    if any(image.size[axis] % block[axis] for axis in _MIRRORED_AXES[value]):  # a cut block now comes first
         tables = [[max(1, step // 2) for step in table] for table in tables]
     if value in _ON_ITS_SIDE:
         tables = [[table[8 * (n % 8) + n // 8] for n in range(64)] for table in tables]
@@ -342,14 +341,14 @@ def eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns an image converted to 1 or 3 channels; grey by the weights of ITU-R 601-2, as Pillow does."""
+    """Converts an image to 1 or 3 channels; grey by ITU-R 601-2 weights, like Pillow."""
     if array.shape[2] == channels:
         return array
     return pixels(_image(array), channels)
 
 
 def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns an image resized to (height, width) by a bilinear filter with antialiasing."""
+    """Resizes an image to (height, width) with an antialiased bilinear filter."""
     if array.shape[:2] == size:
         return array
     image = _image(array).resize((size[1], size[0]), PIL.Image.Resampling.BILINEAR)
@@ -357,7 +356,7 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
-    """Returns an image as the bytes of a file: `png`, or `jpeg` of quality 95."""
+    """Encodes an image as the bytes of a file: `png`, or `jpeg` of quality 95."""
     stream = io.BytesIO()
     _image(array).save(stream, encoding, quality=_JPEG_QUALITY)  # a PNG file has no quality
     return stream.getvalue()
@@ -379,7 +378,7 @@ def _reason(data: bytes, error: Exception) -> str:
 
 
 def _words_of_reader(data: bytes) -> str | None:
-    """Returns what the reader of the format that a file begins with says of it; None: it begins with none."""
+    """Returns the error of the reader for the format that a file begins like; None if it begins like none."""
     for name in _readable():
         read, accepts = PIL.Image.OPEN[name]
         if accepts is None or accepts(data[:16]) is not True:
@@ -387,21 +386,21 @@ def _words_of_reader(data: bytes) -> str | None:
         try:
             with warnings.catch_warnings(action="ignore"):
                 read(io.BytesIO(data), "")
-        except Exception as error:  # of a dozen types
+        except Exception as error:  # a dozen error types
             return f"it begins as a {name} file, but its header is corrupt: {error or type(error).__name__}"
     return None
 
 
 @functools.lru_cache(maxsize=1024)
 def lettering(text: str, size: int) -> tuple[str, PIL.ImageFont.FreeTypeFont]:
-    """Returns a text as it can be drawn, and a font of a size in pixels that has its letters.
+    """Returns a text as it can be drawn, and a font of a pixel size that has its letters.
 
-    That is Pillow's own font for ASCII, which is all that it has, else the first of `_FONTS` that is installed and has
-    every letter. Without one, letters lose their marks, and others become question marks.
+    For ASCII the font is Pillow's own, otherwise the first of `_FONTS` that is installed and has every letter. If there
+    is none, letters lose their accents, and others become question marks.
     """
     own = PIL.ImageFont.load_default(size)
     assert isinstance(own, PIL.ImageFont.FreeTypeFont)
-    text = unicodedata.normalize("NFC", text)  # file names may hold the marks apart, as letters of no width
+    text = unicodedata.normalize("NFC", text)  # file names may have accents as separate letters without width
     for name in () if all(letter in _OWN_LETTERS for letter in text) else (*_FONTS, _font_of_matplotlib()):
         with contextlib.suppress(OSError):
             found = PIL.ImageFont.truetype(name, size)
@@ -419,12 +418,12 @@ def _font_of_matplotlib() -> str:
 
 
 def is_image(value: object) -> bool:
-    """Returns whether a value is the bytes of a PNG or JPEG file, by their beginning."""
+    """Returns whether a value is the bytes of a PNG or JPEG file, judging by the first ones."""
     return isinstance(value, bytes) and value.startswith((_PNG_SIGNATURE, b"\xff\xd8\xff"))
 
 
 def as_pixels(image: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns an image of any shape as uint8 to look at; floats, which may be standardized, are stretched to 0..255."""
+    """Returns an image of any shape as uint8 for viewing; floats, possibly standardized, are stretched to 0..255."""
     values = np.asarray(image)
     if values.dtype == np.uint8:
         return values
@@ -434,6 +433,6 @@ def as_pixels(image: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def as_rgb(image: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns `as_pixels` in RGB, (height, width, 3); of an image that is not RGB, the first channel in grey."""
+    """Returns `as_pixels` in RGB, (height, width, 3); the first channel as grey if the image is not RGB."""
     pixels = as_pixels(image)
     return pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, axis=2)

@@ -1,4 +1,4 @@
-"""`InputMeter`: measures how long any loop waits for its input, and how much it gets."""
+"""`InputMeter`: measures how long a loop waits for its input, and how much it gets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Content(NamedTuple):
     """The content of one or several batches.
 
     Attributes:
-      batches: their number.
-      rows: over all local replicas.
-      padding: rows of weight 0; None if there are no weights, or they are in a device's memory.
-      num_bytes: number of bytes of all numbers; strings are not counted.
+      batches: number of batches.
+      rows: number of rows over all local replicas.
+      padding: number of rows of weight 0; None if there are no weights, or they are in a device's memory.
+      num_bytes: number of bytes, not counting strings.
     """
 
     batches: int = 0
@@ -37,7 +37,7 @@ class Content(NamedTuple):
     num_bytes: int = 0
 
     def plus(self, other: Content, sign: int = 1) -> Content:
-        """Returns the sum, or with `sign` -1 the difference."""
+        """Returns the sum, or the difference if `sign` is -1."""
         unknown = self.padding is None or other.padding is None
         return Content(
             self.batches + sign * other.batches,
@@ -51,9 +51,9 @@ def content_of(batch: Any, weights: int | None) -> Content:
     """Returns the content of a batch.
 
     Args:
-      batch: arrays of NumPy, TensorFlow, PyTorch or JAX, or values of replicas, in any structure of tuples, lists and
+      batch: NumPy, TensorFlow, PyTorch or JAX arrays, or per-replica values, in any structure of tuples, lists and
         dicts.
-      weights: index of the component with one weight per row, if `batch` is a tuple; None: there is none.
+      weights: index of the component with one weight per row, if `batch` is a tuple; None if there is none.
 
     Raises:
       UsageError: there is no such component.
@@ -69,7 +69,7 @@ def content_of(batch: Any, weights: int | None) -> Content:
 
 
 def _weights(batch: Any, index: int | None) -> list[Any]:
-    """Returns the weights, one array per replica; none if that component does not have floats."""
+    """Returns the weights, one array per replica; empty if that component is not floating-point."""
     if index is None or not isinstance(batch, tuple | list) or len(batch) < 2:
         return []
     if not -len(batch) <= index < len(batch):
@@ -86,7 +86,7 @@ def _parts(value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         return value.values()
-    parts = getattr(value, "values", None)  # of a tf.distribute.DistributedValues
+    parts = getattr(value, "values", None)  # a tf.distribute.DistributedValues
     return parts if isinstance(parts, tuple) else ()
 
 
@@ -111,7 +111,7 @@ def _first(value: Any) -> list[Any]:
 
 def _bytes_of(array: Any) -> int:
     dtype = array.dtype
-    if not isinstance(array, np.ndarray) and not hasattr(array, "device"):  # not dense
+    if not isinstance(array, np.ndarray) and not hasattr(array, "device"):  # not a dense array
         return sum(map(_bytes_of, _dense_parts(array)))
     if getattr(dtype, "hasobject", False) or getattr(dtype, "name", "") == "string":
         return 0
@@ -128,7 +128,7 @@ def _dense_parts(array: Any) -> tuple[Any, ...]:
 
 def _is_floating(array: Any) -> bool:
     dtype = getattr(array, "dtype", None)
-    for name in ("is_floating", "is_floating_point"):  # of TensorFlow and PyTorch
+    for name in ("is_floating", "is_floating_point"):  # in TensorFlow and PyTorch
         if hasattr(dtype, name):
             return bool(getattr(dtype, name))
     return getattr(dtype, "kind", "") == "f"
@@ -142,20 +142,20 @@ def _is_on_host(array: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """How much a loop has got from its input so far, and how long it has waited for it.
+    """The amount of input that a loop has received so far, and the time it has waited.
 
-    Times and rates leave out the first batch, which includes the start of the input: they are from the moment when the
-    loop got the first batch to the moment when it got the latest.
+    Times and rates leave out the first batch, which includes the start-up of the input: they cover the time from the
+    first batch to the latest.
 
     Attributes:
       total: content of all batches.
-      first: content of the first; empty if the first is not part of `total`.
+      first: content of the first batch; empty if it is not part of `total`.
       start_seconds: seconds that the loop waited for the first batch.
-      seconds: since then.
-      waiting_seconds: part of these that the loop waited in `next`.
-      resident_bytes: memory of this process now; 0: unknown.
-      peak_bytes: the most that it has had; 0: unknown.
-      cache: counts of the caches of all inputs of this process (`cache_dir` of `input_fn`).
+      seconds: seconds since the first batch.
+      waiting_seconds: seconds of these that the loop waited in `next`.
+      resident_bytes: current memory of this process; 0 if unknown.
+      peak_bytes: peak memory of this process; 0 if unknown.
+      cache: cache counts over all inputs of this process (`cache_dir` of `input_fn`).
     """
 
     total: Content
@@ -169,32 +169,32 @@ class Snapshot:
 
     @property
     def waiting_share(self) -> float:
-        """Part of the time that the loop waits for its input: 0 if never, 1 if it does nothing else."""
+        """Share of the time that the loop waits for its input: 0 if never, 1 if it does nothing else."""
         return self.waiting_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def batches_per_second(self) -> float:
-        """Batches that the loop got per second."""
+        """Batches per second."""
         return self._rate(self._timed.batches)
 
     @property
     def rows_per_second(self) -> float:
-        """Rows per second, padding included."""
+        """Rows per second, including padding."""
         return self._rate(self._timed.rows)
 
     @property
     def padding_per_second(self) -> float | None:
-        """Rows of weight 0 per second; None: unknown."""
+        """Rows of weight 0 per second; None if unknown."""
         padding = self._timed.padding
         return None if padding is None else self._rate(padding)
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of the batches per second."""
+        """Bytes per second."""
         return self._rate(self._timed.num_bytes)
 
     def since(self, earlier: Snapshot) -> Snapshot:
-        """Returns the figures of the interval since an earlier snapshot of the same meter."""
+        """Returns the figures for the interval since an earlier snapshot of the same meter."""
         return dataclasses.replace(
             self,
             total=self.total.plus(earlier.total, -1),
@@ -205,7 +205,7 @@ class Snapshot:
         )
 
     def __str__(self) -> str:
-        """Returns one line for people."""
+        """Returns a one-line summary."""
         if not self.total.batches:
             return "no batch yet"
         start = f"first batch after {self.start_seconds:.2f} s"
@@ -230,7 +230,7 @@ class Snapshot:
 
 
 class InputMeter(Iterator[Batch], Generic[Batch]):
-    """Yields the batches of any input as they are, and measures the waiting, the rows, the padding and the bytes.
+    """Yields the batches of any input unchanged, and measures waiting time, rows, padding and bytes.
 
         batches = InputMeter(input_fn("demo/digits", global_batch_size=64, training=True))
         for step, (images, labels, weights) in zip(range(1000), batches):
@@ -238,26 +238,27 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         print(batches)  # waited 3.1% of 12.4 s (first batch after 0.52 s); 80.6 batches/s, 5,161 rows/s, ...
 
     It wraps anything that `for` accepts: datasets, the result of `distribute`, a `StepIterator`, PyTorch's DataLoader,
-    generators. All other attributes (`get_state`, `set_state`, `element_spec`, ...) are those of the wrapped object,
-    whose state does not depend on being measured. For `tf.train.Checkpoint` keep the iterator itself:
-    `iterator = iter(dataset)`, `Checkpoint(iterator=iterator)`, `InputMeter(iterator)`.
+    generators. All other attributes (`get_state`, `set_state`, `element_spec`, ...) are the wrapped object's, whose
+    state does not depend on being measured. For `tf.train.Checkpoint` keep the iterator itself: `iterator =
+    iter(dataset)`, `Checkpoint(iterator=iterator)`, `InputMeter(iterator)`.
 
     It measures in Python: iterate outside `tf.function`, and pass the batch in. Keras' `fit` does not take this object,
-    but takes a generator of it: `model.fit((batch for batch in meter), steps_per_epoch=...)`. A thread of Keras then
-    asks for batches ahead of the steps, so that `waiting_share` is the part of the time that this thread waited, which
+    but takes a generator of it: `model.fit((batch for batch in meter), steps_per_epoch=...)`. A Keras thread then
+    requests batches ahead of the steps, so that `waiting_share` is the share of the time that this thread waited, which
     is more than the steps waited.
 
-    A batch costs about ten microseconds. The meter does not look at weights in a device's memory, because the loop
-    would wait for the device; `padding` is then None.
+    It costs about ten microseconds per batch. Weights in a device's memory are not inspected, because the loop would
+    wait for the device; `padding` is then None.
     """
 
     def __init__(self, batches: Iterable[Batch], *, weights: int | None = -1) -> None:
         """Wraps an input.
 
         Args:
-          batches: an iterator; or an iterable, which each `for` starts again, as it would without a meter.
+          batches: iterator, or an iterable, which each `for` starts again, as it would without a meter.
           weights: index of the batch's component with one weight per row: -1, the last, as in `input_fn`; -2 with
-            `record_ids`. None: there are no weights. A component without floats is not taken for weights.
+            `record_ids`. None if there are no weights. A component that is not floating-point does not count as
+            weights.
 
         Raises:
           UsageError: an argument cannot work.
@@ -274,12 +275,12 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         self._began = self._latest = self._start = self._waiting = 0.0
 
     def __iter__(self) -> InputMeter[Batch]:
-        """Starts an iteration over the wrapped object with the next batch; an iterator continues."""
+        """Starts iterating over the wrapped object with the next batch; an iterator continues."""
         self._iterator = None
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch; raises what the wrapped iterator raises."""
+        """Returns the next batch; raises the wrapped iterator's errors."""
         before = self._clock()
         try:
             if self._iterator is None:
@@ -299,7 +300,7 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         return batch
 
     def snapshot(self) -> Snapshot:
-        """Returns the figures up to the latest batch; `snapshot().since(earlier)` gives those of an interval."""
+        """Returns the figures up to the latest batch; `snapshot().since(earlier)` gives the figures for an interval."""
         used = memory.used()
         return Snapshot(
             self._total,
@@ -322,5 +323,5 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         return getattr(self.wrapped, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the wrapped object, if that can be pickled; the copy measures from zero."""
+        """Pickles the wrapped object, if possible; the copy starts measuring from zero."""
         return functools.partial(InputMeter, weights=self._weights), (self.wrapped,)

@@ -1,4 +1,4 @@
-"""Keras' `fit` that resumes exactly after a kill, in the middle of an epoch, too: the input's state is the step."""
+"""Exact resume for Keras' `fit` after a kill, even mid-epoch: the step is all the state that the input has."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipeline.files import code
 from pipeline.order.order import MixtureSpec, Spec, check_replicas
 
 _SPEC, _OPTIMIZER = (f"order/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in ("spec", "optimizer"))  # in checkpoints
-_MEMORY = "memory/.ATTRIBUTES/py_state"  # likewise; earlier ones lack it
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # likewise, of the objects that have variables
+_MEMORY = "memory/.ATTRIBUTES/py_state"  # likewise; earlier checkpoints lack it
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # likewise: the objects that have variables
 
 _logger = logging.getLogger("pipeline")
 
 
 class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback for Keras' `fit` that saves every `every` steps, and resumes at the very step.
+    """A callback for Keras' `fit` that saves every `every` steps, and resumes at exactly that step.
 
         resume = ExactResume(model, "run", order_spec("demo/digits", global_batch_size=64, training=True), every=100)
         resume.restore()
@@ -36,13 +36,13 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             data = input_fn("demo/digits", global_batch_size=64, training=True, start_step=step, weights="mean")
             model.fit(data, **rest, callbacks=[resume])
 
-    Model, optimizer, the seeds of layers that draw, such as `Dropout`, the arguments of the order and the state of
-    callbacks are saved together, in one checkpoint that is complete or absent. Kill the program at any moment and run
-    it again: it ends with the same weights; on CPUs they are bit-identical for the same number of replicas. The rest of
-    an interrupted epoch is fitted as a short one, whose loss and metrics are those of the whole epoch. Callbacks with a
-    state, such as `EarlyStopping` or `ReduceLROnPlateau`, keep it if they are given as `callbacks` here as well as to
-    `fit`. A line of the log names the script, and what it imports from beside it, if one of these files was edited
-    since the checkpoint.
+    The model, the optimizer, the seeds of layers that draw, such as `Dropout`, the arguments of the order and the state
+    of callbacks are saved together, in one checkpoint that is complete or absent. Kill the program at any moment and
+    run it again: it ends with the same weights as an uninterrupted run, bit-identical on CPUs for the same number of
+    replicas. The rest of an interrupted epoch is fitted as a short one, whose loss and metrics cover the whole epoch.
+    Callbacks with state, such as `EarlyStopping` or `ReduceLROnPlateau`, keep it if they are passed as `callbacks` here
+    as well as to `fit`. The log says if the script, or a module that it imports from the same folder, was edited since
+    the checkpoint.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         keep: int = 2,
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
-        """Makes it; under a strategy, in its scope.
+        """Makes the callback; with a strategy, call this in its scope.
 
         Args:
-          model: built and compiled.
-          folder: folder of the checkpoints; it is made.
-          spec: what `order_spec` returns for the input of the `fit`.
-          every: steps between two checkpoints; `fits` makes another one at its end.
-          keep: the newest checkpoints that are kept.
-          callbacks: those of the `fit` whose state checkpoints keep: their public attributes that hold numbers, texts
-            or arrays, but for arguments such as `patience`. In each run of the program they are of the same classes, in
+          model: model, built and compiled.
+          folder: folder of the checkpoints; created if needed.
+          spec: result of `order_spec` for the input of the `fit`.
+          every: number of steps between checkpoints; `fits` saves another one at its end.
+          keep: number of newest checkpoints to keep.
+          callbacks: callbacks of the `fit` whose state checkpoints keep: public attributes that hold numbers, texts or
+            arrays, except for arguments such as `patience`. In each run of the program they have the same classes, in
             the same order.
 
         Raises:
           UsageError: the model is not built or not compiled, or scales its loss (float16), so that its optimizer does
-            not count all steps; the replicas do not divide the batch.
+            not count all steps; or the replicas do not divide the batch.
         """
         super().__init__()
         optimizer = getattr(model, "optimizer", None)
@@ -94,12 +94,12 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._states = [_CallbackState(each) for each in callbacks]
         self._earlier: list[_CallbackState] = []
         self._steps_per_epoch = 0  # until `fits` is called
-        self._sums: list[Any] = []  # of the metrics over the steps of an interrupted epoch, until its rest begins
+        self._sums: list[Any] = []  # metrics over the steps of an interrupted epoch, until its rest begins
         self._weights: list[Any] | None = None  # at the end of the rest of an interrupted epoch
 
     @property
     def step(self) -> int:
-        """Updates so far, over all epochs and fits; the `batch` of Keras' callbacks starts over in each."""
+        """Number of updates so far, over all epochs and fits; the `batch` of Keras' callbacks starts over in each."""
         return int(self._iterations.numpy())
 
     def restore(self) -> int:
@@ -109,7 +109,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
           The step to resume at, 0 if nothing was saved.
 
         Raises:
-          UsageError: it was saved with another order of examples, model or optimizer.
+          UsageError: it was saved with a different order of examples, model or optimizer.
           DataError: it cannot be read.
         """
         newest = self._manager.latest_checkpoint
@@ -118,7 +118,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             reader = tf.train.load_checkpoint(newest)
             stored = json.loads(reader.get_tensor(_SPEC))
-            # The rest of another order would repeat records and leave others out.
+            # Continuing in another order would repeat some records and leave others out.
             step = int(newest.rpartition("-")[2])
             if changed := self._spec.differences(stored, step):
                 said = ", ".join(f"{name} was {old}, is {new}" for name, (new, old) in changed.items())
@@ -130,14 +130,14 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                     f"has optimizer {stored}, the model has {self._optimizer}", path=newest, advice="use another folder"
                 )
             memory = json.loads(reader.get_tensor(_MEMORY)) if reader.has_tensor(_MEMORY) else {}
-            # Restoring writes one variable after another: whatever could stop it is looked for before.
+            # Restoring writes variables one by one, so look for anything that could stop it first.
             if not _fits(reader, newest, self._restored):
                 raise UsageError("is of another model or optimizer", path=newest, advice="use another folder")
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
             self._restored.restore(newest).assert_existing_objects_matched().expect_partial()
-            self._state.save_counter.assign(self._restored.save_counter)  # each checkpoint has it
-        except (tf.errors.OpError, IndexError, RuntimeError) as error:  # as its reader raises them
+            self._state.save_counter.assign(self._restored.save_counter)  # every checkpoint has it
+        except (tf.errors.OpError, IndexError, RuntimeError) as error:  # raised by its reader
             raise DataError(f"cannot be read: {root_cause(str(error))[1]}", path=newest) from None
         except (AssertionError, ValueError) as error:
             if isinstance(error, UsageError):
@@ -150,7 +150,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return self.step
 
     def _memory(self) -> str:
-        """Returns what a checkpoint has besides variables: the code, and the state of metrics, callbacks and seeds."""
+        """Returns a checkpoint's content besides variables: the code, and state of metrics, callbacks and seeds."""
         is_in_epoch = self._steps_per_epoch and not self._is_between_epochs
         sums = [variable.numpy().tolist() for variable in self._metric_variables] if is_in_epoch else []
         states = [[type(state.callback).__name__, state.save()] for state in self._states]
@@ -158,7 +158,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return json.dumps({"code": self._code, "metrics": sums, "callbacks": states, "seeds": seeds})
 
     def _remember(self, path: str, memory: dict[str, Any]) -> None:
-        """Takes over what `_memory` returned; an earlier version stored nothing."""
+        """Restores a result of `_memory`; an earlier version stored nothing."""
         self._sums = memory.get("metrics", [])
         kinds = [type(state.callback).__name__ for state in self._states]
         stored = memory.get("callbacks", [])
@@ -181,7 +181,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _seed_variables(self) -> list[Any]:
-        """The states of the seeds of layers that draw, such as Dropout: TensorFlow's checkpoints leave them out."""
+        """Seed states of layers that draw, such as Dropout, which TensorFlow's checkpoints leave out."""
         weights = set(map(id, self._fitted.weights))
         return [variable for variable in self._fitted.variables if id(variable) not in weights]
 
@@ -194,17 +194,18 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return bool(self._steps_per_epoch) and self.step % self._steps_per_epoch == 0
 
     def fits(self, *, epochs: int, steps_per_epoch: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields what is left to do: the rest of an interrupted epoch, then all others in one `fit`.
+        """Yields the remaining fits: the rest of an interrupted epoch, then all other epochs in one `fit`.
 
         Each is the `start_step` of the input, and arguments for `fit`: initial_epoch, epochs, steps_per_epoch and
-        shuffle. Ends early where a callback has stopped the training.
+        shuffle. Ends early if a callback has stopped the training.
 
         Args:
-          epochs: epochs to train to, those before the interruption counted.
-          steps_per_epoch: what the function of that name returns for the input.
+          epochs: number of epochs to train, including those before the interruption.
+          steps_per_epoch: result of the function of that name for the input.
 
         Raises:
-          UsageError: the model's `steps_per_execution` does not divide it, so that epochs would have more steps.
+          UsageError: the model's `steps_per_execution` does not divide `steps_per_epoch`, so that epochs would have
+            more steps.
         """
         if steps_per_epoch % (at_once := self._fitted.steps_per_execution):
             raise UsageError(
@@ -220,7 +221,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             )
             if self.step == step or self._fitted.stop_training:
                 break
-            if self._weights:  # an `EarlyStopping` takes the best weights at the end of each `fit`
+            if self._weights:  # `EarlyStopping` may set the best weights at the end of each `fit`
                 self._fitted.set_weights(self._weights)
             self._weights = None
             for state in self._states:
@@ -228,32 +229,32 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         self.save()
 
     def save(self) -> None:
-        """Saves the state, unless that of this step is saved already: overwriting it could be interrupted."""
+        """Saves the state unless this step is already saved: overwriting it could be interrupted."""
         if self._manager.latest_checkpoint != os.path.join(self._manager.directory, f"ckpt-{self.step}"):
             self._manager.save(checkpoint_number=self.step)
         self._saved = self.step
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Notes which callbacks come before this one: Keras tells all of a `fit` one after another."""
+        """Notes which callbacks come before this one, as Keras calls all callbacks of a `fit` in order."""
         super().set_params(params)
         self._earlier = [state for state in self._states if state.callback.params is params]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives callbacks their state back, which most reset when a `fit` begins."""
+        """Restores the callbacks' state, which most of them reset when a `fit` begins."""
         for state in self._earlier:
             state.resume()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves what is due at the end of an epoch, once all callbacks have seen its end."""
-        for state in self._states:  # of those that come after this one, and so have been reset after it
+        """Makes a save due at the end of the previous epoch, now that all callbacks have seen its end."""
+        for state in self._states:  # callbacks after this one were reset later
             state.resume()
         if self._is_between_epochs:
             self._save_if_due()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves every `every` updates; with `steps_per_execution`, after the call that reaches that many."""
+        """Saves every `every` updates; with `steps_per_execution`, after the call that reaches that number."""
         variables = self._metric_variables
-        if len(self._sums) == len(variables):  # which exist since this batch, and are sums
+        if len(self._sums) == len(variables):  # they exist since this batch, and are sums
             for variable, value in zip(variables, self._sums, strict=True):
                 variable.assign(variable.numpy() + np.asarray(value, variable.numpy().dtype))
         self._sums = []
@@ -261,7 +262,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the weights of the rest of an epoch from callbacks that change them when its `fit` ends."""
+        """Keeps the weights at the end of a partial epoch, in case callbacks change them when its `fit` ends."""
         if self._states and self.params.get("steps") != self._steps_per_epoch:
             self._weights = self._fitted.get_weights()
 
@@ -271,11 +272,11 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _CallbackState:
-    """The state of a callback: its public attributes that have changed since it was made, but for its arguments."""
+    """The state of a callback: its public attributes that have changed since it was made, except its arguments."""
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         self.callback = callback
-        # Keras' callbacks change some of these, too, as the sign of `min_delta`; but they are the user's to choose.
+        # Keras' callbacks change some arguments as well, such as the sign of `min_delta`, but the user chooses those.
         kinds = [kind for kind in type(callback).__mro__ if "__init__" in vars(kind)]
         self._arguments = {name for kind in kinds for name in inspect.signature(vars(kind)["__init__"]).parameters}
         self._made = self._values()
@@ -288,7 +289,7 @@ class _CallbackState:
         return {name: value for name, value in values.items() if value is not _OTHER}
 
     def save(self) -> dict[str, Any]:
-        """Returns the state as JSON holds it."""
+        """Returns the state as a JSON-compatible object."""
         now = self._values()
         return {name: value for name, value in now.items() if name not in self._made or value != self._made[name]}
 
@@ -297,25 +298,25 @@ class _CallbackState:
         self._loaded = values
 
     def resume(self) -> None:
-        """Sets the attributes once."""
+        """Sets the attributes to the kept state, once."""
         for name, value in self._loaded.items():
             setattr(self.callback, name, _of_json(value))
         self._loaded = {}
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the callback had ended the training, and would so still."""
+        """Whether the callback had stopped the training, and still would."""
         stop, loaded = self.callback, self._loaded
         is_early = isinstance(stop, keras.callbacks.EarlyStopping) and loaded.get("stopped_epoch", 0) > 0
         return is_early and loaded.get("wait", 0) >= stop.patience
 
 
-_OTHER = object()  # a value that is no state
-_OF_OTHERS = 2  # `isbuiltin` of the types that another library has added to NumPy's
+_OTHER = object()  # a value that is not state
+_OF_OTHERS = 2  # `isbuiltin` of types that another library has added to NumPy
 
 
 def _as_json(value: Any) -> Any:
-    """Returns a value as JSON holds it; `_OTHER` if it is neither a number, a text nor an array, nor made of these."""
+    """Returns a JSON-compatible value; `_OTHER` if it is not made of numbers, texts and arrays."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -323,7 +324,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             return _OTHER
-        # NumPy's format has no name for the types of others, such as bfloat16: what it stores of them are bytes.
+        # NumPy's format has no names for other libraries' types, such as bfloat16: it stores them as bytes.
         is_foreign = value.dtype.isbuiltin == _OF_OTHERS
         file = io.BytesIO()
         np.save(file, value.view(f"V{value.dtype.itemsize}") if is_foreign else value, allow_pickle=False)
@@ -345,7 +346,7 @@ def _of_json(value: Any) -> Any:
         if "dict" in value:
             return {name: _of_json(one) for name, one in value["dict"].items()}
         array = np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
-        # An earlier version stored no name: there, bytes in pairs are those of bfloat16 weights.
+        # An earlier version stored no name: there, pairs of bytes are bfloat16 weights.
         name = value.get("dtype") or ("bfloat16" if array.dtype == "V2" else None)
         return array.view(tf.as_dtype(name).as_numpy_dtype) if name else array
     return value
@@ -362,11 +363,11 @@ class _Memory(tf.train.experimental.PythonState):
         return self._text()
 
     def deserialize(self, string_value: str) -> None:
-        """Ignores the text: it is read apart."""
+        """Ignores the text, which is read separately."""
 
 
 def _fits(reader: Any, path: str, state: tf.train.Checkpoint) -> bool:
-    """Returns whether a checkpoint has a value of the right shape and type for each variable of a state."""
+    """Returns whether a checkpoint has a value of the right shape and dtype for every variable of a state."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(_GRAPH))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     matched = tf.train.CheckpointView(path).match(state)

@@ -1,7 +1,6 @@
-"""TensorFlow and Keras, loaded where they are first used: `from pipeline.lazily import tf`.
+"""TensorFlow and Keras, loaded on first use: `from pipeline.lazily import tf`.
 
-For modules that `pipeline.registry` imports before the flags of a command are checked. Type checkers see the libraries
-themselves.
+For modules that `pipeline.registry` imports before a command's flags are checked. Type checkers see the real libraries.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ __all__ = ["keras", "tf", "xla", "xla_data_pb2"]
 
 
 class Lazy:
-    """Stands for a module, which the first use of an attribute imports.
+    """Stands for a module that is imported when an attribute is first used.
 
     Args:
-      name: its full name.
+      name: full name of the module.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The flags of an order of examples: of a command that follows one, or as the folder of a trainer's run has them."""
+"""The flags of an order of examples: a command's own, or those stored in a run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.files.reading import content_of
 from pipeline.order import sharding
 
 _ON_SHEET = {"on_sheet": True}  # meaning: it also chooses what a contact sheet of the data set shows
-_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
+_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, written by `trainer.run`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +62,18 @@ class InputFlags:
 
     @classmethod
     def of_run(cls, flags: Mapping[str, Any]) -> Self:
-        """Returns a run's flags, by name, as far as they are these; one that is empty is not given."""
+        """Takes these flags from a run's, by name; empty values count as not given."""
         flags = {**flags, "split": flags.get("train_split")}
         return cls(**{field.name: flags.get(field.name) or None for field in dataclasses.fields(cls)})
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values of the flags that are given."""
+        """{name: value} of the flags that are given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `input_fn` that are given."""
+        """The given arguments of `input_fn`."""
         found = {field: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
         return {field.metadata.get("option", field.name): value for field, value in found.items()}
 
@@ -86,13 +86,13 @@ class OrderFlags(InputFlags):
 
 
 def flags_of_run(model_dir: str) -> dict[str, Any]:
-    """Returns the flags of the run in a folder, by name, as it has stored them.
+    """Returns the stored flags of the run in a folder, by name.
 
     Raises:
       DataError: there is no run, or its flags cannot be read.
     """
     commandline.require("yaml")
-    import yaml  # noqa: PLC0415, which most calls of the commands do not need
+    import yaml  # noqa: PLC0415, most commands do not need it
 
     flag, path = f"--model_dir={model_dir}", pathlib.Path(model_dir) / _CONFIG
     try:
@@ -108,9 +108,9 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:
-    """Returns the workers that share the order by a run's flags: the hosts that they name, else 1.
+    """Returns the number of workers that share the order, from a run's flags: the hosts they name, else 1.
 
-    With parameter servers the order is that of one process. Only with --sync each step is cut into equal parts, by
+    With parameter servers the order is that of one process. Only --sync cuts each step into equal parts, by
     --replicas_to_aggregate or the number of workers; an asynchronous worker makes whole steps.
     """
     workers = len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1
@@ -120,5 +120,5 @@ def workers_of_run(flags: Mapping[str, Any]) -> int:
 
 
 def replicas_of_run(flags: Mapping[str, Any]) -> int:
-    """Returns the replicas that a run's flags tell of: --num_replicas, or one per worker."""
+    """Returns the number of replicas from a run's flags: --num_replicas, or one per worker."""
     return int(flags.get("num_replicas") or workers_of_run(flags))

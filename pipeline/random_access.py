@@ -21,11 +21,11 @@ from pipeline.records import tf_example
 from pipeline.request import check_cache
 
 Example = dict[str, Any]
-_KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for accesses to examples near each other
+_KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for access to nearby examples
 
 
 class Location(NamedTuple):
-    """The location of a record: the shard's path, its number there, its frame's byte offset before compression."""
+    """The location of a record: path of the shard, number there, and byte offset of its frame before compression."""
 
     file: str
     record: int
@@ -39,9 +39,9 @@ class RandomAccess:
     """A split as a sequence: `RandomAccess("demo/digits", "train[:90%]")[7]`.
 
     Example i has record id i (`input_fn(record_ids=True)`). Only the records' locations are kept in memory; each record
-    is read, and its CRC checked, on access. In a compressed shard, the GZIP member with the record is decompressed,
-    about 1 MiB; the latest members are kept. Many threads may use it, and it can be pickled for other processes of this
-    machine.
+    is read, and its CRC checked, on access. In a compressed shard, the record's GZIP member of about 1 MiB is
+    decompressed; the latest members are kept. Many threads may use it, and it can be pickled for other processes on
+    this machine.
     """
 
     def __init__(
@@ -56,14 +56,15 @@ class RandomAccess:
         """Opens a split.
 
         Args:
-          data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also a URL. `gs://` loads TensorFlow.
-          split: a split or a slice of one, such as `train[:90%]` or `train[:10%]+test`.
-          decode: False: `image` is the stored bytes.
-          cache_dir, cache_bytes: as for `input_fn`; the first access to a shard then fetches all of it.
+          data_dir: folder made by `beam_jobs.convert` or `pipeline.index`, or a URL. `gs://` loads TensorFlow.
+          split: split or slice of one, such as `train[:90%]` or `train[:10%]+test`.
+          decode: whether to decode `image`; otherwise it is the stored bytes.
+          cache_dir, cache_bytes: see `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
-          DataError: no valid data set, or a shard is missing or cut.
-          UsageError: an unknown split, a compressed shard that can only be read forward, or a cache that cannot work.
+          DataError: no valid data set, or a shard is missing or cut short.
+          UsageError: an unknown split, a compressed shard that can only be read sequentially, or a cache that cannot
+            work.
         """
         check_cache(data_dir, cache_dir, cache_bytes)
         manifest = manifests.load(data_dir)
@@ -105,15 +106,15 @@ class RandomAccess:
     def __getitem__(self, index: slice | Sequence[int]) -> list[Example]: ...
 
     def __getitem__(self, index: Any) -> Example | list[Example]:
-        """Returns one example, or a list for a slice or a sequence of numbers.
+        """Returns an example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
-          in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars
-          or bytes. {"record": bytes} if `pipeline.index` made the data set without a feature map.
+          {feature: value}, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
+          in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars or
+          bytes. {"record": bytes} if `pipeline.index` made the data set without a feature map.
 
         Raises:
-          DataError: the record is corrupt, or not as the manifest says; with its location.
+          DataError: the record is corrupt, or does not match the manifest; names its location.
           IndexError: there is no such example.
         """
         if isinstance(index, slice):
@@ -123,9 +124,9 @@ class RandomAccess:
         return self._example(*self._find(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Returns the examples with these numbers; PyTorch's DataLoader calls this to fetch a batch."""
+        """Returns the examples with the given numbers; PyTorch's DataLoader calls this to fetch a batch."""
         found = [self._find(index) for index in indices]
-        if self._shards.file(0).is_remote:  # several requests at a time
+        if self._shards.file(0).is_remote:  # several requests in flight
             return self._shards.in_parallel(lambda segment_and_record: self._example(*segment_and_record), found)
         return [self._example(segment, record) for segment, record in found]
 
@@ -156,8 +157,8 @@ class RandomAccess:
 
     def _example(self, segment: int, record: int) -> Example:
         [found] = self._reader.read_part(segment, record, record + 1)
-        assert found is not None  # nothing is skipped here
-        if not self.features:  # of `pipeline.index`
+        assert found is not None  # never skips
+        if not self.features:  # an index of arbitrary records
             return {"record": found}
         try:
             return tf_example.example(found, self.features, self._decode, self._upright)

@@ -1,4 +1,4 @@
-"""Things of one kind by name, each registered where it is written: adding one touches no other file."""
+"""Registries of things by name: each is registered where it is written, so that adding one touches no other file."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ _Defined = TypeVar("_Defined")
 
 
 class Registry(Mapping[str, _Thing], Generic[_Thing]):
-    """A mapping from names to things, which fills itself from the modules of a package at its first use.
+    """A mapping from names to things, which fills itself from the modules of a package on first use.
 
         MODELS: Registry[Model] = Registry("trainer.models", Model)
 
         @MODELS.named("lenet", epochs=10)
         def lenet(...): ...  # MODELS["lenet"] is Model(lenet, epochs=10)
 
-    Flags are checked against the names, so the modules are imported before TensorFlow is needed: at their tops they
-    import it from `pipeline.lazily`, or nothing heavy at all.
+    Flags are checked against the names, so the modules are imported before TensorFlow is needed: at the top they import
+    it from `pipeline.lazily`, or import nothing heavy at all.
 
     Args:
-      package: full name of the package whose modules register things; or of one module that does.
-      kind: makes a thing of what is decorated, and of the decorator's keywords; None: it is the thing.
-      besides: modules in the package that register nothing, and would load much.
+      package: full name of the package whose modules register things, or of a single module.
+      kind: function that makes a thing from the decorated object and the decorator's keywords; None to register the
+        object itself.
+      besides: modules in the package that register nothing and would load much.
     """
 
     def __init__(self, package: str, kind: Callable[..., _Thing] | None = None, besides: Collection[str] = ()) -> None:
         self._package, self._kind, self._besides = package, kind, besides
         self._things: dict[str, _Thing] = {}
-        self._places: dict[str, tuple[Any, Any]] = {}  # module and name that each is defined by
+        self._places: dict[str, tuple[Any, Any]] = {}  # module and name that define each thing
         self._is_complete = False
 
     def named(self, *names: str, **facts: Any) -> Callable[[_Defined], _Defined]:
         """Returns a decorator that registers a class or function, and returns it unchanged.
 
         Raises:
-          ValueError: another thing has one of the names. What a module registers again, because it is loaded again,
-            replaces what it has registered.
+          ValueError: another thing has one of the names. (A module that is loaded again replaces what it registered
+            before.)
         """
 
         def register(defined: _Defined) -> _Defined:
@@ -63,7 +64,7 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
         return len(self._complete())
 
     def _complete(self) -> Mapping[str, _Thing]:
-        """Returns all things; imports the modules that register them if that is still to do."""
+        """Returns all things, after importing the modules that register them."""
         if not self._is_complete:
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(getattr(package, "__path__", ())):

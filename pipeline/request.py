@@ -31,8 +31,8 @@ from pipeline.order.sharding import (
 from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
 from pipeline.order.views import View, Where, checked_skips
 
-UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by its name
-UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by their names
+UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by name
+UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by name
 Size: TypeAlias = "str | tuple[int, int] | None"
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -40,21 +40,21 @@ Result = TypeVar("Result")
 First = TypeVar("First")
 
 WEIGHTS = ("mask", "mean", "none")
-POLICIES = ("raise", "skip")  # for corrupt records
-MOST_COPIES = 1024  # of an image; each is augmented by ops of its own
-MAX_CORRUPT = 100  # records to skip at most
-HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that augment
+POLICIES = ("raise", "skip")  # policies for corrupt records
+MOST_COPIES = 1024  # of an image; each copy is augmented by its own ops
+MAX_CORRUPT = 100  # most records to skip
+HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # places to augment
 AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
-_MOST_FACTOR = 3.4e38  # of a class, as float32
+_MOST_FACTOR = 3.4e38  # for a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochOptions:
-    """The arguments of `input_fn`, which documents them, that the length of an epoch depends on.
+    """The arguments of `input_fn` (see there) that determine the length of an epoch.
 
-    Metadata: the `least` and the `most` that a whole number may be, besides a default of None; the names that are
-    `known`; `of_images` if it means nothing for records that a `parse` function reads.
+    Metadata: `least` and `most`, the bounds of a whole number, besides a default of None; `known`, the allowed names;
+      `of_images` if the option means nothing for records that a `parse` function reads.
     """
 
     data_dir: PathLike | Sources
@@ -72,7 +72,7 @@ class EpochOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderOptions(EpochOptions):
-    """The arguments of `input_fn` that the order of examples depends on."""
+    """The arguments of `input_fn` that determine the order of examples."""
 
     training: bool
     seed: int = 0
@@ -86,7 +86,7 @@ class OrderOptions(EpochOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(OrderOptions):
-    """The arguments of `input_fn` that all workers of a job share: all but `shard`."""
+    """The arguments of `input_fn` that all workers of a job share: all except `shard`."""
 
     start_step: int = field(default=0, metadata={"least": 0})
     epochs: int | None = field(default=None, metadata={"least": 1})
@@ -106,16 +106,16 @@ class JobOptions(OrderOptions):
 
 
 class Taking(Generic[P, Options]):
-    """Decorator of a function of checked options: its callers give these as arguments of its own.
+    """Decorator for a function of checked options, which callers pass as keyword arguments.
 
         @Taking(OrderOptions)
         def order_spec(options: OrderOptions) -> Spec:
 
-    Another argument of the function comes before them: `self`, or a strategy.
+    The function may have one other argument, before the options: `self`, or a strategy.
 
     Args:
-      kind: the dataclass of the options.
-      **refused: why an option of `input_fn` is none of the function, by name.
+      kind: dataclass of the options.
+      **refused: {option of `input_fn`: reason why the function does not take it}.
     """
 
     def __init__(self, kind: Callable[P, Options], **refused: str) -> None:
@@ -130,7 +130,7 @@ class Taking(Generic[P, Options]):
     def __call__(self, function: Callable[..., Any], /) -> Callable[..., Any]:
         """Returns the function with the options as arguments.
 
-        It raises TypeError for an option that is missing or unknown, UsageError for one that is refused or cannot work.
+        It raises TypeError for a missing or unknown option, UsageError for one that is refused or cannot work.
         """
         *first, _ = inspect.signature(function).parameters.values()
         taken = inspect.signature(self._kind).parameters.values()
@@ -159,7 +159,7 @@ class Taking(Generic[P, Options]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(JobOptions):
-    """The arguments of `input_fn`, checked as far as they can be without the data set.
+    """The arguments of `input_fn`, checked as far as possible without the data set.
 
     Raises:
       TypeError: `input_fn` has no such option, or requires one that is missing.
@@ -325,7 +325,7 @@ class Request(JobOptions):
             )
 
     def _check_device(self) -> None:
-        """Raises UsageError if another option rules out that a device augments, alone or together with the host."""
+        """Raises UsageError if another option rules out augmentation on a device, alone or together with the host."""
         if self.augment in (None, "none"):
             what = "parse: the parse function returns everything that is fed" if self.parse else "no augment"
             raise UsageError(f"augment_on={self.augment_on!r} with {what}; leave it out")
@@ -341,24 +341,24 @@ class Request(JobOptions):
 
     @property
     def view(self) -> View:
-        """The records that an epoch has, and how often."""
+        """The view: the records of an epoch, and how often each occurs."""
         return View(self.where, self.limit, self.balance, self.weigh, self.classes)
 
     @property
     def is_mixture(self) -> bool:
-        """Whether `data_dir` is a list of sources and weights; messages then name the source."""
+        """Whether `data_dir` is a list of sources and weights, so that messages name the source."""
         return not isinstance(self.data_dir, str | os.PathLike)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The data sets that are fed together: those of a mixture, or the single one."""
+        """The data sets to feed together: a mixture's sources, or a single one."""
         if self.is_mixture:
             return self.data_dir  # type: ignore[return-value]
         return (Source(self.data_dir, self.split, 1.0),)  # type: ignore[arg-type]
 
     @property
     def folder(self) -> PathLike:
-        """The data set's folder; in a mixture, that of the first source."""
+        """The folder of the data set, or of a mixture's first source."""
         return self.sources[0].data_dir
 
     @property
@@ -368,9 +368,10 @@ class Request(JobOptions):
 
     @functools.cached_property
     def shares(self) -> Shares:
-        """The rows of each step that each source fills.
+        """Each source's share of the rows of a step.
 
-        Without a schedule a unit has all rows that its source fills in a step; with one, all units have the same rows.
+        Without a schedule a unit has all rows that its source fills in a step; with one, all units have the same number
+        of rows.
 
         Raises:
           UsageError: a source with a weight above 0 has no row in a segment.
@@ -389,12 +390,12 @@ class Request(JobOptions):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) to which every image is stretched; None: images stay as stored."""
+        """(height, width) to which every image is stretched; None to keep images as stored."""
         return parse_size(self.resize)
 
     @property
     def images_per_record(self) -> int:
-        """How many images each record gives: the copies of this input; if there are several, images have their axis."""
+        """Number of images per record, the copies of this input; if more than 1, images have an axis for them."""
         return self.copies if self.training else self.eval_copies
 
     @property
@@ -404,19 +405,19 @@ class Request(JobOptions):
 
     @property
     def mixes(self) -> bool:
-        """Whether the recipe mixes the rows of a batch, and their labels."""
+        """Whether the recipe mixes rows of a batch and their labels."""
         return isinstance(self.augment, str) and recipes.mixes(self.augment)
 
 
 def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
-    """Returns the factors of some classes, by their numbers.
+    """Checks class weights and returns them by class number.
 
     Args:
-      given: a mapping from class numbers to factors.
-      name: of the argument or flag, for messages.
+      given: {class number: factor}.
+      name: name of the argument or flag, for messages.
 
     Raises:
-      UsageError: a class is no number from 0 on, or a factor is not a finite number of 0 or more.
+      UsageError: a class is not a number from 0, or a factor is not a finite number from 0.
     """
     if not isinstance(given, Mapping) or not given:
         raise UsageError(f"{name}={given!r}: must map class numbers to factors, as in {{0: 1.0, 3: 2.5}}")
@@ -435,12 +436,12 @@ def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
 def check_classes(
     given: Mapping[int, float], class_names: Sequence[str], label: Feature | None, name: str = "class_weight"
 ) -> None:
-    """Raises UsageError if factors are of classes that a data set with named classes does not have.
+    """Raises UsageError if a data set with named classes does not have a class with a factor.
 
     Args:
-      given: factors by class number.
-      class_names: names of the classes; empty if they have none.
-      label: feature of the labels; None: the user's parser makes them.
+      given: {class number: factor}.
+      class_names: class names; empty if there are none.
+      label: feature of the labels; None if the user's parser makes them.
       name: argument or flag, for the error.
     """
     if given and label is not None and not label.is_class:
@@ -453,7 +454,7 @@ def check_classes(
 
 
 def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
-    """Raises UsageError if `cache_dir` cannot be the folder of a cache, or is missing."""
+    """Raises UsageError if `cache_dir` cannot be a cache folder, or is needed but missing."""
     if cache_dir is None:
         if cache_bytes is not None:
             raise UsageError(f"cache_bytes={cache_bytes}: is the size of a cache; give its folder as cache_dir, too")
@@ -467,14 +468,14 @@ def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
 
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
-    """Returns a size, given as `224x160` or (224, 160), as (height, width); None if it is empty.
+    """Parses a size, given as `224x160` or (224, 160), into (height, width); None if it is empty.
 
     Raises:
       UsageError: it is not a size.
     """
     if not size:
         return None
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # no `:=`, which autograph does not know
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # no `:=`: autograph does not know it
     if match:
         return int(match[1]), int(match[2])
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):

@@ -1,8 +1,8 @@
-"""A request with its data sets: the records, their order and their size, without TensorFlow.
+"""A request with its data sets: their records, order and sizes, without TensorFlow.
 
 Each source is an input of its own, with its own epochs; a single data set is the only source. The global batch consists
-of equal blocks, each with the same number of rows of a source as every other block. So any number of replicas that
-divides the rows of every source gets the same number of rows of each source.
+of equal blocks, all with the same number of rows of each source. So with any number of replicas that divides the rows
+of every source, all replicas get the same number of rows of each source.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ResolvedRequest:
     """A request, its data set, and the order of the examples.
 
     Attributes:
-      request: the arguments of `input_fn`.
-      manifest: of the data set.
-      selection: the records.
-      spec: the arguments of the order.
-      order: the order.
-      statistics: the manifest with the image_mean and image_std that recipes normalise by.
+      request: arguments of `input_fn`.
+      manifest: manifest of the data set.
+      selection: records of the split.
+      spec: arguments of the order.
+      order: order of the examples.
+      statistics: manifest with the image_mean and image_std for recipes that normalise.
     """
 
     request: Request
@@ -58,22 +58,22 @@ class ResolvedRequest:
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of the images before they are augmented; None: the recipe or parser decides.
+        """(height, width, channels) of the images before augmentation; None if the recipe or the parser decides.
 
         Raises:
-          UsageError: the records are not images, and there is no function that parses them.
+          UsageError: the records are not images, and there is no function to parse them.
         """
         return _image_shape(self.request, self.manifest)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes by the labels that are fed: those of the view, or of the data set."""
+        """Class names by fed label: the view's, or the data set's."""
         classes: Any = self.request.view.classes
         return classes or self.manifest.class_names
 
     @functools.cached_property
     def new_labels(self) -> NDArray[np.int64] | None:
-        """Label that is fed for each of the data set's, int64 (classes + 1,), the last for -1; None: the same."""
+        """Label to feed for each of the data set's labels, int64 (classes + 1,), the last for -1; None if unchanged."""
         classes = self.request.view.classes
         if classes is None:
             return None
@@ -82,21 +82,21 @@ class ResolvedRequest:
         return found
 
     def label_of(self, label: Any) -> Any:
-        """Returns the label that is fed for one of the data set's."""
+        """Returns the label to feed for a label of the data set."""
         return label if self.new_labels is None else int(self.new_labels[label])
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError if the recipe mixes pairs of rows, but a replica or a stream has an odd number of them."""
+        """Raises UsageError if the recipe mixes pairs of rows and a replica or a stream has an odd number of them."""
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.augment), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
 
 def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
-    """Returns a request with the records and the order of its data set.
+    """Resolves a request: finds the records and the order of its data set.
 
     Args:
-      request: for one data set.
-      record_bytes: bytes of an example in a window, if they are known from another run; None: the request decides.
+      request: request for a single data set.
+      record_bytes: number of bytes of an example in a window, if known from another run; None to compute it.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -118,7 +118,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         split=selection.text,
         seed=request.seed,
         global_batch_size=request.global_batch_size,
-        streams=streams if request.training else 1,  # an evaluation reads in the stored order
+        streams=streams if request.training else 1,  # an evaluation reads in stored order
         shuffle_bytes=request.shuffle_bytes,
         remainder=request.remainder,
         training=request.training,
@@ -133,10 +133,10 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
 
 
 def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
-    """Returns how often each record is in an epoch, and the view's text in the spec; (None, "") without a view.
+    """Returns how often each record occurs in an epoch, and the view's text in the spec; (None, "") without a view.
 
     Raises:
-      DataError: a column's file is missing, or of another conversion.
+      DataError: a column's file is missing, or from another conversion.
       UsageError: a view that cannot work with this data set.
     """
     if not request.view:
@@ -148,7 +148,7 @@ def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tupl
 
 
 def _check_classes(request: Request, manifest: Manifest) -> None:
-    """Raises UsageError if `classes` is given for data whose labels are not classes, or are not in the column."""
+    """Raises UsageError if `classes` is given for data whose labels are not classes or have no column."""
     label, column = manifest.features.get("label"), manifest.columns.get(LABEL)
     if label is not None and not label.is_class:
         raise UsageError(f"classes={request.classes!r}: the labels of {manifest.dataset} are {label}, not classes")
@@ -160,7 +160,7 @@ def _check_classes(request: Request, manifest: Manifest) -> None:
 
 
 def _statistics(request: Request, manifest: Manifest) -> Manifest:
-    """Returns the manifest with the statistics that recipes normalise by."""
+    """Returns the manifest with the statistics for recipes that normalise."""
     if request.statistics is None or request.statistics == request.folder:
         return manifest
     found = manifests.load(request.statistics)
@@ -206,7 +206,7 @@ def _check(request: Request, manifest: Manifest) -> None:
 
 
 def require_labels(manifest: Manifest, split: str) -> None:
-    """Raises UsageError if images of a split have no labels, by which nothing can be trained or evaluated."""
+    """Raises UsageError if the images of a split have no labels to train on or evaluate with."""
     names = names_of(split) if isinstance(split, str) else []
     known = [name for name in names if name in manifest.splits]
     if missing := [name for name in known if name not in manifest.labelled(known)]:
@@ -227,7 +227,7 @@ def _image_shape(request: Request, manifest: Manifest) -> tuple[int, int, int] |
 
 
 def _record_bytes(request: Request, manifest: Manifest, selection: Selection) -> int:
-    """Returns the bytes of an example in a window: of its decoded pixels, or the stored mean if their number varies."""
+    """Returns the bytes of an example in a window: decoded pixels or, if their number varies, the mean record."""
     shape = _image_shape(request, manifest) if manifest.has_images else None
     if shape:
         return math.prod(shape)
@@ -237,11 +237,11 @@ def _record_bytes(request: Request, manifest: Manifest, selection: Selection) ->
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedInput:
-    """A request, resolved: what each of its sources feeds.
+    """A resolved request: the input of each of its sources.
 
     Attributes:
-      request: the arguments of `input_fn`.
-      parts: one for each source.
+      request: arguments of `input_fn`.
+      parts: resolved request of each source.
     """
 
     request: Request
@@ -249,7 +249,7 @@ class ResolvedInput:
 
     @property
     def first(self) -> ResolvedRequest:
-        """The first source, whose epochs count and whose statistics normalise."""
+        """The first source, which defines epochs and the statistics for normalisation."""
         return self.parts[0]
 
     @property
@@ -263,11 +263,11 @@ class ResolvedInput:
 
     @property
     def steps_per_epoch(self) -> int:
-        """T of the first source, by its rows in the first segment."""
+        """T of the first source, for its rows in the first segment."""
         return _steps_per_epoch(self.request, self.first.order.num_records)
 
     def last_step(self) -> int:
-        """Returns the global step before which the input ends; MAX_STEP: it is endless.
+        """Returns the global step before which the input ends; MAX_STEP if it is endless.
 
         Raises:
           UsageError: the input would begin after its end.
@@ -282,7 +282,7 @@ class ResolvedInput:
         return last
 
     def augmenting_on(self, place: str) -> ResolvedInput:
-        """Returns the same input with another `augment_on`, on which the order of examples does not depend."""
+        """Returns the same input with a different `augment_on`, which does not affect the order of examples."""
         parts = (
             dataclasses.replace(part, request=dataclasses.replace(part.request, augment_on=place))
             for part in self.parts
@@ -290,18 +290,18 @@ class ResolvedInput:
         return ResolvedInput(dataclasses.replace(self.request, augment_on=place), tuple(parts))
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError if a recipe mixes pairs of rows, but a replica or stream has an odd number of them."""
+        """Raises UsageError if a recipe mixes pairs of rows and a replica or stream has an odd number of them."""
         for part, source in zip(self.parts, self.request.sources, strict=True):
             with of_source(self.request, source):
                 part.check_pairs(num_replicas)
 
 
 def resolve_all(request: Request) -> ResolvedInput:
-    """Returns a request with the records and the order of each of its sources.
+    """Resolves a request: finds the records and the order of each of its sources.
 
     Raises:
       DataError: no valid data set.
-      UsageError: a value cannot work with these data sets, or the sources do not fit together.
+      UsageError: a value cannot work with these data sets, or the sources are incompatible.
     """
     parts = []
     for part, source in zip(parts_of(request), request.sources, strict=True):
@@ -312,7 +312,7 @@ def resolve_all(request: Request) -> ResolvedInput:
 
 
 def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str], advice: str = _ADVICE) -> None:
-    """Raises UsageError, with both names and the difference, if the rows of two data sets do not fit together."""
+    """Raises UsageError, with both names and the difference, if the rows of two data sets are incompatible."""
     for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
@@ -321,7 +321,7 @@ def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str], advice: 
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:
-    """Returns the properties, in words, that all sources must have in common."""
+    """Returns the properties, as text, that all sources must share."""
     manifest, request = part.manifest, part.request
     facts = {"the number of classes": str(len(part.class_names)), "class names": ", ".join(part.class_names)}
     if request.parse is not None:
@@ -332,19 +332,19 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
         facts["channels"] = str(image.shape[2] or 3)
         facts["the shape of images"] = str(part.image_shape)
     for name in request.features:
-        if name in manifest.features:  # else the reader says so
+        if name in manifest.features:  # otherwise the reader reports it
             feature = manifest.features[name]
             facts[f"feature {name!r}"] = f"{feature.dtype} {feature.shape}"
     return facts
 
 
 def parts_of(request: Request) -> tuple[Request, ...]:
-    """Returns the request for each source's rows, as an input of its own.
+    """Returns a request for each source's rows, as an input of its own.
 
-    Each part has its share of `shuffle_bytes`, and another seed: with the same seed, sources of the same length would
-    be permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end. A
-    source that begins later has as large a part of `shuffle_bytes` as each would have of equal ones: what it will be
-    given may still change when a run resumes before it.
+    Each part has its share of `shuffle_bytes`, and its own seed: with the same seed, sources of equal length would be
+    permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end. A source
+    that begins later gets an equal share of `shuffle_bytes`, as its weight may still change when a run resumes before
+    it begins.
 
     Raises:
       UsageError: a source has no row, or a value cannot work with its rows.
@@ -378,7 +378,7 @@ def _part(request: Request, number: int, source: Source) -> Request:
 
 
 def steps_per_epoch(request: Request) -> int:
-    """Returns T of a request, for which only the number of records must be known.
+    """Returns T for a request, which only depends on the number of records.
 
     Raises:
       DataError: no valid data set.
@@ -394,13 +394,13 @@ def steps_per_epoch(request: Request) -> int:
 
 
 def _steps_per_epoch(request: Request, num_records: int) -> int:
-    """Returns T from the records of the first source; 1 if they fill units of a schedule, but no step."""
+    """Returns T from the first source's records; 1 if they fill units of a schedule but not a whole step."""
     return max(1, orders.steps_per_epoch(num_records, request.shares.rows_at(0)[0], request.remainder))
 
 
 @contextlib.contextmanager
 def of_source(request: Request, source: object) -> Iterator[None]:
-    """Makes a UsageError in the block name the source, if the request has several."""
+    """Makes a UsageError in the block name the source, if the request has several sources."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The input as an iterator of NumPy arrays whose state can be stored, for loops outside Keras and tf.distribute."""
+"""The input as an iterator over NumPy arrays with storable state, for loops outside Keras and tf.distribute."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         images, labels, weights = next(batches)
         state = json.dumps(batches.get_state())  # in another process: batches.set_state(json.loads(state))
 
-    An element is that of `input_fn`, as NumPy arrays: numbers in the memory of the tensors, not copied and read-only;
-    strings, and features that vary in length, as arrays of objects, one per row. Small batches that are made together
-    lie together, up to 16 MiB of them, and stay in memory together.
+    An element is `input_fn`'s, as NumPy arrays: numbers share the tensors' memory and are read-only; strings, and
+    features that vary in length, are object arrays, one object per row. Small batches that are made together, up to 16
+    MiB, also stay in memory together.
 
-    The state is the step and the order spec, and does not depend on what was read ahead. It is the same for all shards
-    of a job, which may resume with any number of them. With `local_replicas` > 1 a step has as many elements, one per
-    replica: element i belongs to step i // local_replicas, and only between steps is there a state.
+    The state is the step and the order spec, and does not depend on how far was read ahead. It is the same for all
+    shards of a job, which may resume with any number of them. With `local_replicas` > 1 a step has that many elements,
+    one per replica: element i belongs to step i // local_replicas, and state only exists between steps.
 
     Attributes:
-      spec: the arguments of the order.
+      spec: arguments of the order.
     """
 
     @Taking(Request)
     def __init__(self, request: Request) -> None:
-        """Checks the arguments; shards are opened for the first element.
+        """Checks the arguments; shards are only opened for the first element.
 
         Args:
-          request: the arguments of `input_fn`; global_batch_size and training are required.
+          request: arguments of `input_fn`; global_batch_size and training are required.
 
         Raises:
           DataError: no valid data set in `data_dir`.
-          UsageError: an argument cannot work; some about shards and images are checked with the first element.
+          UsageError: an argument cannot work; some concerning shards and images are only checked with the first
+            element.
         """
         self._start(request)
 
@@ -61,8 +62,8 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         self.spec: Spec = resolve_all(self._request).spec
         shard = as_shard(self._request.shard)
         self._replicas = shard.local_replicas if shard else 1
-        self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
-        # Also when the interpreter exits: it would wait for TensorFlow's threads that read ahead, and they for it.
+        self._open: list[Iterator[Any]] = []  # the dataset's iterator, once it exists
+        # Also when the interpreter exits: otherwise it and TensorFlow's read-ahead threads would wait for each other.
         weakref.finalize(self, self._open.clear)
         self._seek(self._request.start_step)
 
@@ -104,7 +105,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state from which `set_state` resumes here, for JSON: `step`, `spec`, `spec_digest`.
+        """Returns the JSON-compatible state from which `set_state` resumes: `step`, `spec`, `spec_digest`.
 
         Raises:
           UsageError: in the middle of a step of several local replicas.
@@ -118,16 +119,16 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return {"step": self.step, "spec": json.loads(self.spec.to_json()), "spec_digest": self.spec.digest}
 
     def set_state(self, state: Mapping[str, Any], *, allow_order_change: bool = False) -> None:
-        """Continues at the step of a state. Nothing before it is read, except the beginning of a compressed shard.
+        """Continues at the step of a state. Nothing before it is read, except the beginning of compressed shards.
 
-        A split that is kept in memory is read again, unless no element was taken yet.
+        A split that is kept in memory is read again, unless no element has been taken yet.
 
         Args:
           state: state from `get_state`, of any shard of the job.
-          allow_order_change: continue at that step of this order even if the state belongs to another order.
+          allow_order_change: whether to continue at that step even if the state belongs to a different order.
 
         Raises:
-          UsageError: this is not a state, or one of another order; the message names the fields that differ.
+          UsageError: this is not a state, or belongs to a different order; the message names the fields that differ.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
             raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")
@@ -146,7 +147,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
             )
         if note := self.spec.later_changes(dict(state["spec"]), step):
             _logger.warning("set_state: %s", note)
-        if (step, 0) != (self.step, self._given % self._replicas):  # else what was read ahead can be used
+        if (step, 0) != (self.step, self._given % self._replicas):  # or elements read ahead can be used
             self._seek(step)
 
 
@@ -158,15 +159,15 @@ def _resumed(request: Request, state: Mapping[str, Any]) -> StepIterator:
 
 
 def _whole(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the elements as arrays."""
+    """Yields the elements as NumPy arrays."""
     for element in dataset:
         yield tf.nest.map_structure(_array, element)
 
 
 def _cut(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the elements of groups as arrays.
+    """Yields the elements of groups as NumPy arrays.
 
-    TensorFlow takes 55 us of processor time to hand three tensors to Python, as long as it takes to make a small batch.
+    TensorFlow takes 55 us of processor time to hand three tensors to Python, as long as making a small batch.
     """
     for group in _whole(dataset):
         for number in range(len(group[-1])):

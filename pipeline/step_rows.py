@@ -1,6 +1,6 @@
-"""The batch of any step of a run: its rows as stored and as they were trained on, as a table, JSON and a picture.
+"""The batch of any step of a run: its rows as stored and as trained on, as a table, JSON and a picture.
 
-The order is a function of the step, so that nothing needs to have been logged: the step is made again.
+The order is a function of the step, so nothing needs to have been logged: the step is made again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest
 _CAPTION, _GAP, _LETTERS = 16, 6, 12  # pixels
 _INK, _MARK = (40, 40, 40), (200, 30, 30)
 _MOST_DRAWN = 512  # rows
-_MOST_VALUES = 4  # of a label that are shown
-_SEEN = 0.005  # share of a class in a mixed label, from which on it is named
+_MOST_VALUES = 4  # values shown of a label
+_SEEN = 0.005  # classes with at least this share of a mixed label are named
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,18 +33,18 @@ class Row:
     """One row of a step's global batch.
 
     Attributes:
-      row: its number in the global batch.
-      replica: which is fed it.
+      row: row number in the global batch.
+      replica: replica that gets the row.
       source: number of its data set in a mixture, else 0.
-      record: its id in the split of that data set.
+      record: record id in the split of that data set.
       place: shard, and number of the record in it.
-      key: of the record; empty: it has none, or cannot be read.
-      label: label of the record, as it is fed: a number, or an array of numbers; None: unknown.
-      weight: 0 for padding, and for a corrupt record that was skipped.
-      stored: its image as stored, decoded, uint8 (height, width, channels); None: not an image, or unreadable.
-      trained: what the model gets for it, if that is an array.
-      trained_label: likewise; a number, or shares of all classes, float32 (classes,).
-      problem: why the record cannot be shown as it is stored; empty: it can.
+      key: key of the record; empty if it has none, or cannot be read.
+      label: label of the record, as fed: a number, or an array of numbers; None if unknown.
+      weight: sample weight; 0 for padding, and for a corrupt record that was skipped.
+      stored: image as stored, decoded, uint8 (height, width, channels); None if it is not an image, or unreadable.
+      trained: model's input for the row, if that is an array.
+      trained_label: label for training; a number, or shares of all classes, float32 (classes,).
+      problem: reason why the record cannot be shown as stored; empty if it can.
     """
 
     row: int
@@ -62,7 +62,7 @@ class Row:
 
 
 class Tile(NamedTuple):
-    """A row in a picture: what is drawn above, what below, the lines under both, and whether it is framed."""
+    """A row in a picture: the upper and lower image, the lines under both, and whether it is framed."""
 
     above: NDArray[Any] | None
     below: NDArray[Any] | None
@@ -74,8 +74,9 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
     """Returns the rows of a global step, in the order of the global batch.
 
     Args:
-      resolved: what a run trains on. Without images, or a `parse` function, there is nothing to show but the records.
-      step: counted from 0: the updates that were made before it.
+      resolved: training input of a run. Without images, or with a `parse` function, there is nothing to show but the
+        records.
+      step: number of the step, from 0: the number of updates before it.
       replicas: R.
 
     Raises:
@@ -107,7 +108,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
                 source=source,
                 record=record,
                 place=parts[source].selection.locate(record),
-                # The row of a corrupt record that was skipped has the values of another one.
+                # The row of a corrupt record that was skipped has another record's values.
                 key="" if problem and not weights[row] else key_text(keys[row] or example.get("key", b"")),
                 label=parts[source].label_of(example["label"]) if "label" in example else None,
                 weight=float(weights[row].item()),
@@ -121,7 +122,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
 
 
 class _Stored:
-    """The records of a split as they are stored."""
+    """The stored records of a split."""
 
     def __init__(self, part: ResolvedRequest) -> None:
         request, self._why, self._examples = part.request, "", None
@@ -129,7 +130,7 @@ class _Stored:
             self._examples = RandomAccess(
                 request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes
             )
-        except UsageError as error:  # compressed shards that can only be read forward
+        except UsageError as error:  # compressed shards that can only be read sequentially
             self._why = str(error)
 
     def example(self, record: int) -> tuple[dict[str, Any], str]:
@@ -143,7 +144,7 @@ class _Stored:
 
 
 def name_of(label: Any, class_names: Sequence[str]) -> str:
-    """Returns a label in words: the name of its class, `cat 0.70 + dog 0.30` if it has parts of several, or numbers."""
+    """Returns a label as text: its class name, `cat 0.70 + dog 0.30` if it is a mix of several, or numbers."""
     if label is None:
         return ""
     if np.ndim(label):
@@ -159,7 +160,7 @@ def name_of(label: Any, class_names: Sequence[str]) -> str:
 
 
 def cells_of(row: Row, resolved: ResolvedInput) -> list[tuple[str, str]]:
-    """Returns a row of a step as one of a table: (name of the column, cell)."""
+    """Returns a step's row for a table: (column name, cell) pairs."""
     names = resolved.first.class_names
     own, trained = name_of(row.label, names), name_of(row.trained_label, names)
     label = trained if row.label is None or own == trained else f"{own}, trained as {trained}" if trained else own
@@ -179,7 +180,7 @@ def cells_of(row: Row, resolved: ResolvedInput) -> list[tuple[str, str]]:
 
 
 def json_of(row: Row, class_names: Sequence[str]) -> dict[str, Any]:
-    """Returns a row of a step as JSON."""
+    """Returns a step's row as a JSON-compatible object."""
     label = row.trained_label
     return {
         **{"row": row.row, "replica": row.replica, "source": row.source, "key": row.key},
@@ -211,14 +212,14 @@ def sheet_of(
     notes: Mapping[int, str] | None = None,
     marked: Collection[int] = (),
 ) -> Image.Image:
-    """Returns a picture of a step's rows, replica by replica: stored above trained, label and key under them.
+    """Returns a picture of a step's rows by replica: the stored image above the trained one, label and key below.
 
     Args:
-      rows: of the step, in any order.
-      title: of the picture.
-      class_names: of the labels.
-      notes: {number of a row: a text under it, in front of its key}; None: there are none.
-      marked: numbers of rows to frame.
+      rows: rows of the step, in any order.
+      title: title of the picture.
+      class_names: class names, by label.
+      notes: {row number: text under the row, in front of its key}; None for none.
+      marked: row numbers to frame.
 
     Raises:
       UsageError: the rows are not images.
@@ -242,7 +243,7 @@ def sheet_of(
 
 
 def sheet(title: str, groups: Mapping[str, Sequence[Tile]]) -> Image.Image:
-    """Returns a picture of tiles in groups, whose headings may be empty. Floats are stretched to black..white."""
+    """Returns a picture of tiles in groups with possibly empty headings. Floats are stretched to black..white."""
     count = sum(map(len, groups.values()))
     side, columns = (96, 8) if count <= 64 else (64, 16)
     lines = max(len(tile.lines) for tiles in groups.values() for tile in tiles)

@@ -3,7 +3,7 @@
     from trainer import Predictor, Task, TrainConfig, train
 
 The flow: config -> plan -> cluster -> task, models -> step -> loop -> callbacks; `training` composes them. Names are
-loaded on first use, so that importing the package costs nothing.
+loaded on first use, so that importing the package is free.
 """
 
 # Of stepfeed.

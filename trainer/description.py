@@ -1,4 +1,4 @@
-"""What must be equal on all workers of a job: versions, code, flags, data, the order of examples, the model."""
+"""The description of a run that must be equal on all workers: versions, code, flags, data, order, model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.plan import Plan
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a run. Parts that may differ because of another part come after it."""
+    """Returns the description of a run. Parts that may differ because of another part follow it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     chosen = algorithms.in_words(config.run.folder)
@@ -28,12 +28,12 @@ def of(config: TrainConfig, plan: Plan) -> Description:
 
 
 def of_server(config: TrainConfig) -> Description:
-    """Returns the description of a parameter server, which reads no data."""
+    """Returns the description for a parameter server, which does not read data."""
     return [versions(), _flags(config)]
 
 
 def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a worker that runs the chief's graphs, which contain the chief's path of the data."""
+    """Returns the description for a worker that runs the chief's graphs, which contain the chief's path of the data."""
     software, packages, flags, *rest = of(config, plan)
     return [
         software,
@@ -45,9 +45,9 @@ def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
 
 
 def model_difference(chief: Structure, other: Structure) -> str | None:
-    """Returns how a worker's built model differs from the chief's; None: it is the same.
+    """Returns how a worker's built model differs from the chief's; None if it does not.
 
-    Such as `another model: layer dense: activation gelu, the chief has relu`.
+    For example `another model: layer dense: activation gelu, the chief has relu`.
     """
     changes = structure.changes(chief, other)
     if not changes:
@@ -61,7 +61,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 
 
 def _data(training: ResolvedInput) -> str:
-    """Returns the data in words; for a mixture, with the splits and rows, which only --data_dir would tell."""
+    """Returns a description of the data; for a mixture with splits and rows, which are otherwise only in --data_dir."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.is_mixture:
         return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"
@@ -73,7 +73,7 @@ def _data(training: ResolvedInput) -> str:
 
 
 def _evaluation_data(config: TrainConfig, plan: Plan) -> dict[str, str]:
-    """Returns the data of --eval_data_dir in words; nothing if what is trained on tells which data are evaluated on."""
+    """Returns a description of --eval_data_dir; empty if the training data determine the evaluation data."""
     if config.data.eval_data_dir is None or not plan.evaluation:
         return {}
     [part] = plan.evaluation.values()
@@ -81,7 +81,7 @@ def _evaluation_data(config: TrainConfig, plan: Plan) -> dict[str, str]:
 
 
 def _flags(config: TrainConfig) -> dict[str, str]:
-    """Returns all flags but those that may differ between machines or processes."""
+    """Returns all flags except those that may differ between machines or processes."""
     words, logs = dict[str, str](), dict[str, str]()
     for group, field in fields(config):
         name, value = f"--{field.name}", getattr(group, field.name)

@@ -1,4 +1,4 @@
-"""`python -m trainer.evaluate`: what a trained model gets right and wrong, once or during the run that trains it.
+"""`python -m trainer.evaluate`: evaluates a trained model, once or during the run that trains it.
 
 Exit codes: 0 done; 1 the data or a checkpoint is bad; 2 a flag cannot work; 130 Ctrl-C.
 """

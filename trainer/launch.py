@@ -1,6 +1,6 @@
-"""`python -m trainer.launch`: a job of several processes of trainer.run, with restarts, here or on another scheduler.
+"""`python -m trainer.launch`: a job of several trainer.run processes, with restarts, here or on another scheduler.
 
-Exit codes: those of trainer.run; the job's is that of the process that failed first.
+Exit codes: as for trainer.run; the job's is the first failed process's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
     """Runs the command.
 
     Args:
-      argv: the arguments; None: the process's own.
-      program: what runs the trainer here; for tests.
+      argv: command-line arguments; None for the process's own.
+      program: program that runs the trainer here; for tests.
 
     Raises:
-      PipelineError: whatever a user can cause; its exit code is that of the job.
+      PipelineError: whatever a user can cause; its exit code is the job's.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
     with Mistakes() as mistakes:
@@ -58,7 +58,7 @@ def _description() -> str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the arguments before and after `--`; None: there is no `--`."""
+    """Returns the arguments before and after `--`; None if there is no `--`."""
     if "--" not in arguments:
         return list(arguments), None
     here = list(arguments).index("--")

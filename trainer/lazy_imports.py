@@ -1,4 +1,4 @@
-"""Loads TensorFlow and Keras quietly, without libraries that the trainer does not use, after the flags are checked."""
+"""Loads TensorFlow and Keras quietly, after the flags are checked, and without libraries the trainer does not use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def loading() -> Iterator[None]:
 
 
 def load_task(name: str | None) -> type[Task] | None:
-    """Returns a user's class, whose module may load TensorFlow.
+    """Returns a user's class; importing its module may load TensorFlow.
 
     Args:
-      name: --task.
+      name: value of --task.
 
     Raises:
-      UsageError: there is no such class, or it is not a Task.
+      UsageError: the class does not exist or is not a Task.
     """
     if name is None:
         return None
@@ -46,10 +46,11 @@ def load_task(name: str | None) -> type[Task] | None:
 
 @contextlib.contextmanager
 def _hidden(*packages: str) -> Iterator[None]:
-    """Context in which packages seem not to be installed, unless they are loaded already.
+    """Context in which packages seem not to be installed, unless they are already loaded.
 
-    Keras loads matplotlib and sklearn if it finds them, for plots and wrappers that training does not use. They take
-    2.8 of the 9.4 seconds of processor time in which TensorFlow and Keras load. TensorFlow Lite loads jax: 1 second.
+    Keras imports matplotlib and sklearn if they are installed, for plots and wrappers that training does not use. They
+    account for 2.8 of the 9.4 CPU seconds that loading TensorFlow and Keras takes. TensorFlow Lite imports jax: 1
+    second.
     """
     hidden = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python raises ImportError

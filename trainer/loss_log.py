@@ -1,13 +1,13 @@
-"""The loss of each row that a run was trained on, by record: `trainer.run --log_losses` writes it.
+"""The loss of each row that a run trained on, by record: `trainer.run --log_losses` writes it.
 
-`DIR/worker-00000.losses`, one file per worker, is a sequence of `ROW`s without a header, in the order of steps, which
-NumPy reads as it is:
+`DIR/worker-00000.losses`, one file per worker, is a sequence of `ROW`s in the order of steps, without a header. NumPy
+reads it directly:
 
     rows = np.fromfile("losses/worker-00000.losses", [("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
 
-`step` is the global step before the update, `record` a record id of `input_fn(record_ids=True)`, and `loss` what the
-row contributes to the mean, without regularisation. Padding and skipped records have no row. `DIR/losses.json` says
-which run and which order of examples they belong to.
+`step` is the global step before the update, `record` a record id as `input_fn(record_ids=True)` gives it, and `loss`
+the row's loss without regularisation. Padding and skipped records have no row. `DIR/losses.json` identifies the run and
+the order of examples.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ ROW = np.dtype([("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
 FORMAT = 1
 _HEADER = "losses.json"
 _NAME = re.compile(r"worker-(\d{5})\.losses")
-_MOST = 1 << 32  # steps, and records
+_MOST = 1 << 32  # limit of steps and records
 
 
 def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bool) -> None:
-    """Checks that a run may write to a folder; the chief then notes in it whose losses these are.
+    """Checks that a run may write to a folder; the chief then notes there which run the losses belong to.
 
-    Call it before any `LossLog` is opened, which removes the rows of steps that are made again.
+    Call it before any `LossLog` is opened, since that removes the rows of steps that will be repeated.
 
     Args:
-      flags: --log_losses and --model_dir.
-      training: what the run trains on.
+      flags: values of --log_losses and --model_dir.
+      training: resolved training input.
       last_step: step at which it ends.
       is_chief: whether this process is the chief.
 
     Raises:
       DataError: the folder cannot be written to.
-      UsageError: it has the losses of another run or order, or the run is too long for the format.
+      UsageError: the folder has the losses of another run or order, or the run is too long for the format.
     """
     assert flags.log_losses is not None
     folder = flags.log_losses
@@ -62,7 +62,7 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
     run = {
         "format": FORMAT,
         "model_dir": os.path.realpath(flags.model_dir),
-        # Without what a resumed run may change of the steps to come, whose rows are removed first.
+        # Without the fields that a resumed run may change for the steps to come: rows of those steps are removed first.
         "order": {name: value for name, value in training.spec.fields().items() if name not in AHEAD},
     }
     with named(path, "cannot be read"):
@@ -96,14 +96,14 @@ def _files(folder: str) -> list[pathlib.Path]:
 
 
 class LossLog:
-    """Appends to one worker's file. A context manager.
+    """Appends to one worker's file. Use it as a context manager.
 
-    A run that resumes removes the rows of its steps first, so that no step is there twice. The chief does so, too, in
-    the files of workers that are no longer there.
+    A resumed run first removes the rows of the steps that it will repeat, so that no step occurs twice. The chief does
+    the same in the files of workers that no longer exist.
     """
 
     def __init__(self, folder: str, worker: int, workers: int, start_step: int) -> None:
-        """Opens the file, or continues that of an earlier part of the run.
+        """Opens the file, or continues the one from an earlier part of the run.
 
         Raises:
           DataError: a file cannot be written.
@@ -118,12 +118,12 @@ class LossLog:
             self._file: BinaryIO = path.open("ab")
 
     def append(self, step: int, records: NDArray[Any], losses: NDArray[Any], weights: NDArray[Any]) -> None:
-        """Adds the rows of a global step, those of weight 0 left out.
+        """Appends the rows of a global step, except those of weight 0.
 
         Args:
           step: global step before the update.
-          records, losses, weights: id (int64), loss and sample weight (float32) of all rows of the worker's replicas,
-            arrays of the same shape.
+          records, losses, weights: ids (int64), losses and sample weights (float32) of all rows of the worker's
+            replicas, arrays of the same shape.
         """
         real = weights.reshape(-1) > 0
         rows = np.empty(int(real.sum()), ROW)
@@ -132,7 +132,7 @@ class LossLog:
             self._file.write(rows.tobytes())
 
     def flush(self) -> None:
-        """Hands all rows to the operating system: they survive a kill of the process."""
+        """Hands all rows to the operating system, so that they survive if the process is killed."""
         with named(self._path, "cannot be written"):
             self._file.flush()
 
@@ -145,20 +145,20 @@ class LossLog:
 
 
 def _rows_before(path: pathlib.Path, step: int) -> int:
-    """Returns the number of rows of earlier steps; what follows are rows of steps that are made again, or a cut one."""
+    """Returns the number of rows of earlier steps; after them come steps that will be repeated, or a partial row."""
     count = path.stat().st_size // ROW.itemsize
     if not count:
         return 0
     rows: NDArray[Any] = np.memmap(path, ROW, "r", shape=(count,))
-    # Not NumPy's search, which would copy the column of a file of gigabytes.
+    # Not np.searchsorted, which would copy the column of a file that may have gigabytes.
     return bisect.bisect_left(range(count), step, key=lambda row: int(rows[row]["step"]))
 
 
 def read(folder: str | os.PathLike[str], first: int = 0, stop: int = _MOST) -> NDArray[Any]:
-    """Returns the rows of all workers from step `first` to before `stop`, by step: `ROW` (rows,).
+    """Returns the rows of all workers for the steps from `first` to before `stop`, ordered by step: `ROW` (rows,).
 
     Raises:
-      DataError: there is no such log, or it cannot be read.
+      DataError: the log does not exist or cannot be read.
     """
     files = _files(os.fspath(folder))
     if not files:

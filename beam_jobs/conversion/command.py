@@ -31,11 +31,11 @@ def _check_source(config: ConvertConfig) -> None:
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
-    """Converts as the flags say.
+    """Runs a conversion from its command line.
 
     Args:
-      command: its name, for --help.
-      argv: the flags; None for the process's own.
+      command: name of the command, for --help.
+      argv: flags; None for the process's own arguments.
 
     Raises:
       PipelineError: bad flags or data, with the exit code and one line of text.
@@ -52,7 +52,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     )
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
-        # 2 s to import: after --help and our own flags.
+        # Imported late: they take 2 s, which --help and a bad flag need not wait for.
         from beam_jobs.conversion import dry_run, job  # noqa: PLC0415
         from beam_jobs.report import card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
@@ -61,7 +61,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     sink.check(config.dataset, config.source)
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir)
-        columns.chosen(config.columns, plan.source.features)  # before the conversion, not after it
+        columns.chosen(config.columns, plan.source.features)  # fails before the conversion rather than after it
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
     if config.dry_run:
@@ -98,15 +98,15 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
 
 
 def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | None) -> None:
-    """Adds the columns of --columns that an earlier conversion did not make; its shards are read once more for it.
+    """Adds the columns of --columns that an earlier conversion did not make, by reading its shards once more.
 
     Args:
-      config: config of the conversion.
-      sink: its folder.
-      named: columns of the records that the flag names; None: it names none.
+      config: options of the conversion.
+      sink: folder of the converted data set.
+      named: record columns that the flag names; None if it names none.
 
     Raises:
-      DataError, UsageError: they cannot be added.
+      DataError, UsageError: the columns cannot be added.
     """
     there = manifest.load(sink.data_dir).columns
     missing = [name for name in named or () if name not in there]
@@ -130,15 +130,16 @@ def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | Non
 def replacing(sink: Sink, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
     """Locks a sink and yields the plan to write there; None if the sink holds this data set already.
 
-    At the end of the block, what it wrote becomes the sink's data set. If it fails, the data set there stays as it was.
+    When the block ends, the files written in it become the sink's data set. If it fails, the old data set stays as it
+    was.
 
     Args:
-      sink: where to write; checked.
-      plan: what to write.
-      overwrite: whether another data set there is replaced.
+      sink: sink to write to, already checked.
+      plan: plan of the conversion.
+      overwrite: whether a different data set there may be replaced.
 
     Raises:
-      PipelineError: the sink holds another data set, or it cannot be locked, read or written.
+      PipelineError: the sink holds a different data set, or cannot be locked, read or written.
     """
     with sink.locked():
         present = existing_manifest(sink.data_dir)

@@ -1,4 +1,4 @@
-"""`--dry_run`: what a conversion would write, where and how fast, measured on some rows; it writes nothing."""
+"""`--dry_run`: reports what a conversion would write, where and how fast, from a sample of rows; writes nothing."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
 
-_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: the most that is read of each split
+_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: most to read of each split
 _SHOWN = 3  # examples of each split
 _LISTED_REJECTS = 5
 _LONGEST = 32  # characters of a feature's value
-_ENOUGH_SECONDS = 0.2  # of work, to time it
+_ENOUGH_SECONDS = 0.2  # of work: enough to time it
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A split, measured on some of its rows.
+    """Estimates for one split from a sample of its rows.
 
     Attributes:
-      rows: number of rows that were read.
-      rejects: the invalid ones among them.
+      rows: number of rows read.
+      rejects: invalid rows among them.
       num_bytes: estimated size of all shards of the split.
-      seconds: estimated time of one core for all rows.
-      formats, sizes: those of the images as they would be stored.
-      examples: the first ones: {feature: value as text}.
+      seconds: estimated time for all rows on one core.
+      formats, sizes: formats and sizes of the images as they would be stored.
+      examples: first examples: {feature: value as text}.
     """
 
     rows: int
@@ -51,17 +51,17 @@ class Measured:
 
 
 def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) -> None:
-    """Prints what the conversion of a plan would do.
+    """Prints what converting a plan would do.
 
     Args:
-      plan: the plan.
-      sink: where to write; checked.
-      overwrite: whether another data set there would be replaced.
-      workers: processes that would share the work.
-      lowered: a line that says why there are fewer workers than the flag says; "" for none.
+      plan: plan of the conversion.
+      sink: sink to write to, already checked.
+      overwrite: whether a different data set there would be replaced.
+      workers: number of processes that would share the work.
+      lowered: line explaining why fewer workers are used than the flag asks for; "" if not.
 
     Raises:
-      PipelineError: the conversion would fail: there is another data set, the disk is too small, or the sample has
+      PipelineError: the conversion would fail: there is a different data set, the disk is too small, or the sample has
         more invalid rows than are allowed.
     """
     what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
@@ -78,7 +78,7 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
 
 
 def measure(plan: Plan, split: str) -> Measured:
-    """Reads some rows of a split's first shard, makes their records as a worker would, and measures that.
+    """Measures how long a worker would take to read some rows of a split's first shard and make their records.
 
     Raises:
       DataError: the source cannot be read.
@@ -107,7 +107,7 @@ def measure(plan: Plan, split: str) -> Measured:
 
 
 def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Returns the rows to measure, and how many rows must be read for them: those of one chunk, or 0 without chunks."""
+    """Returns the rows to measure, and how many rows have to be read to get them: whole chunks, or 0 without chunks."""
     most = max(_SHOWN, min(_ROWS, int(_BYTES / max(1.0, plan.sample.source_bytes.get(split, 1.0)))))
     chunks = plan.source.chunks(split)
     if chunks is None:
@@ -118,7 +118,7 @@ def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 
 def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
-    """Returns the valid rows, and how many bytes their records take in a file."""
+    """Returns the valid rows, and the bytes that their records take in a file."""
     selected = select(block, classes, plan.sample.images)
     records = make_records(selected.rows)
     records = compressed(records) if plan.config.compression else records
@@ -196,10 +196,10 @@ def _images(plan: Plan, measured: dict[str, Measured]) -> str:
 
 
 def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
-    """Returns lines that say what is in the sink, and what the conversion would do with it.
+    """Returns lines that describe what the sink holds and what the conversion would do with it.
 
     Raises:
-      PipelineError: it holds another data set, or the disk is too small.
+      PipelineError: the sink holds a different data set, or the disk is too small.
     """
     if not sink.data_dir.exists():
         sink.check_plan(plan, None)

@@ -1,7 +1,7 @@
-"""A conversion as a Beam job: what it does on workers, how far it has come, and its one or two passes.
+"""A conversion as a Beam job: the work on the workers, its progress, and its one or two passes.
 
-A shard is a pure function of the plan and its number, written under a temporary name, so that a retried or doubled
-bundle changes nothing.
+A shard is a pure function of the plan and the shard number, and is written under a temporary name, so that a bundle
+that is retried or runs twice changes nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
 from pipeline.manifest.columns import NO_COLUMNS
 
-_SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # a store charges more for a list than for a read
+_SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # object stores charge more for listing than for reading
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion(ShardJob):
-    """Writes the shards and the manifest of a plan into its folder; the result is the manifest."""
+    """Writes a plan's shards and manifest into its folder; the result is the path of the manifest."""
 
     plan: Plan
 
@@ -41,21 +41,21 @@ class Conversion(ShardJob):
         return self.plan.elements
 
     def work(self, shards: Iterable[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
-        """Writes shards and yields their receipts, and their keys unless the source guarantees that these differ."""
+        """Writes shards and yields their receipts, and their keys unless the source guarantees unique ones."""
         for receipt in writer.write_shards(self.plan, shards):
             yield FOUND, receipt
             if not self.plan.source.unique_keys:
                 yield from reader.by_bucket(self.plan.data_dir, receipt.info)
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns the first pair, which fails the conversion."""
+        """Returns the first pair, which makes the conversion fail."""
         return reader.repeats(hashes)[:1]
 
     def finish(self, found: list[Receipt], repeated: list[Repeated]) -> str:
         """Writes the manifest.
 
         Raises:
-          DataError: two records have one key, a receipt is missing, or too many rows are invalid.
+          DataError: two records share a key, a receipt is missing, or too many rows are invalid.
         """
         if repeated:
             raise reader.as_error(self.plan.data_dir, repeated)
@@ -63,7 +63,7 @@ class Conversion(ShardJob):
 
 
 class Progress(Display):
-    """Shows how far a conversion has come: rows of the source that are in a finished shard, or rejected."""
+    """Shows the progress of a conversion in rows of the source, written to a finished shard or rejected."""
 
     def __init__(self, plan: Plan) -> None:
         self._folder = plan.receipts_dir
@@ -88,7 +88,7 @@ class Progress(Display):
     def _look(self) -> None:
         try:
             present = self._waiting.intersection(self._folder.names())
-        except (OSError, DataError):  # the workers will report it
+        except (OSError, DataError):  # a worker will report it
             present = set()
         for name in present:
             if receipt := receipts.load(self._folder / name):
@@ -100,7 +100,7 @@ class Progress(Display):
 
 
 def finished_part(plan: Plan) -> float:
-    """Returns the fraction of a plan's work, 0 to 1, that is done already; each of two passes counts one half."""
+    """Returns the fraction of a plan's work that is already done, 0 to 1; each of two passes counts for one half."""
     found = receipts.in_folder(plan.receipts_dir)
     return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (
         plan.config.passes * plan.num_rows
@@ -108,10 +108,10 @@ def finished_part(plan: Plan) -> float:
 
 
 def run_passes(plan: Plan, options: PipelineOptions) -> None:
-    """Writes the shards and the manifest of a plan, in as many passes as it says.
+    """Writes a plan's shards and manifest, in one or two passes as the plan requires.
 
     Raises:
-      PipelineError: a worker's error, or Beam's in one line.
+      PipelineError: a worker's own error, or Beam's in one line.
     """
     if plan.config.passes == 2:
         plan = _second_pass(plan, _run_first_pass(plan, options))
@@ -125,9 +125,9 @@ def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
     first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, config=config)
     try:
         run_job(Conversion(first), options, Progress(first))
-        (plan.data_dir / naming.REJECTS).remove()  # of an earlier run
+        (plan.data_dir / naming.REJECTS).remove()  # left by an earlier run
     finally:
-        staging.move_rejects(folder, plan.data_dir)  # before the manifest, the last of all files
+        staging.move_rejects(folder, plan.data_dir)  # before the manifest, which is written last
     return manifest.load(folder)
 
 

@@ -1,7 +1,7 @@
-"""Columns of a conversion: made of a shard's rows while it is written, kept in its receipt, and joined at the end.
+"""Columns of a conversion: collected while a shard is written, kept in its receipt, and joined at the end.
 
-So no shard is read a second time, and a conversion that was killed resumes with the values of the finished shards.
-Receipts have all values that could be columns; `--columns` chooses among them at the end.
+So no shard is read twice, and a killed conversion resumes with the values of the finished shards. Receipts keep every
+value that could be a column; `--columns` chooses among them at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.manifest.columns import (
     smallest,
 )
 
-_OF_ANY = ("label", "bytes")  # columns of any data set
+_OF_ANY = ("label", "bytes")  # columns that any data set can have
 _SIZES = ("height", "width")
 _ONE_VALUE = ((), (1,))  # shapes
 
@@ -38,14 +38,15 @@ Shard = dict[str, Packed]  # {feature: values}
 
 
 def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | None:
-    """Returns {column: feature} of those that --columns names; None: all those that every data set gets.
+    """Returns {column: feature} for the columns that --columns names; None for the default columns.
 
     Args:
-      columns: the flag: `none`; `records`, or `records:label,width`. A file or a function adds to all.
-      features: the source's own.
+      columns: value of the flag: `none`; `records`, or `records:label,width`. A file or a function adds to the default
+        columns.
+      features: features of the source.
 
     Raises:
-      UsageError: there is no such value, or two of these features would be one column.
+      UsageError: there is no such value, or two of the features would become the same column.
     """
     kind, _, names = columns.partition(":")
     if kind == NO_COLUMNS:
@@ -69,12 +70,12 @@ def _scalars(features: Mapping[str, Feature]) -> list[str]:
 
 
 def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[str, Feature]) -> dict[str, Packed]:
-    """Returns what a receipt keeps of a shard's rows: {feature: values}, small and as JSON has it.
+    """Returns the values of a shard's rows as a receipt keeps them: {feature: values}, compact and JSON-compatible.
 
     Args:
       rows: rows of the shard.
       record_bytes: bytes of each record, (n,).
-      features: the source's own.
+      features: features of the source.
     """
     height, width = rows.recoded.sides(len(record_bytes)).T
     numbers = {"label": rows.rows.labels, "bytes": record_bytes, "height": height, "width": width}
@@ -95,7 +96,7 @@ def _of_numbers(values: NDArray[Any]) -> Packed:
 def _of_strings(values: Iterable[Any]) -> Packed:
     texts = [bytes(_one(value)).decode(errors="surrogateescape") for value in values]
     names = sorted(set(texts))
-    # Their number over all shards is checked at the end. One shard must not blow up its receipt.
+    # The number over all shards is checked at the end; this only keeps a single receipt from growing too large.
     if len(names) > MOST_STRINGS or any(len(name) > LONGEST_STRING for name in names):
         return {"too": "many" if len(names) > MOST_STRINGS else "long"}
     codes = {name: code for code, name in enumerate(names)}
@@ -107,15 +108,15 @@ def _one(value: Any) -> Any:
 
 
 def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> dict[str, str]:
-    """Returns {column: name of its values in the receipts}, of the columns that a conversion makes, if it can.
+    """Returns {column: name of its values in the receipts} for the columns that the conversion will make.
 
     Args:
-      columns: the flag --columns.
-      features: the source's own.
-      are_sized: whether images have several sizes, so that height and width are columns though nobody names them.
+      columns: value of the flag --columns.
+      features: features of the source.
+      are_sized: whether images vary in size, so that height and width become columns without being named.
 
     Raises:
-      UsageError: as `chosen`.
+      UsageError: see `chosen`.
     """
     if (named := chosen(columns, features)) is not None:
         return named
@@ -126,19 +127,19 @@ def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> d
 def joined(
     columns: str, features: Mapping[str, Feature], of_column: Mapping[str, str], splits: Mapping[str, list[Shard]]
 ) -> Iterator[tuple[str, Column, dict[str, bytes]]]:
-    """Yields each column of a data set: its name, its entry in the manifest and its files, {split: bytes}.
+    """Yields the name, manifest entry and files, {split: bytes}, of each column of a data set.
 
-    The values of a column are dropped when they are read, so a caller that keeps no files has one column in memory.
-    Columns of more strings, or longer ones, than one would choose by are left out unless they are named.
+    The values of a column are dropped once they are read, so that a caller that keeps no files has one column in
+    memory. Columns with too many or too long strings to select rows by are left out unless they are named.
 
     Args:
-      columns: the flag --columns.
-      features: the source's own.
-      of_column: what `sources` returned.
-      splits: results of `packed` for the shards of each split, in their order; emptied.
+      columns: value of the flag --columns.
+      features: features of the source.
+      of_column: result of `sources`.
+      splits: results of `packed` for the shards of each split, in order; emptied.
 
     Raises:
-      DataError: a named column has too many strings, or too long ones; before the first column.
+      DataError: a named column has too many or too long strings; raised before the first column.
     """
     is_named = chosen(columns, features) is not None
     made = []
@@ -169,7 +170,7 @@ def _problem(parts: Iterable[Packed]) -> str:
 
 
 def _unpacked(parts: list[Packed], names: Sequence[str]) -> NDArray[Any]:
-    """Returns the values of the shards of a split, whose parts are emptied; of strings, their numbers among `names`."""
+    """Returns the values of all shards of a split, emptying `parts`; for strings, their indices in `names`."""
     numbers = {name: number for number, name in enumerate(names)}
     arrays = []
     for part in parts:
@@ -181,7 +182,7 @@ def _unpacked(parts: list[Packed], names: Sequence[str]) -> NDArray[Any]:
 
 
 def notes(columns: str, features: Mapping[str, Feature], made: Collection[str]) -> list[str]:
-    """Returns lines on features without a column because of their strings, and on those in place of another value."""
+    """Returns notes on features left out because of their strings, and on features that hide a built-in column."""
     scalars, found = _scalars(features), []
     missing: list[str] = []
     if chosen(columns, features) is None:

@@ -17,7 +17,7 @@ from pipeline.read import sidecars
 from pipeline.records import framing, members, tf_example
 from pipeline.records.tf_example import MAX_LABEL_SIZE, MAX_ONE_BYTE, Layout
 
-_BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
+_BLOCK = 768 << 10  # 768 KiB at a time stay in a core's cache until they are written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Records:
     """Framed records, end to end.
 
     Attributes:
-      blocks: yields the bytes of the file in pieces, bytes or uint8 (n,), made on demand.
+      blocks: function that yields the bytes of the file in pieces, bytes or uint8 (n,), made on demand.
       num_bytes: size of the file before compression.
       count: number of records.
-      stride: bytes from one record to the next before compression if all have the same length, else None.
+      stride: bytes from one record to the next before compression; None if records differ in length.
       offsets: offset of each record and of the end before compression, uint64 (count + 1,); None with a stride.
-      crcs: the masked CRC32C of each record, uint32 (count,); complete once all blocks were made.
-      member_offsets: offsets of compressed records: where each GZIP member begins, and the end; complete once all
-        blocks were made. None: they are not compressed.
+      crcs: masked CRC32C of each record, uint32 (count,); complete once all blocks have been made.
+      member_offsets: offset of each GZIP member and of the end; complete once all blocks have been made. None without
+        compression.
     """
 
     blocks: Callable[[], Iterable[Bytes]]
@@ -51,7 +51,7 @@ class Records:
         return np.arange(self.count + 1, dtype=np.int64) * (self.stride or 0)
 
     def beside(self) -> bytes | None:
-        """Returns the content of the sidecar of offsets, once all blocks were made; None if there is none."""
+        """Returns the content of the offsets sidecar, once all blocks have been made; None if there is none."""
         if self.member_offsets is None:
             return None if self.offsets is None else self.offsets.tobytes()
         if not self.count:
@@ -86,7 +86,7 @@ def make_records(rows: Block) -> Records:
 
 
 def _of_lengths(blocks: Callable[[], Iterable[Bytes]], lengths: NDArray[np.int64], crcs: NDArray[np.uint32]) -> Records:
-    """Returns records of some lengths, with their frames; int64 (n,)."""
+    """Returns records of the given lengths, int64 (n,), which include the frames."""
     if len(lengths) and (lengths == lengths[0]).all():
         return Records(blocks, int(lengths.sum()), len(lengths), int(lengths[0]), None, crcs)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecars.OFFSETS)
@@ -94,13 +94,13 @@ def _of_lengths(blocks: Callable[[], Iterable[Bytes]], lengths: NDArray[np.int64
 
 
 def compressed(records: Records) -> Records:
-    """Returns the same records in GZIP members that end where records do; no records make one empty member."""
+    """Compresses records into GZIP members that end at record boundaries; no records give one empty member."""
     offsets: list[int] = []
     return dataclasses.replace(records, blocks=lambda: _members(records, offsets), member_offsets=offsets)
 
 
 def _members(records: Records, offsets: list[int]) -> Iterator[bytes]:
-    """Yields the members; fills `offsets` with where each begins, and the end."""
+    """Yields the members, filling `offsets` with the start of each and the end."""
     begins = records.begins
     sizes = np.diff(begins[members.first_records(begins)]).tolist() or [0]
     offsets[:] = [0]
@@ -115,7 +115,7 @@ def _members(records: Records, offsets: list[int]) -> Iterator[bytes]:
 
 
 def _are_matrices(rows: Block) -> bool:
-    """Whether the records differ in length by their labels alone."""
+    """Whether only the labels make records differ in length."""
     if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
         return False
     ends = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(len(rows.labels), -1)[:, -1]
@@ -130,17 +130,17 @@ def _matrices(
     keys: NDArray[np.bytes_],
     crcs: NDArray[np.uint32],
 ) -> Iterator[Bytes]:
-    """Yields framed records in pieces that are small enough to stay in the cache.
+    """Yields framed records in pieces small enough to stay in the cache.
 
-    Those whose labels take one number of bytes are made as one matrix, with a row per record.
+    Records whose labels take the same number of bytes are made as one matrix with a row per record.
 
     Args:
-      layouts: layouts by the number of bytes of the label.
+      layouts: {bytes of the label: layout}.
       label_sizes: bytes of each label, int64 (n,).
       images: uint8 (n, ...).
       labels: int64 (n,).
-      keys: (n,), all of one length.
-      crcs: uint32 (n,), filled with the masked CRC32C of each record.
+      keys: keys of equal length, (n,).
+      crcs: output: masked CRC32C of each record, uint32 (n,).
     """
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
     step = _rows_at_once(max(len(layout.template) for layout in layouts.values()) + framing.OVERHEAD)
@@ -168,7 +168,7 @@ def _matrix(
     keys: NDArray[np.uint8],
     crcs: NDArray[np.uint32],
 ) -> NDArray[np.uint8]:
-    """Returns framed records of one layout, uint8 (n, length); fills `crcs`. Images and keys are uint8 (n, bytes)."""
+    """Returns framed records with one layout, uint8 (n, length); fills `crcs`. Images and keys are uint8 (n, bytes)."""
     empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
     matrix = np.empty((len(labels), len(empty)), np.uint8)
     records = matrix[:, framing.HEADER : -framing.FOOTER]

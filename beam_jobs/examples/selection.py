@@ -1,4 +1,4 @@
-"""The valid rows of a block, with their images as a shard stores them, and why the others are invalid."""
+"""Selects the valid rows of a block with their images as a shard stores them, and says why the others are invalid."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.read.statistics import PixelSums
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """How images are stored.
+    """Options for storing images.
 
     Attributes:
       encoding: `source`, `raw`, `png` or `jpeg`.
-      channels: 1 or 3: channels of raw images, and of the pixels that statistics are computed from.
-      size: (height, width) that all images are resized to; None to keep their sizes.
-      shape: the shape of every raw image; None if images may differ.
-      is_scaled: whether JPEGs that are resized are decoded at a part of their size.
+      channels: 1 or 3: number of channels of raw images, and of the pixels used for statistics.
+      size: (height, width) to resize all images to; None to keep their sizes.
+      shape: shape of every raw image; None if they may differ.
+      is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
     """
 
     encoding: str
@@ -37,16 +37,16 @@ class ImageOptions:
 
 @dataclasses.dataclass
 class Recoded:
-    """Images as they are stored.
+    """Images as stored.
 
     Attributes:
       sums: sums over the pixels.
-      images: raw pixels, uint8 (n, height, width, channels), or n files; without the rows in `bad`.
-      formats: their formats: `raw`, `png`, `jpeg`.
+      images: raw pixels, uint8 (n, height, width, channels), or a list of n files; rows in `bad` are left out.
+      formats: formats of the images: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
-      bad: {row of the block: why its image is invalid}.
-      turned: number of files that were written again, upright, because their EXIF data say that they are turned.
-      each_side: height and width of each image, if they are of several sizes; int32 (n, 2).
+      bad: {row of the block: reason why its image is invalid}.
+      turned: number of files rewritten upright because their EXIF data say that they are rotated.
+      each_side: height and width of each image, int32 (n, 2), if they vary.
     """
 
     sums: PixelSums
@@ -58,7 +58,7 @@ class Recoded:
     each_side: NDArray[np.int32] | None = None
 
     def sides(self, count: int) -> NDArray[np.int32]:
-        """Returns height and width of each of `count` images, int32 (count, 2)."""
+        """Returns the height and width of each of `count` images, int32 (count, 2)."""
         if self.each_side is not None:
             return self.each_side
         size = next(iter(self.sizes), (0, 0))
@@ -66,12 +66,12 @@ class Recoded:
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
-    """Returns the images of a block as they are stored.
+    """Returns the images of a block as a shard stores them.
 
     Args:
       block: a block of a source.
-      options: how to store the images.
-      skip: rows to skip, as they are invalid for other reasons.
+      options: options for storing the images.
+      skip: rows to leave out because they are invalid for other reasons.
     """
     is_raw = not isinstance(block.images, list) and options.encoding in ("source", "raw")
     if not is_raw or options.shape not in (None, np.shape(block.images)[1:]):
@@ -112,12 +112,12 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
         made.each_side = np.array(sides, np.int32)
     if raw is not None:
         made.images = raw[: made.sizes.total()]
-        made.sums.add(made.images)  # all at once, many times as fast for small images
+        made.sums.add(made.images)  # all at once: many times as fast for small images
     return made
 
 
 def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str, bool]:
-    """Returns (file, pixels, format, whether a file had to be written again to be upright) of an image as stored."""
+    """Returns (file, pixels, format, whether the file was rewritten upright) of an image as stored."""
     if not isinstance(image, bytes):
         pixels = image
     else:
@@ -150,7 +150,7 @@ class Selected:
 
     Attributes:
       rows: the valid rows, in the block's order.
-      recoded: their images as they are stored.
+      recoded: images of the valid rows, as stored.
       bad: {row of the block: reason} of the invalid rows.
     """
 
@@ -164,8 +164,8 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
     Args:
       block: a block of a source.
-      num_classes: the number of classes, which labels must be below.
-      options: how images are stored.
+      num_classes: number of classes; labels must be smaller.
+      options: options for storing the images.
     """
     bad = dict(block.bad)
     for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
@@ -179,10 +179,11 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
-    """Returns the selection from a whole block, joined from those of its parts.
+    """Joins the selections from parts of a block into the selection from the whole block.
 
     Args:
-      parts: (rows of the block, int64 (n,); the selection from them) of each part, in any order; every row is in one.
+      parts: (row numbers in the block, int64 (n,); selection) of each part, in any order; every row is in exactly one
+        part.
     """
     places = [np.delete(rows, list(part.bad)) for rows, part in parts]
     rows = Block.joined([(place, part.rows) for place, (_, part) in zip(places, parts, strict=True)])

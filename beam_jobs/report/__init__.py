@@ -1,1 +1,1 @@
-"""What a person reads at the end."""
+"""What a conversion reports to people: the printed summary and the data set card."""

@@ -1,4 +1,4 @@
-"""`card.html`: a data set on one page, for people: samples, labels, shards, source, and the command that made it."""
+"""`card.html`: one page about a data set: samples, labels, shards, source, and the command that made it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _LARGEST_SIDE = 160  # pixels on the longer side: sharp on a screen of two pixel
 _THUMBNAIL_QUALITY = 82
 CLASSES = 20  # shown, and of each:
 _PER_CLASS = 5
-_SAMPLED_SHARDS = 16  # over the whole split: the shards of a source sorted by class have few classes each
+_SAMPLED_SHARDS = 16  # spread over the split: if the source is sorted by class, a shard has few classes
 _SAMPLED_RECORDS = 4096  # of all of them
 _SAMPLED_BYTES = 64 << 20  # 64 MiB, of all of them; of each at least one record
 _MANY_CLASSES = 40
-_COLUMNS, _LONG_NUMBER = 2, 100_000  # splits, and examples of a label, that a row of labels has room for on a phone
-_PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
+_COLUMNS, _LONG_NUMBER = 2, 100_000  # most splits, and examples of a label, that fit in a table row on a phone
+_PICTURES = 1 << 20  # 1 MiB for all pictures; base64 in the page adds a third
 _LARGEST_PICTURE = 64 << 10  # 64 KiB
-_SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
+_SIDE = 96  # CSS pixels: five in a row fit on a wide screen
 _LONGEST = 20_000  # characters of one text
 _IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
 _SEAL = b"\n<!-- SHA-256 of all before this line:"
@@ -50,25 +50,25 @@ _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DO
 
 
 def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
-    """Writes the card beside a manifest; returns None, or why it could not: the data set is complete without it.
+    """Writes the card beside a manifest. Returns None or, as the data set is complete without it, why that failed.
 
     Args:
-      folder: the data set's folder.
-      command: the module that was run.
-      arguments: its arguments, as they were given.
+      folder: folder of the data set.
+      command: name of the module that was run.
+      arguments: command-line arguments, as given.
       images: facts about the images.
     """
     try:
         text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
-    except Exception as error:  # whatever it is: hours of conversion are worth more than a page
+    except Exception as error:  # never lose hours of conversion to a page
         return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None
 
 
 def _named_within(folder: StoragePath, error: Exception) -> Exception:
-    """Returns the error with its file named relative to the folder, which will be moved."""
+    """Returns the error with its file named relative to the folder, as the folder will be moved."""
     if isinstance(error, PipelineError) and error.path:
         return error.changed(path=error.path.removeprefix(f"{folder}/"))
     if isinstance(error, OSError) and error.filename:
@@ -77,9 +77,9 @@ def _named_within(folder: StoragePath, error: Exception) -> Exception:
 
 
 def problem_of(page: bytes, made: Manifest) -> str | None:
-    """Returns what is wrong with a card: it belongs to another data set than its manifest, or was altered; else None.
+    """Returns what is wrong with a card (it belongs to a different data set, or was altered), or None.
 
-    Cards of earlier releases have no seal, so that only the data set is compared.
+    Cards written by earlier releases have no seal; for them only the data set is compared.
     """
     found = _IDENTITY.search(page)
     if not found:
@@ -97,13 +97,13 @@ def _seal_of(page: bytes) -> bytes:
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
-    """Returns a command for a shell, one line per argument, without the parts of URLs that may be secret."""
+    """Returns a shell command, one line per argument, without the parts of URLs that may be secret."""
     shown = [_QUERY.sub("...", _USER.sub("...@", each)) if "://" in each else each for each in arguments]
     return " \\\n    ".join([to_run(command), *map(shlex.quote, shown)])
 
 
 def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
-    """Returns the page about a data set, with samples from the shards in its folder.
+    """Returns the page for a data set, with samples read from its shards.
 
     Raises:
       DataError, OSError, EOFError, zlib.error: a shard cannot be read or holds a record that is not an example.
@@ -137,7 +137,7 @@ def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFa
 
 def _visible(value: Any) -> Any:
     """Returns a value as text, cut if it is very long, with invisible characters (controls, bad Unicode) escaped."""
-    if hasattr(value, "__html__"):  # markup: what a macro gives, and what `safe` is said of
+    if hasattr(value, "__html__"):  # markup: a macro's result, or text marked `safe`
         return value
     text = str(value)
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
@@ -149,7 +149,7 @@ def _shape(feature: Feature) -> str:
 
 
 def _encoding(feature: Feature) -> str:
-    """Returns the encoding of a feature, or the number of classes of a label, as text."""
+    """Returns the encoding of a feature, or the number of classes if it is a label, as text."""
     if feature.class_names:
         return count_of(len(feature.class_names), "class", "classes")
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
@@ -157,7 +157,7 @@ def _encoding(feature: Feature) -> str:
 
 
 def _labels(made: Manifest) -> dict[str, Any]:
-    """Returns the number of examples of each class in each split; if there are many classes, the largest come first.
+    """Returns the number of examples of each class in each split; many classes are listed largest first.
 
     Labels that are not classes have no rows.
     """
@@ -191,7 +191,7 @@ def _labels(made: Manifest) -> dict[str, Any]:
 
 
 def _sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
-    """Returns the number of sizes of the images, and a histogram, in which sizes are rounded up if they are many."""
+    """Returns the number of image sizes, and a histogram of them; many sizes are rounded up."""
     counts = made.image_sizes
     return {
         "count": len(images.sizes),
@@ -237,9 +237,9 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
 
 
 def _cell(made: Manifest) -> int | None:
-    """Returns the width in CSS pixels of small pictures: a multiple of the image's, so that each pixel is a square.
+    """Returns the display width of small pictures in CSS pixels: a multiple of the image's width, for square pixels.
 
-    Returns None for pictures that differ in size or are larger: they take the room that there is.
+    Returns None if pictures vary in size or are larger: they then fill the room available.
     """
     height, width, _ = made.features["image"].shape
     if height is None or width is None or max(height, width) > _SIDE // 2:
@@ -252,7 +252,7 @@ def _class_name(made: Manifest, label: int) -> str:
 
 
 def _counts(made: Manifest, split: str) -> tuple[int, ...]:
-    """Returns the number of examples of each class of a split; where there are no classes, of all as one."""
+    """Returns the number of examples of each class of a split; one total if there are no classes."""
     info = made.splits[split]
     return info.label_histogram or (info.num_examples,)
 
@@ -262,8 +262,8 @@ class Samples:
     """Examples by class.
 
     Attributes:
-      split: theirs.
-      by_label: {label: (image, key) of the first examples found}, in the order of the labels.
+      split: name of their split.
+      by_label: {label: (image, key) of the first examples found}, ordered by label.
     """
 
     split: str
@@ -271,7 +271,7 @@ class Samples:
 
 
 def take_samples(folder: StoragePath, made: Manifest) -> Samples:
-    """Returns samples of the training split, or of the largest one: always the same for the same data set.
+    """Returns samples from the training split or, without one, the largest; the same data set gives the same samples.
 
     Reading is bounded: it ends when each class has enough samples, or after some records of some shards.
 
@@ -306,7 +306,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def _choose_classes(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list[tuple[bytes, str]]]:
-    """Returns at most `CLASSES` of the classes that have samples, from the first to the last of them."""
+    """Returns at most `CLASSES` of the classes that have samples, evenly spread."""
     labels = [label for label, samples in found.items() if samples]
     return {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)}
 
@@ -329,7 +329,7 @@ def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[l
         found = tf_example.example(record, wanted, decode_image=False)
     except tf_example.BadExampleError:
         raise DataError("a record is not an example with image, label and key", path=file) from None
-    key = found.get("key", f"{file}#{number}".encode())  # records of other writers may have none
+    key = found.get("key", f"{file}#{number}".encode())  # other programs' records may have no key
     label = found["label"]
     classes = np.flatnonzero(label).tolist() if np.ndim(label) else [label]
     return classes, (found["image"], key.decode(errors="backslashreplace"))
@@ -340,8 +340,8 @@ class Picture:
     """An image file.
 
     Attributes:
-      uri: the file, as a `data:` URI.
-      height, width: of the original image.
+      uri: `data:` URI of the file.
+      height, width: size of the original image.
     """
 
     uri: str
@@ -353,7 +353,7 @@ def picture_of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int)
     """Returns the picture of raw pixels (row-major uint8).
 
     Raises:
-      BadImageError: `data` does not have the bytes of that shape.
+      BadImageError: `data` has the wrong number of bytes for that shape.
     """
     if len(data) != math.prod(shape):
         raise BadImageError(f"{count_of(len(data), 'byte')} cannot be an image of shape {shape}")
@@ -365,9 +365,9 @@ def picture_of_file(data: bytes, most_bytes: int, upright: bool = False) -> Pict
     """Returns the picture of an image file.
 
     Args:
-      data: the file.
+      data: content of the file.
       most_bytes: largest size of the picture's file, in bytes.
-      upright: whether to turn it as its EXIF data say.
+      upright: whether to apply the orientation in its EXIF data.
 
     Raises:
       BadImageError: it cannot be decoded.
@@ -379,7 +379,7 @@ def picture_of_file(data: bytes, most_bytes: int, upright: bool = False) -> Pict
 
 
 def _uri(array: NDArray[np.uint8], most_bytes: int) -> str:
-    """Returns an image as PNG if it is small and the PNG has at most `most_bytes`, otherwise as a JPEG thumbnail."""
+    """Returns an image as a PNG if it is small and the PNG has at most `most_bytes`, otherwise as a JPEG thumbnail."""
     longer = max(array.shape[:2])
     kind, data = "png", images.encoded(array, "png") if longer <= _LARGEST_SIDE else b""
     if not 0 < len(data) <= most_bytes:

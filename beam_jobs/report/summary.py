@@ -1,7 +1,7 @@
 """The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
 
-Whether the labels of a split are well mixed over its shards is compared with a random assignment of its records. A
-source that is sorted by class and read in chunks is not: each shard holds whole chunks.
+How well the labels of a split are mixed over its shards is compared with a random assignment of its records. A source
+that is sorted by class and read in chunks gives poorly mixed shards, as each holds whole chunks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pipeline.read.statistics import entropy
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
 # can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
 _MOST_LACKING = 0.1
-_DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
+_DEVIATIONS = 8.0  # of chi-square: safely beyond chance, even with rare classes, whose tail is heavier
 _MOST_LISTED = 10  # labels
 _TRAIN = "train"  # the trainer's own default
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default augmentation crops to 24x24
-_LENET_SIDE = 12  # pixels: what its layers need
-_SIDE = 32  # pixels that larger images, and those of several sizes, are stretched to
-# (images to train on, fewer than; batch; epochs): a few minutes on two cores, and enough updates for few images.
+_LENET_SIDE = 12  # pixels: the least its layers work with
+_SIDE = 32  # pixels: larger images, and images of several sizes, are stretched to it
+# (upper bound on training images, batch size, epochs): a few minutes on two cores, and enough updates for few images.
 _SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
 _LISTED_SIZES = 3
 
@@ -50,13 +50,13 @@ def summary(
 
     Args:
       made: the manifest that was published.
-      data_dir: the folder, as the user named it.
-      writing_seconds: from the start of the Beam pipeline to its end.
-      total_seconds: from the start of the command.
-      resumed: the part of the work, 0 to 1, that an earlier run had done: the rate is without it.
+      data_dir: folder, as the user named it.
+      writing_seconds: duration of the Beam pipeline.
+      total_seconds: duration of the whole command so far.
+      resumed: fraction of the work, 0 to 1, done by an earlier run; the rate excludes it.
       has_card: whether there is a card.html.
-      images: facts about the images; by default those of the manifest.
-      url: the folder in a store with the store's options, which the next commands need; "" for a local folder.
+      images: facts about the images; None takes them from the manifest.
+      url: URL of the folder with the store's options, which the next commands need; "" for a local folder.
     """
     images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
@@ -82,7 +82,7 @@ def summary(
 
 
 def _image_text(made: Manifest, images: ImageFacts) -> str:
-    """Returns how the images are stored, in words: `raw images of 28x28x1`."""
+    """Returns a description of the stored images: `raw images of 28x28x1`."""
     image = made.features["image"]
     kind = "png and jpeg" if image.encoding == "any" else image.encoding
     compressed = f", shards compressed with {made.packing}" if made.packing else ""
@@ -97,19 +97,19 @@ def _image_text(made: Manifest, images: ImageFacts) -> str:
 
 
 def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
-    """Returns the names and splits, the largest first."""
+    """Returns (name, split) pairs, largest first."""
     return sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageFacts:
-    """The images of all splits.
+    """Facts about the images of all splits.
 
     Attributes:
-      sizes: {(height, width): images}, exact, however many there are.
-      turned: image files that were written again, upright, because of their EXIF orientation.
+      sizes: {(height, width): number of images}, exact, however many sizes there are.
+      turned: number of image files rewritten upright because of their EXIF orientation.
       are_resized: whether the conversion resized them.
-      beside: names of the kept features that may refer to the images' pixels, such as masks and boxes.
+      beside: kept features that may refer to pixels of the image, such as masks and boxes, by name.
     """
 
     sizes: Counter[tuple[int, int]]
@@ -119,7 +119,7 @@ class ImageFacts:
 
     @property
     def by_count(self) -> list[str]:
-        """The sizes, `<height>x<width>`, the most common first."""
+        """Sizes as `<height>x<width>`, most common first."""
         ordered = sorted(self.sizes.items(), key=lambda item: (-item[1], item[0]))
         return [f"{height}x{width}" for (height, width), _ in ordered]
 
@@ -131,10 +131,10 @@ class ImageFacts:
 
 
 def facts_of_plan(plan: Plan) -> ImageFacts:
-    """Returns the facts from the receipts of a conversion, which are there until it is published."""
+    """Returns the facts from the receipts of a conversion, which exist until it is published."""
     names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
     sizes: Counter[tuple[int, int]] = Counter()
-    # Of two passes the first turned them, whose receipts lie in a folder of their own.
+    # With two passes it was the first that turned images; its receipts are in a folder of their own.
     turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
     for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
         if receipt:
@@ -144,7 +144,7 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
-    """Returns the facts that a manifest has; if there are more than 100 sizes, they are rounded up."""
+    """Returns the facts that a manifest records; more than 100 sizes are rounded up there."""
     sizes: Counter[tuple[int, int]] = Counter()
     for text, count in made.image_sizes:
         height, width = map(int, text.split("x"))
@@ -153,20 +153,20 @@ def facts_of_manifest(made: Manifest) -> ImageFacts:
 
 
 def notices(made: Manifest, images: ImageFacts) -> list[str]:
-    """Returns the warnings about a data set: each says what, the consequence and the remedy."""
+    """Returns warnings about a data set, each with the consequence and the remedy."""
     return [notice for notice in (mixing_warning(made), _gaps(made), _alone(images)) if notice]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """How mixed a split is.
+    """How well a split is mixed.
 
     Attributes:
-      split: its name.
-      bits: entropy of the labels in a shard, mean over all records.
-      expected_bits: the same for random shards of these sizes.
-      is_bad: whether shards lack over 10% of the entropy that they can lack, beyond chance. They can lack at most all
-        of it, or the entropy of a record's shard: which of 2 shards holds a record tells at most 1 bit of its label.
+      split: name of the split.
+      bits: entropy of the labels in a shard, averaged over all records.
+      expected_bits: same for random shards of these sizes.
+      is_bad: whether shards lack, beyond chance, more than 10% of the entropy that they could lack: at most all of it,
+        or the entropy of a record's shard (which of 2 shards holds a record tells at most 1 bit of its label).
     """
 
     split: str
@@ -183,8 +183,8 @@ def expected_entropy(bits: float, classes: int, collision: float, records: int) 
     chance that two records of the sample, drawn with replacement, have one class: 1/n + (1 - 1/n) sum p^2.
 
     Args:
-      bits: the entropy of all labels.
-      classes: K, the classes that have a record.
+      bits: entropy of all labels.
+      classes: K, the number of classes that have a record.
       collision: sum of p^2 over the classes.
       records: n, the size of the sample; 1 or more.
     """
@@ -193,7 +193,7 @@ def expected_entropy(bits: float, classes: int, collision: float, records: int) 
 
 
 def judge(name: str, split: SplitInfo) -> Mixing | None:
-    """Returns how mixed a split is; None if it has one shard or one class, and so nothing to mix."""
+    """Returns how well a split is mixed; None if it has a single shard or class."""
     shards = [shard for shard in split.shards if shard.num_examples and shard.label_entropy is not None]
     bits = entropy(split.label_histogram)
     if len(shards) < 2 or not bits:
@@ -216,7 +216,7 @@ def judge(name: str, split: SplitInfo) -> Mixing | None:
 
 
 def mixing_warning(made: Manifest) -> str | None:
-    """Returns a line about poorly mixed splits, with the consequence and the remedy; None if there are none."""
+    """Returns a warning about poorly mixed splits, with the consequence and the remedy; None if there are none."""
     judged = [judge(name, split) for name, split in made.splits.items()]
     bad = [mixing for mixing in judged if mixing and mixing.is_bad]
     if not bad:
@@ -232,7 +232,7 @@ def mixing_warning(made: Manifest) -> str | None:
 
 
 def _gaps(made: Manifest) -> str | None:
-    """Returns a warning if no example has some label below the highest one; else None."""
+    """Returns a warning if a label below the highest one has no example; else None."""
     histograms = [split.label_histogram for split in made.splits.values()]
     totals = [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
     highest = max((label for label, count in enumerate(totals) if count), default=0)
@@ -260,7 +260,7 @@ def _turned(made: Manifest, images: ImageFacts) -> str:
 
 
 def _alone(images: ImageFacts) -> str | None:
-    """Returns a warning if images were changed to which kept features refer by the pixel; else None."""
+    """Returns a warning if images were changed while kept features refer to their pixels; else None."""
     if not images.beside or not (images.are_resized or images.turned):
         return None
     done = " and ".join([*["resized"] * images.are_resized, *["turned upright"] * (images.turned > 0)])
@@ -280,7 +280,7 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
 
 
 def _training(made: Manifest, data_dir: str, address: str) -> str:
-    """Returns the trainer's command, as the README has it; images that are larger or of several sizes are stretched."""
+    """Returns a command to train with, as in the README; larger images, or images of several sizes, are stretched."""
     height, width, channels = made.features["image"].shape
     resize = ""
     if not height or not width or max(height, width) > _SIDE:
@@ -290,7 +290,7 @@ def _training(made: Manifest, data_dir: str, address: str) -> str:
     trained, splits = _split_flags(made)
     count = made.splits[trained].num_examples
     size, epochs = next((size, epochs) for most, size, epochs in _SIZES if count < most)
-    # Checkpoints lie on a local disk, even if the data set is in a store.
+    # Checkpoints go to a local disk, even if the data set is in a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
     where = f"{remote.in_command(address)} {remote.in_command(run, '--model_dir')}"
     steps = f"--optimizer=adamw --global_batch_size={size} --epochs={epochs}"
@@ -305,7 +305,7 @@ def _model(shape: tuple[int, int, int]) -> str:
 
 
 def _split_flags(made: Manifest) -> tuple[str, str]:
-    """Returns the split to train on, and the trainer's flags that name the splits, if its defaults do not fit."""
+    """Returns the split to train on, and the trainer flags that name the splits if its defaults do not fit."""
     names = [name for name, _ in by_size(made)]
     trained = _TRAIN if _TRAIN in names else names[0]
     flags = f" --train_split={trained}" if trained != _TRAIN else ""

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     """Runs a command and exits; Ctrl-C and SIGTERM end it at once with one line.
 
-    `main` is to import heavy modules inside itself.
+    `main` should import heavy modules itself, not at the top of its module.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name need not be valid text
@@ -34,17 +34,17 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     except BaseException as error:
         if not signals:
             raise
-        if not isinstance(error, SystemExit):  # during the import, or the clean-up after the signal failed
+        if not isinstance(error, SystemExit):  # raised by the import, or by a clean-up that failed after the signal
             from pipeline.errors import name_of  # noqa: PLC0415 (as above)
 
             print(f"{name_of(command)}: interrupted", file=sys.stderr, flush=True)
-        # Python's own exit would first wait for Beam's threads, which continue.
+        # Python's own exit would wait for Beam's threads, which keep running.
         sys.stdout.flush()
         os._exit(128 + signals[0])
 
 
 def check_beam_flags(arguments: Sequence[str], our_flags: Sequence[str]) -> None:
-    """Raises UsageError for arguments that neither we nor Beam know, where it is installed."""
+    """Raises UsageError for arguments that neither we nor Beam, if it is installed, know."""
     if importlib.util.find_spec("apache_beam") is None:
         return
     from pipeline.commands import quiet  # noqa: PLC0415 (as above)

@@ -1,7 +1,7 @@
-"""Ends the command's workers, job servers and jobs on a cluster when the command ends, however that happens.
+"""Ends the command's workers, job servers and cluster jobs when the command ends, however it ends.
 
-For each of them, a process holds a connection to the command, which closes with it. A worker left alone would keep
-writing shards next to a conversion that was started again, and so would a job on Flink, which Beam does not cancel.
+For each of them, a process holds a connection to the command, which closes when the command ends. An orphaned worker
+would keep writing shards alongside a restarted conversion, and so would a job on Flink, which Beam does not cancel.
 
     python -m beam_jobs.runs.lifeline worker PORT                   Beam's own harness, for worker processes
     python -m beam_jobs.runs.lifeline program PORT FOLDER PROGRAM   runs a job server, which holds no line itself
@@ -27,13 +27,13 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_WAIT_SECONDS = 5.0  # for a worker to end; it has nothing to finish
+_WAIT_SECONDS = 5.0  # for a worker to exit; it has nothing to finish
 OUTPUT = "output.txt"  # in a program's folder: its output, to report why it ended
-ENDED = "exit_code.txt"  # there, once the program has ended by itself
+ENDED = "exit_code.txt"  # exists once the program has ended by itself
 _WRITE_SECONDS = 1.0
 _ENDED = {"FINISHED", "CANCELED", "FAILED"}
 _CALL_SECONDS = 2.0
-_CANCEL_SECONDS = 4.0  # less than the command waits for its workers
+_CANCEL_SECONDS = 4.0  # shorter than the command's wait for its workers
 _POLL_SECONDS = 0.1
 
 
@@ -53,7 +53,7 @@ class Lifeline:
         threading.Thread(target=self._accept, daemon=True, name="lifeline").start()
 
     def command(self, role: str, *arguments: str) -> list[str]:
-        """Returns the command of a process that holds this line; the module's docstring has the roles."""
+        """Returns the command line of a process that holds this line; for roles, see the module's docstring."""
         return [sys.executable, "-m", __name__, role, str(self.port), *arguments]
 
     def cut(self) -> None:
@@ -61,14 +61,14 @@ class Lifeline:
         with self._lock:
             self._is_cut = True
             with contextlib.suppress(OSError):
-                # A close alone would leave the thread in accept, and the port open.
+                # close() alone would leave the thread in accept() and the port open.
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             for worker in self._workers:
                 with contextlib.suppress(OSError):
                     worker.shutdown(socket.SHUT_WR)
                     worker.settimeout(_WAIT_SECONDS)
-                    worker.recv(1)  # nothing is ever sent: it returns when the worker's side is closed
+                    worker.recv(1)  # nothing is ever sent: returns when the worker's end closes
                 worker.close()
             self._workers.clear()
 
@@ -84,9 +84,9 @@ class Lifeline:
 
 
 def hold(port: int, at_end: Callable[[], None] | None = None) -> None:
-    """Ends this process when the command that listens on `port` cuts the line, or ends in any way.
+    """Ends this process when the command that listens on `port` cuts the line or ends.
 
-    Before this process ends, `at_end` is called; the command waits for it.
+    `at_end` is called first; the command waits for it.
     """
     try:
         connection = socket.create_connection(("127.0.0.1", port))
@@ -110,7 +110,7 @@ def _end(at_end: Callable[[], None] | None) -> NoReturn:
 
 
 def _serve_bundles(port: int) -> None:
-    # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process.
+    # Ctrl-C reaches the terminal's whole process group; the command handles it, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hold(port)
     # An existing handler keeps Beam from logging to stderr; errors reach the runner through its own channel.
@@ -132,7 +132,7 @@ def _supervise(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
     def end() -> None:
         process.kill()
         process.wait()
-        said.wait(_WRITE_SECONDS)  # else that file could be created while the folder is removed
+        said.wait(_WRITE_SECONDS)  # or that file could appear while the folder is being removed
         shutil.rmtree(folder, ignore_errors=True)
 
     hold(port, end)
@@ -152,11 +152,11 @@ def _cancel_at_end(port: int, url: str, name: str) -> NoReturn:
 
 
 def cancel_flink_job(url: str, name: str) -> None:
-    """Cancels a job, if it is running, and returns once it has ended, or after a few seconds.
+    """Cancels a job if it is running, and returns once it has ended, or after a few seconds.
 
     Args:
-      url: the job manager's REST interface.
-      name: the job's name, which no other job has.
+      url: URL of the job manager's REST interface.
+      name: unique name of the job.
     """
     deadline = time.monotonic() + _CANCEL_SECONDS
     with contextlib.suppress(OSError, ValueError):  # the cluster itself is gone

@@ -1,15 +1,15 @@
-"""The Beam pipeline of both commands, run in a background thread: the command handles signals, progress and errors.
+"""The Beam pipeline of both commands, run in a background thread while the command handles signals and progress.
 
 The pipeline is one linear chain, which every runner runs correctly:
 
     shards -> Reshuffle -> work on them -> group by bucket -> find repeated keys -> group all -> write the result
 
 Elements are lists of shards, the result of each shard, and hashes of keys; no pixel goes through a shuffle. Apart from
-Reshuffle, the transforms are primitive: `Create` and `CombineGlobally` expand to a dozen each, and setting those up
-takes Beam as long as a core needs to convert 10,000 images.
+Reshuffle, the transforms are primitive: `Create` and `CombineGlobally` expand to a dozen each, which takes Beam as long
+to set up as one core needs to convert 10,000 images.
 
-Runners carry an error of ours from a worker as text. With Flink and Spark, that is several of Java's stack traces, one
-after the other; of these, and of any other failure, one line is said.
+Runners pass a worker's error on as text. With Flink and Spark, that text is a series of Java stack traces; from these,
+and from any other failure, one line is reported.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from beam_jobs.shards.reader import KeyHashes, Repeated
 from pipeline import errors
 from pipeline.files.paths import try_lock
 
-FOUND = -1  # the bucket of the shards' results; buckets of keys are 0 to 255
+FOUND = -1  # bucket of the shards' results; keys are in buckets 0 to 255
 
 
 class ShardJob(abc.ABC):
-    """The work of a pipeline on the shards of a data set; it is pickled to every worker.
+    """The work of a pipeline on the shards of a data set; pickled and sent to every worker.
 
-    Runners retry bundles and may run one twice, so repeating `work` must change nothing.
+    Runners retry bundles and may run one twice, so `work` must be idempotent.
     """
 
     @property
@@ -60,15 +60,15 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields (FOUND, result) for each of some shards, and (bucket, hashes) for its keys."""
+        """Yields (FOUND, result) for each of the given shards, and (bucket, hashes) for its keys."""
 
     @abc.abstractmethod
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns the repeated keys of one bucket: as many as `finish` needs."""
+        """Returns the repeated keys of one bucket, as many of them as `finish` needs."""
 
     @abc.abstractmethod
     def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
-        """Writes the job's result and returns its path. A retried shard is in `found` twice."""
+        """Writes the job's result and returns its path. A shard that was retried is in `found` twice."""
 
 
 class OverShards(beam.PTransform):
@@ -80,12 +80,12 @@ class OverShards(beam.PTransform):
 
     def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
         """Builds the chain."""
-        # One element per worker, so that it can begin a shard while it writes another. Runners with machines of their
-        # own get one element per shard, to spread as they see fit.
+        # One element per worker, so that it can begin a shard while it writes another. Runners that use other machines
+        # get one element per shard, to distribute as they see fit.
         shards = self._job.shards
         step = runners.workers(pbegin.pipeline) or len(shards)
         parts = [shards[start::step] for start in range(min(step, len(shards)))]
-        # No Map: it wraps its function in a lambda, whose code would be sent to every worker by value.
+        # Not Map: it wraps its function in a lambda, whose code would be sent to every worker by value.
         return (
             pbegin
             | "Begin" >> beam.Impulse()
@@ -123,20 +123,20 @@ def _finish(group: tuple[int, Iterable[Any]], job: ShardJob) -> list[str]:
 
 
 _SECONDS_BETWEEN_LINES = 5.0
-_MAX_POLL_SHARE = 0.05  # spend at most 5% of the time on looking: listing 99,999 shards, or a store, is slow
-_COLUMNS, _LINES = 80, 24  # for a terminal that reports no size, as in some containers
+_MAX_POLL_SHARE = 0.05  # at most 5% of the time goes into looking: listing 99,999 shards, or a store, is slow
+_COLUMNS, _LINES = 80, 24  # if the terminal reports no size, as in some containers
 _PREFIX = "stepfeed-run-"
 _POLL_SECONDS = 0.1
-_CANCEL_SECONDS = 5.0  # for a cluster to accept that its job is cancelled
+_CANCEL_SECONDS = 5.0  # for a cluster to accept the cancellation of its job
 
 
 def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
     """Runs a job to its end.
 
     Args:
-      job: the job; it writes its results itself.
+      job: job to run; it writes its results itself.
       options: Beam's options, with the runner.
-      progress: the display to show meanwhile.
+      progress: display to show in the meantime.
 
     Raises:
       PipelineError: a worker's own error, or Beam's in one line.
@@ -172,7 +172,7 @@ class _Run(threading.Thread):
     """A job that runs in the background.
 
     Attributes:
-      failure: the error that it ended with; None while it runs, and if it succeeded.
+      failure: error that the job ended with; None while it runs, and if it succeeded.
     """
 
     def __init__(self, job: ShardJob, runner: PipelineRunner, options: PipelineOptions) -> None:
@@ -182,7 +182,7 @@ class _Run(threading.Thread):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Builds the pipeline and waits for its end."""
+        """Builds the pipeline and waits for it to end."""
         try:
             pipeline = beam.Pipeline(self._runner, self._options)
             pipeline | OverShards(self._job)
@@ -194,7 +194,7 @@ class _Run(threading.Thread):
             self.failure = error
 
     def cancel(self) -> None:
-        """Cancels the job on a cluster, as the folder that it writes to will be removed."""
+        """Cancels a job on a cluster, because the folder it writes to is about to be removed."""
         if (result := self._result) is None:
             return
 
@@ -210,8 +210,8 @@ class _Run(threading.Thread):
 class MainThreadOnly:
     """A text stream that drops the output of other threads.
 
-    A worker thread of Beam prints the traceback of an error that it also sends to the runner, and other threads of Beam
-    print more tracebacks when a worker process ends.
+    A Beam worker thread prints the traceback of an error that it also sends to the runner, and other Beam threads print
+    more tracebacks when a worker process ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -226,14 +226,14 @@ class MainThreadOnly:
 
 
 class Display(abc.ABC):
-    """Shows the progress of a job; a context manager that removes the bar at its end.
+    """Shows the progress of a job; a context manager that removes the bar on exit.
 
-    No runner reports progress while it runs, so each display looks into the folder that the workers write to.
+    No runner reports progress while it runs, so displays look into the folder that the workers write to.
 
     Attributes:
-      seconds_between_looks: the least time between two looks.
-      total: the amount of work.
-      done: how much of it is done.
+      seconds_between_looks: shortest time between two looks.
+      total: total amount of work.
+      done: finished amount of work.
       finished: number of finished shards.
     """
 
@@ -257,7 +257,7 @@ class Display(abc.ABC):
 
     @property
     def rate(self) -> float:
-        """Work per second, without that of an earlier run."""
+        """Work per second, not counting an earlier run's."""
         return (self.done - self._at_start) / max(time.monotonic() - self._started, 1e-9)
 
     def __enter__(self) -> Self:
@@ -295,7 +295,7 @@ class Display(abc.ABC):
             total=self.total,
             initial=self.done,
             bar_format="{percentage:3.0f}%|{bar}| {desc}, {elapsed}<{remaining}",
-            smoothing=0,  # shards end in bursts: the mean rate since the start predicts the end better than the latest
+            smoothing=0,  # shards finish in bursts: the mean rate predicts the end better than the latest
             leave=False,
             dynamic_ncols=size.columns > 0 and size.lines > 0,
             ncols=size.columns or _COLUMNS,
@@ -305,9 +305,9 @@ class Display(abc.ABC):
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[pathlib.Path]:
-    """Yields a folder for this process's temporary files; removes it at the end, and at the start those of killed runs.
+    """Yields a folder for this process's temporary files and removes it at the end; removes killed runs' folders first.
 
-    A run keeps its folder locked, and the kernel releases the lock however the process ends.
+    A run keeps its folder locked; the kernel releases the lock however the process ends.
     """
     outer = tempfile.tempdir
     place = pathlib.Path(tempfile.gettempdir())
@@ -334,7 +334,7 @@ def _make_locked(place: pathlib.Path) -> tuple[pathlib.Path, int]:
 
 def _remove_abandoned(place: pathlib.Path) -> None:
     for path in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is somebody else's, or was just removed
+        with contextlib.suppress(OSError):  # it belongs to someone else, or was just removed
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.getuid() and try_lock(descriptor):
@@ -359,7 +359,7 @@ _LOST = re.compile(
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Context of a worker, in which an error of ours becomes one whose text holds it, pickled, for `as_ours`."""
+    """Context for workers that turns our errors into ones whose text holds the original, pickled, for `as_ours`."""
     try:
         yield
     except errors.PipelineError as error:
@@ -368,7 +368,7 @@ def carried() -> Iterator[None]:
 
 
 def as_ours(failure: BaseException) -> errors.PipelineError:
-    """Returns the error of ours in `failure` or its causes; if there is none, one with Beam's message."""
+    """Returns our error from `failure` or its causes; if there is none, an error with Beam's message."""
     error: BaseException | None = failure
     while error is not None:
         if isinstance(error, errors.PipelineError):
@@ -386,7 +386,7 @@ def as_ours(failure: BaseException) -> errors.PipelineError:
 
 
 def _what_is_gone(failure: BaseException) -> str | None:
-    """Returns the message about a lost process, if that is why a run failed; else None."""
+    """Returns the message about a lost process if that made the run fail; else None."""
     if _WORKER_DIED in str(failure):
         return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
     if isinstance(failure, grpc.FutureTimeoutError):
@@ -401,7 +401,7 @@ def _what_is_gone(failure: BaseException) -> str | None:
 
 
 def _of_cluster(text: str) -> errors.DataError | None:
-    """Returns the error for a text with Java's traces, with its cause in one line; None if the text has no traces."""
+    """Returns an error with the root cause of Java stack traces in one line; None if the text has no stack traces."""
     cause = _root_cause(text)
     if not cause:
         return None
@@ -413,7 +413,7 @@ def _of_cluster(text: str) -> errors.DataError | None:
 
 
 def _root_cause(text: str) -> str | None:
-    """Returns the innermost error in Java's traces, without its package; None if the text has no traces.
+    """Returns the innermost error in Java stack traces, without its package; None if the text has no stack traces.
 
     If a Python worker's traceback is among them, its last line is returned.
     """

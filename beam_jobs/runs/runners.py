@@ -1,7 +1,7 @@
-"""Beam's own flags, the runner that they name, and its cluster or job server: checked before any work, and started.
+"""Checks Beam's own flags, the runner that they name and its cluster before any work, and starts its job server.
 
-A job server is a process of Beam that runs the pipeline on Flink, Spark or Prism. Beam's own way to start one sets
-signal handlers, which only a main thread may do, and leaves it running after the command was killed.
+A job server is a Beam process that runs the pipeline on Flink, Spark or Prism. Beam's own way to start one sets signal
+handlers, which only the main thread may do, and leaves it running if the command is killed.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, reason_of
 
-_SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
+_SECONDS_THAT_PAY = 12.0  # of single-core work; worker processes take 2 to 4 s to start
 _WORKERS_PER_CORE = 4
 _DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
-_MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # of Beam's validator
-_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
+_MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # from Beam's validator
+_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # job servers on this machine
 
 
 # {class of Beam's options: the runners that read its flags}; a runner counts as its base classes, too. Options of other
@@ -98,8 +98,8 @@ _READERS: dict[str, frozenset[str] | None] = {
     "TestDataflowOptions": frozenset({"TestDataflowRunner"}),
 }
 _OF_STORES = ("AzureOptions", "HadoopFileSystemOptions", "S3Options")
-_OF_ENGINES = ("FlinkRunnerOptions", "SparkRunnerOptions")  # which a PortableRunner passes on to a job server
-# Flags that other runners read than the rest of their class.
+_OF_ENGINES = ("FlinkRunnerOptions", "SparkRunnerOptions")  # passed on to a job server by a PortableRunner
+# Flags whose readers differ from those of the rest of their class.
 _READERS_OF_FLAG: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(("dry_run", "no_wait_until_finish"), _NONE),  # the command waits for the job and its result
     **dict.fromkeys(("dataflow_job_file", "number_of_worker_harness_threads"), _DATAFLOW),
@@ -126,11 +126,11 @@ class _Parser(_BeamArgumentParser):  # type: ignore[misc]
 
 
 def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions:
-    """Returns Beam's options from the flags that are not ours, checked as far as that is possible before any work.
+    """Parses Beam's options from the flags that are not ours, and checks them as far as possible before any work.
 
     Args:
-      arguments: flags and values that our parser did not know.
-      our_flags: our own flags, to suggest the nearest one.
+      arguments: flags and values unknown to our parser.
+      our_flags: our own flags, for suggesting the nearest one.
 
     Raises:
       UsageError: Beam does not know a flag either (it would only warn), a value is bad or missing, or the runner is
@@ -153,7 +153,7 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
 
 
 def _check_read(flag: str, name: str, group: str, runner: PipelineRunner) -> None:
-    """Raises UsageError if a runner does not read a flag of Beam, given with its name and its class of options."""
+    """Raises UsageError if a runner ignores a Beam flag, given with its name and option class."""
     readers = _READERS_OF_FLAG.get(name, _READERS.get(group, _EVERY))
     is_a = {base.__name__ for base in type(runner).__mro__}
     is_beams = type(runner).__module__.startswith("apache_beam.")
@@ -190,8 +190,8 @@ def _check(options: PipelineOptions, runner: PipelineRunner) -> None:
 
 
 def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
-    """Returns the problems that Beam finds in the options, as a sentence about flags; "" if there are none."""
-    with quiet.logs():  # it warns of what it also returns
+    """Returns the problems that Beam finds in the options, as a sentence that names the flags; "" if there are none."""
+    with quiet.logs():  # it logs what it also returns
         found = [" ".join(problem.split()) for problem in PipelineOptionsValidator(options, runner).validate()]
     missing = [f"--{match[1]}" for problem in found if (match := _MISSING.fullmatch(problem))]
     if "--temp_location" in missing and "--staging_location" in missing:
@@ -201,23 +201,23 @@ def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
 
 
 def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[PipelineRunner, Lifeline | None]:
-    """Returns the runner of `options`, and a lifeline if there are processes or a job on a cluster to end with the run.
+    """Returns the runner for `options`, and a lifeline if processes or a cluster job have to end with the run.
 
     Args:
       options: Beam's options; modified.
       folder: folder for temporary files; a job server removes it when the lifeline ends it.
 
     Raises:
-      UsageError: as `parse`.
+      UsageError: see `parse`.
     """
     runner = _create(options)
     direct = options.view_as(DirectOptions)
     if type(runner).__name__ in StandardOptions.LOCAL_RUNNERS or isinstance(runner, PortableRunner):
-        # A failed bundle is logged with its traceback, often twice; the command says the same in one line.
+        # A failed bundle is logged with its traceback, often twice; the command reports it in one line.
         logging.getLogger().setLevel(logging.CRITICAL + 1)
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL + 1)
     if type(runner) is FnApiRunner and direct.direct_running_mode == "multi_processing":
-        direct.direct_running_mode = "in_memory"  # else the runner replaces our command by its own
+        direct.direct_running_mode = "in_memory"  # or the runner replaces our command with its own
         lifeline = Lifeline()
         command = shlex.join(lifeline.command("worker"))
         # Beam starts it through a shell and waits for the shell only.
@@ -226,7 +226,7 @@ def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[Pipelin
     if isinstance(runner, PortableRunner):
         portable = options.view_as(PortableOptions)
         if not portable.environment_type and _LOOPBACK.fullmatch(portable.job_endpoint or ""):
-            portable.environment_type = "LOOPBACK"  # this process is the worker; else a Docker container is
+            portable.environment_type = "LOOPBACK"  # this process is the worker, rather than a Docker container
         return runner, _tie(runner, options, folder)
     return runner, None
 
@@ -238,7 +238,7 @@ def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path)
     has_server, cluster = starts_one(runner, options), flink_cluster(runner, options)
     lifeline = Lifeline() if has_server or cluster else None
     if lifeline and cluster:
-        named = options.view_as(GoogleCloudOptions)  # where Beam keeps the name of any runner's job
+        named = options.view_as(GoogleCloudOptions)  # Beam keeps the job name of every runner there
         named.job_name = f"{named.job_name or 'stepfeed'}-{uuid.uuid4().hex}"
         subprocess.Popen(lifeline.command("flink", cluster, named.job_name), stdin=subprocess.DEVNULL)
     if lifeline and has_server:
@@ -247,12 +247,12 @@ def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path)
 
 
 def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
-    """Lets the in-process runner use one process per core, if that pays and the flags leave it open.
+    """Lets the in-process runner use one process per core if that pays and no flag decides otherwise.
 
     Args:
       options: Beam's options; modified.
-      seconds: how long the work takes one core, an estimate.
-      shards: how many shards there are to work on: more processes would have nothing to do.
+      seconds: estimated time of the work on one core.
+      shards: number of shards, beyond which processes would have nothing to do.
 
     Returns:
       The number of processes.
@@ -268,14 +268,14 @@ def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
 
 
 def bound_workers(options: PipelineOptions, shards: int) -> str:
-    """Lowers --direct_num_workers to the most that can help: one per shard, and a few per core, as they wait for disks.
+    """Caps --direct_num_workers at one per shard and a few per core (workers wait for disks); more would not help.
 
     Args:
       options: Beam's options; modified.
-      shards: how many shards there are to work on.
+      shards: number of shards.
 
     Returns:
-      A line that says how many are used and why; "" if the flag is followed.
+      A line that says how many workers are used and why; "" if the flag stands.
     """
     direct, cores = options.view_as(DirectOptions), len(os.sched_getaffinity(0))
     given, most = int(direct.direct_num_workers), _WORKERS_PER_CORE * cores
@@ -312,7 +312,7 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
 def _create(options: PipelineOptions) -> PipelineRunner:
     name = options.view_as(StandardOptions).runner or _DEFAULT_RUNNER
     if name in ("DirectRunner", "SwitchingDirectRunner"):
-        name = _DEFAULT_RUNNER  # Beam ends up there too, but after a download that can hang behind a proxy
+        name = _DEFAULT_RUNNER  # Beam ends up with it as well, but after a download that can hang behind a proxy
     try:
         return create_runner(name)
     except (ValueError, AttributeError, ImportError) as error:
@@ -326,11 +326,11 @@ _SPARK = "spark://"
 _JARS = {"FlinkRunner": "beam-runners-flink-1.19-job-server", "SparkRunner": "beam-runners-spark-3-job-server"}
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
 _POLL_SECONDS = 0.2
-_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
+_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # saves a port: nobody watches a cluster that lives for one conversion
 
 
 def _java_engine(runner: PortableRunner) -> str | None:
-    """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java; else None."""
+    """Returns the runner's flag prefix, `flink` or `spark`, if its job server is written in Java; else None."""
     return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
 
 
@@ -343,7 +343,7 @@ def flink_cluster(runner: PortableRunner, options: PipelineOptions) -> str | Non
 
 
 def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Raises UsageError if there is no Java to start the job server with."""
+    """Raises UsageError if there is no Java to run the job server."""
     launcher = options.view_as(JobServerOptions).job_server_java_launcher
     if not shutil.which(launcher):
         raise UsageError(
@@ -353,7 +353,7 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
 
 
 def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server's jar is there, for a runner that has one.
+    """Checks that the job server's jar exists, for a runner that needs one.
 
     Raises:
       UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy
@@ -422,7 +422,7 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
 
 
 def supervise(runner: PortableRunner, lifeline: Lifeline, folder: pathlib.Path) -> None:
-    """Makes the runner's job server end with `lifeline`; its files go to `folder`, which is removed then."""
+    """Makes the runner's job server end with `lifeline`; its files go to `folder`, which is then removed."""
     make = runner.default_job_server
 
     def make_supervised(options: PipelineOptions) -> JobServer:
@@ -442,10 +442,11 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         self._folder = folder
 
     def start(self) -> beam_job_api_pb2_grpc.JobServiceStub:
-        """Starts it and returns its service once it answers.
+        """Starts the server and returns its service once it answers.
 
         Raises:
-          DataError: it does not start, or does not answer within two minutes; with the last line that it printed.
+          DataError: it does not start, or does not answer within two minutes; the message has the last line that it
+            printed.
         """
         folder = self._folder
         try:
@@ -462,7 +463,7 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         try:
             _wait_until_ready(channel, folder)
         except BaseException:
-            channel.close()  # else its threads try to connect for ever
+            channel.close()  # or its threads keep trying to connect
             raise
         return beam_job_api_pb2_grpc.JobServiceStub(channel)
 
@@ -471,7 +472,7 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         if is_java:
             self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
         (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()
-        # An embedded cluster keeps blocks and blobs among Java's temporary files, which go with the folder.
+        # An embedded cluster keeps blocks and blobs in Java's temporary folder: remove them along with ours.
         properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
         return [launcher, *properties, *map(str, arguments)], endpoint
 

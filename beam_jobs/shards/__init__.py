@@ -1,1 +1,1 @@
-"""Shards of a plan: written, checked, and listed in the manifest."""
+"""Writes and checks the shards of a plan, and lists them in the manifest."""

@@ -1,7 +1,7 @@
-"""Makes the manifest of a data set from the receipts of its shards, and the files that lie beside it.
+"""Makes the manifest of a data set from the receipts of its shards, and the files beside it.
 
-Those for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
-same examples. Their format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf
+The files for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
+same examples. Their format is tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf
 writes int64 as strings.
 """
 
@@ -27,31 +27,31 @@ from pipeline.manifest.manifest import size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
-_TFDS_VERSION = "1.0.0"  # required by TFDS; our data sets are told apart by the manifest's digest
+_TFDS_VERSION = "1.0.0"  # required by TFDS; we tell data sets apart by the manifest's digest
 _TFDS_CLASSES = "tensorflow_datasets.core.features"
 
 
 def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
-    """Writes the manifest into the plan's folder, the last of all files, and returns its path.
+    """Writes the manifest, the last of all files, into the plan's folder and returns its path.
 
     Raises:
       DataError: a shard's receipt is missing, too many rows are invalid, or a file cannot be written.
     """
     ordered = _in_order(plan, found)
     folder = plan.data_dir
-    if plan.origin is None:  # a second pass reads valid rows alone, and keeps the list of the first
+    if plan.origin is None:  # a second pass reads only valid rows, and keeps the first one's list
         _write_rejects(folder, ordered)
     _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
     made = dataclasses.replace(made, columns=_write_columns(plan, made))
     for name, data in tfds_files(made).items():
         drafts.Draft(folder / name, [data]).publish()
-    drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
+    drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # also syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
 def _write_columns(plan: Plan, made: Manifest) -> dict[str, Column]:
-    """Writes the columns of a conversion one by one, and returns them."""
+    """Writes the columns of a conversion one by one and returns their manifest entries."""
     image, features = made.features["image"], plan.source.features
     are_sized = image.encoding != "raw" and None in image.shape[:2]
     of_column = columns.sources(plan.config.columns, features, are_sized)
@@ -94,7 +94,7 @@ def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
 def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
     """Returns the manifest of a conversion from its receipts, in the order of the plan's elements."""
     trained = [r for r in receipts if r.split == STATISTICS_SPLIT] or receipts
-    mean, std = moments(r.sums for r in trained if r.sums.pixels)  # integers: the order of receipts changes no bit
+    mean, std = moments(r.sums for r in trained if r.sums.pixels)  # integer sums: the order of receipts changes no bit
     origin = plan.origin or Origin(plan.source.files, {})
     return Manifest(
         dataset=plan.source.dataset,
@@ -120,7 +120,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Returns one receipt per shard; `receipts` come in any order, and twice from a retried bundle."""
+    """Returns one receipt per shard; `receipts` may be in any order, with duplicates from retried bundles."""
     by_element: dict[tuple[str, int], Receipt] = {}
     for receipt in receipts:
         if by_element.setdefault((receipt.split, receipt.shard), receipt) != receipt:
@@ -145,7 +145,7 @@ def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
 
 
 def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
-    """Returns (split, invalid row) for all that the receipts list, in the order of the source's files and rows."""
+    """Returns (split, invalid row) for all invalid rows in the receipts, in the source's order."""
     found = [(receipt.split, reject) for receipt in receipts for reject in receipt.rejects]
     return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
 
@@ -170,7 +170,7 @@ def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
 
 
 def tfds_files(manifest: Manifest) -> dict[str, bytes]:
-    """Returns {file name: content} of the files that TFDS needs; none for compressed shards, which it cannot read."""
+    """Returns {file name: content} of the files that TFDS needs; empty for compressed shards, which it cannot read."""
     if manifest.compression:
         return {}
     files = {TFDS_DATASET_INFO: tfds_dataset_info(manifest), TFDS_FEATURES: _tfds_features(manifest)}
@@ -211,7 +211,7 @@ def _tfds_features(manifest: Manifest) -> bytes:
 
 
 def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
-    """Returns a feature's description; empty if TFDS cannot describe it: then the feature is left out."""
+    """Returns a feature's description; empty to leave out a feature that TFDS cannot describe."""
     if name == "image" and feature.encoding != "raw":
         image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
         if feature.encoding != "any" and feature.shape[-1] is not None:

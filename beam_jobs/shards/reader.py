@@ -1,6 +1,6 @@
-"""Reads finished shards: their records, each checked, and the keys that two records share.
+"""Reads finished shards: their records, each of them checked, and keys that two records share.
 
-Repeated keys are found by their hashes, which are grouped by their first byte into buckets.
+Repeated keys are found by their hashes, grouped into buckets by the first byte.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def records(path: StoragePath) -> Iterator[bytes]:
     """Yields the records of a shard.
 
     Raises:
-      DataError: it cannot be read, or a record is cut or corrupt: with its number and byte offset.
+      DataError: the shard cannot be read, or a record is cut short or corrupt; names its number and byte offset.
     """
     compression = compression_of(path)
     with one_line(path, "read"), opened(path, compression) as stream:
@@ -54,16 +54,16 @@ def key_of(record: bytes, feature: str = "key") -> bytes:
 def located_keys(
     path: StoragePath, numbers: set[int], compression: str, stride: int | None = None, feature: str = "key"
 ) -> dict[int, tuple[str, str]]:
-    """Returns {number: (where the record lies, its key), both as text} for some records of a shard.
+    """Returns {number: (place of the record, its key), both as text} for some records of a shard.
 
-    Records that cannot be read are left out. With a `stride`, those behind a damaged one are found.
+    Records that cannot be read are left out. With a `stride`, records behind a damaged one are still found.
 
     Args:
       path: the shard.
-      numbers: numbers of the records.
+      numbers: record numbers.
       compression: compression of the shard.
-      stride: bytes from one record to the next; None: they differ.
-      feature: name of the keys in the records: `Manifest.key_feature`.
+      stride: bytes from one record to the next; None if records differ in length.
+      feature: name of the key feature: `Manifest.key_feature`.
     """
 
     def size_of(number: int, offset: int) -> int | None:
@@ -85,7 +85,7 @@ class KeyHashes:
     """Hashes of some keys of a shard.
 
     Attributes:
-      file: the shard's base name.
+      file: base name of the shard.
       packed: (hash, record number) of each key, 20 bytes each.
     """
 
@@ -117,7 +117,7 @@ def hash_of(key: bytes) -> bytes:
 
 
 def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterator[tuple[int, KeyHashes]]:
-    """Yields (bucket, hashes) for the keys of a file's records, whose numbers are `records`."""
+    """Yields (bucket, hashes) for keys of a file, given the hash and record number of each."""
     packed = np.empty(len(hashes), _HASHED_KEY)
     packed["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
     packed["record"] = records
@@ -127,11 +127,11 @@ def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterato
 
 
 def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
-    """Returns, sorted, each record of a bucket whose key an earlier one has, paired with the last of these.
+    """Returns, sorted, each record of a bucket whose key occurred before, paired with the previous record that has it.
 
     The order of `groups` does not matter.
     """
-    # By file, as a retried bundle gives its hashes twice.
+    # By file, as a retried bundle delivers its hashes twice.
     by_file = {of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups}
     files = sorted(by_file)
     if not files:
@@ -146,8 +146,8 @@ def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
 
 
 def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
-    """Returns the error for the first of the pairs; it shows their key."""
-    pair = min(repeated)  # the same one whatever bundle comes first
+    """Returns an error about the first pair, which names the key."""
+    pair = min(repeated)  # independent of the order of bundles
     (file, number), (other, second) = pair.first, pair.second
     path = data_dir / file
     _, key = located_keys(path, {number}, compression_of(path))[number]

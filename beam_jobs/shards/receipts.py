@@ -20,7 +20,7 @@ _CRC_BLOCK = 4 << 20  # 4 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """An invalid row of the source: its file, its row in that file, and why it is invalid."""
+    """An invalid row of the source: its file, its row number there, and the reason."""
 
     file: str
     row: int
@@ -32,17 +32,17 @@ class Receipt:
     """One finished shard.
 
     Attributes:
-      split, shard: the shard.
-      info: its entry in the manifest.
-      label_histogram: count of each label.
-      formats: formats of its images: raw, png, jpeg.
-      sizes: ((height, width, channels), images), sorted.
-      sums: sums over its pixels.
-      num_rejects: number of invalid rows, which were skipped.
-      rejects: the first of these: some more than a data set may have.
-      turned: number of files that were written again to be upright.
-      columns: values of its records (`beam_jobs.examples.columns.packed`); in the file alone, as `without_columns` is
-        what travels to where the manifest is written.
+      split, shard: split and number of the shard.
+      info: entry of the shard in the manifest.
+      label_histogram: {label: count}.
+      formats: formats of the images: raw, png, jpeg.
+      sizes: ((height, width, channels), number of images), sorted.
+      sums: sums over the pixels.
+      num_rejects: number of invalid rows, which are skipped.
+      rejects: first invalid rows: some more than a data set may have.
+      turned: number of files rewritten upright.
+      columns: values of the records (`beam_jobs.examples.columns.packed`); only in the file, as the process that writes
+        the manifest gets `without_columns`.
     """
 
     split: str
@@ -78,13 +78,13 @@ def is_receipt(name: str) -> bool:
 
 
 def save(folder: StoragePath, receipt: Receipt) -> None:
-    """Writes the receipt of a shard that was written before.
+    """Writes the receipt of a finished shard.
 
     Raises:
       DataError: it cannot be written.
     """
     text = json.dumps(dataclasses.asdict(receipt), sort_keys=True)
-    # Not synced: a receipt that a crash of the machine loses or cuts is ignored, and its shard made again.
+    # Not synced: if the machine crashes, a lost or cut receipt is ignored and its shard is made again.
     drafts.Draft(folder / name_of(receipt.info.file), [text.encode()]).publish(sync=False)
 
 
@@ -107,12 +107,12 @@ def in_folder(folder: StoragePath) -> list[Receipt]:
 
 
 def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StoragePath) -> Receipt | None:
-    """Returns a shard's receipt, or None if there is none or the shard's files have other bytes than it reports.
+    """Returns a shard's receipt; None if there is none or the shard's files do not match it.
 
     Args:
-      folder: the shard's folder.
-      shard_file: the shard's base name.
-      receipts_folder: the receipt's folder.
+      folder: folder of the shard.
+      shard_file: base name of the shard.
+      receipts_folder: folder of the receipt.
     """
     receipt = load(receipts_folder / name_of(shard_file))
     if receipt is None or receipt.info.file != shard_file:

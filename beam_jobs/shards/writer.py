@@ -23,18 +23,18 @@ from pipeline.manifest import ShardInfo, naming
 from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records import framing
 
-_MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong
+_MORE_REJECTS = 1000  # listed per shard beyond --max_rejects: enough to see what is wrong
 
 
 def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
-    """Writes shards of a plan and yields their receipts; a shard that has a matching receipt is not written again.
+    """Writes shards of a plan and yields their receipts; a shard with a matching receipt is not rewritten.
 
-    While a thread waits for the disk to sync one shard and its sidecars, the next shard is made. A third thread for
-    reading would gain nothing: reading row by row switches threads too often.
+    While a thread waits for the disk to sync one shard and its sidecars, the next shard is made. A third thread, for
+    reading, gains nothing: reading row by row switches threads too often.
 
     Args:
       plan: the plan of the conversion.
-      elements: (split, shard) of each.
+      elements: (split, shard) pairs.
 
     Raises:
       DataError: the source changed or cannot be read, or a file cannot be written.
@@ -56,13 +56,13 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
 
 
 def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
-    """Writes a shard and its sidecars under temporary names; returns them and the receipt."""
+    """Writes a shard and its sidecars under temporary names; returns these drafts and the receipt."""
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
     records = make_records(chosen.rows)
     drafts, info = _write(plan, plan.file_name(split, shard), records, entropy(histogram))
-    listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the source's first ones
+    listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the first in the source's order
     return drafts, Receipt(
         split=split,
         shard=shard,
@@ -79,11 +79,11 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
 
 
 def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
-    """Returns the valid rows; reads them in parts if the source's images are larger than the stored ones."""
+    """Returns the valid rows, read in parts if the source's images are larger than the stored ones."""
     step, classes = plan.rows_at_once(split), len(plan.source.class_names)
     if len(rows) <= step:
         return select(plan.source.read(split, rows), classes, plan.sample.images)
-    order = np.argsort(rows)  # in the source's order, so that each chunk is read by as few parts as possible
+    order = np.argsort(rows)  # in source order, so that few parts share a chunk
     parts = [order[start : start + step] for start in range(0, len(rows), step)]
     return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.sample.images)) for part in parts])
 
@@ -119,7 +119,7 @@ def _write(plan: Plan, name: str, records: Records, label_entropy: float | None)
     info = ShardInfo(
         name, records.count, written.num_bytes, written.crc32c, records.stride, offsets_crc, label_entropy, crcs_crc
     )
-    return [*drafts.values()][::-1], info  # a shard gets its name after its sidecars have theirs
+    return [*drafts.values()][::-1], info  # sidecars get their names before the shard
 
 
 @contextlib.contextmanager

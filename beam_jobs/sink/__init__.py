@@ -1,4 +1,4 @@
-"""Where a conversion writes to: a local folder or an object store, in which a data set appears all at once."""
+"""The destination of a conversion: a local folder or an object store, in which the data set appears all at once."""
 
 from __future__ import annotations
 

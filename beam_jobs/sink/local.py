@@ -1,4 +1,4 @@
-"""A conversion into a local or mounted folder: written to an inner folder, then moved into place all at once."""
+"""Conversion into a local or mounted folder: files are written to an inner folder, then moved into place."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LocalSink:
     """A local or mounted folder.
 
     Attributes:
-      data_dir: the folder that will hold the data set, absolute.
-      shown: the folder as the user named it.
+      data_dir: absolute path of the folder that will hold the data set.
+      shown: folder as the user named it.
     """
 
     def __init__(self, data_dir: LocalPath, shown: str = "") -> None:
@@ -38,8 +38,8 @@ class LocalSink:
         """Checks that a conversion may write here, without writing anything.
 
         Args:
-          dataset: the name that --dataset gives.
-          source: its files, as the user gave them; "" where --source is not given.
+          dataset: value of --dataset.
+          source: files of the source, as the user gave them; "" without --source.
 
         Raises:
           UsageError: the folder cannot be used, or converting into it would harm the source.
@@ -53,7 +53,7 @@ class LocalSink:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder and keeps other conversions out until the block ends.
+        """Creates the folder and locks out other conversions until the block ends.
 
         Raises:
           UsageError: another conversion is writing there, or the folder cannot be opened.
@@ -64,23 +64,23 @@ class LocalSink:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
         except OSError as error:
             raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {reason_of(error)}") from None
-        with locked(descriptor) as is_free:  # if folders cannot be locked, each plan still has its own inner folder
+        with locked(descriptor) as is_free:  # without locks, each plan still has its own inner folder
             if not is_free:
                 raise UsageError(f"--data_dir={self.data_dir}: another command is writing there; wait until it ends")
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
-        """Raises the errors that `opened` would find before the conversion, without writing anything."""
+        """Raises the errors that `opened` would raise before the conversion, without writing anything."""
         if self.data_dir.exists():
             staging.check_names_free(self.data_dir, plan.file_names, present)
         self._check_space(plan, present, 0)
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Yields the plan with the folder that workers write to, in which an earlier run may have left shards.
+        """Yields the plan with the folder that workers write to, which may hold shards of an earlier run.
 
-        At the end of the block, the data set in that folder replaces `present`. If the block fails, finished shards are
-        kept for the next run, a line on stderr says so, and the list of invalid rows is moved to where users find it.
+        When the block ends, the data set in that folder replaces `present`. If the block fails, finished shards are
+        kept for the next run, a line on stderr says so, and the list of invalid rows is moved to the data set's folder.
 
         Args:
           plan: the plan of the conversion.
@@ -92,20 +92,20 @@ class LocalSink:
         """
         staging.undo_interrupted_publish(self.data_dir)
         staging.check_names_free(self.data_dir, plan.file_names, present)
-        staging.remove_leftovers(self.data_dir, plan.digest)  # also of the data set that a killed command replaced
+        staging.remove_leftovers(self.data_dir, plan.digest)  # also the data set that a killed command was replacing
         with staging.opened(self.data_dir, plan.digest) as folder:
             finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
             self._check_space(plan, present, finished)
             try:
                 yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
             except PipelineError:
-                if not (self.data_dir / naming.MANIFEST).exists():  # else the data set there may have a list of its own
+                if not (self.data_dir / naming.MANIFEST).exists():  # a data set there may have its own list
                     staging.move_rejects(folder, self.data_dir)
                 raise
             staging.publish(folder, self.data_dir, present)
 
     def tidy(self) -> None:
-        """Removes the remains of a conversion that was killed after it had published.
+        """Removes what a conversion left that was killed after publishing.
 
         Raises:
           DataError: a file cannot be removed.
@@ -125,14 +125,14 @@ class LocalSink:
         return None
 
     def _existing(self) -> LocalPath:
-        """Returns the nearest of the folder and its parents that exists, or that is a broken link."""
+        """Returns the folder or its nearest parent that exists, or is a broken link."""
         existing = self.data_dir
         while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
             existing = existing.parent
         return existing
 
     def _danger(self, dataset: str, source: str) -> str | None:
-        """Returns why a conversion must not write here: it could harm the source, or a folder with other files."""
+        """Returns why a conversion must not write here: it could damage the source or a folder with other files."""
         place = pathlib.Path(os.path.realpath(self.data_dir))
         for special, what in (("/", "the root of the file system"), (os.path.expanduser("~"), "your home folder")):
             if _is_same(place, pathlib.Path(special)):
@@ -141,7 +141,8 @@ class LocalSink:
             return None
         for folder in _folders_of(source):
             if _is_same(place, folder):
-                # A data set may be replaced by one made from its records: it stays until the new one is complete.
+                # A data set may be replaced by one made from its own records, as it stays until the new one is
+                # complete.
                 if dataset == "tfrecord" and os.path.lexists(self.data_dir / naming.MANIFEST):
                     continue
                 return f"holds --source={source}, whose files could be overwritten; choose another"
@@ -153,7 +154,7 @@ class LocalSink:
         return None
 
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
-        """Checks that the new shards fit on the disk, beside the data set that they replace."""
+        """Checks that the new shards fit on the disk alongside the data set that they replace."""
         free = shutil.disk_usage(self._existing()).free
         needed = plan.num_bytes * plan.config.passes - finished
         if needed > free and not plan.config.compression:
@@ -174,5 +175,5 @@ def _folders_of(source: str) -> set[pathlib.Path]:
 
 
 def _is_same(path: pathlib.Path, other: pathlib.Path) -> bool:
-    """Returns whether two paths are one folder, also where it is mounted twice."""
+    """Returns whether both paths are the same folder, even through different mounts."""
     return path == other or (path.exists() and other.exists() and path.samefile(other))

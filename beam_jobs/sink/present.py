@@ -1,4 +1,4 @@
-"""The data set that a folder already holds: whether it is the one that a plan would write, and what else lies there."""
+"""The data set that a folder already holds: whether a plan would write the same one, and what other files are there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
 
 _MOST_NAMED = 3  # files in a note
-_MOST_CLASSES = 8  # likewise
+_MOST_CLASSES = 8  # in a note
 
 
 def existing_manifest(data_dir: StoragePath) -> Manifest | None:
@@ -24,7 +24,7 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
 
     Raises:
       DataError: the manifest cannot be read.
-      UsageError: it is an index of another writer's files, which a conversion must not replace.
+      UsageError: it is an index of another program's files, which a conversion must not replace.
     """
     if naming.MANIFEST not in data_dir.names():
         return None
@@ -46,11 +46,11 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
 
 
 def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
-    """Checks that a folder holds, intact, the data set that `plan` would write.
+    """Checks that a folder holds the data set that `plan` would write, and that it is intact.
 
     Raises:
-      UsageError: as `check_options`.
-      DataError: a file is missing or has other bytes than the manifest says.
+      UsageError: see `check_options`.
+      DataError: a file is missing or does not match the manifest.
     """
     check_options(plan, present, data_dir)
     for name, expected in shard_files(present, data_dir).items():
@@ -61,10 +61,11 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
 
 
 def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
-    """Checks that a folder's manifest is the one that `plan` would write, without reading a shard.
+    """Checks that a folder's manifest is the one that `plan` would write, without reading shards.
 
     Raises:
-      UsageError: it was made with other options or from another source; the message has both values of each.
+      UsageError: it was made with other options or from another source; the message gives both values of each
+        difference.
     """
     differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
     if differences:
@@ -80,10 +81,10 @@ class Unlisted:
     """The files in a data set's folder that its manifest does not list, sorted by name.
 
     Attributes:
-      as_shards: those that programs which read by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and those
+      as_shards: files that a program reading by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and files
         with a name that only a conversion gives.
-      temporary: those that a killed conversion left.
-      others: all others.
+      temporary: files left by a killed conversion.
+      others: all other files.
     """
 
     as_shards: tuple[str, ...]
@@ -92,11 +93,11 @@ class Unlisted:
 
 
 def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) -> Unlisted:
-    """Returns the other files in a data set's folder.
+    """Returns the files in a data set's folder that its manifest does not list.
 
-    With `recursive`, files that look like shards in the folders below it are among them; not those in hidden folders,
-    and not other data sets, which have a manifest of their own. If `pipeline.index` described another program's
-    records, none is taken for a shard: its manifest may list some of the records on purpose.
+    `recursive` adds files in subfolders that look like shards, except in hidden folders and in other data sets, which
+    have their own manifest. In an index of another program's files no file is taken for a shard: the index may leave
+    some out on purpose.
 
     Raises:
       DataError: the folder cannot be listed.
@@ -114,7 +115,7 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
 
 
 def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns the files in folders below a data set's, at any depth, that look like its shards."""
+    """Returns the files in subfolders of a data set's folder, at any depth, that look like its shards."""
     found = [pathlib.PurePosixPath(name) for name in data_dir.files(recursive=True) if "/" in name]
     others = {path.parent for path in found if path.name == naming.MANIFEST}  # data sets of their own
     return [
@@ -128,7 +129,7 @@ def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
 
 
 def _looks_like_shard(path: str, present: Manifest) -> bool:
-    if path.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
+    if path.startswith((".", f"{naming.SIDECARS}/")):  # patterns do not match it
         return False
     name = path.rpartition("/")[2]
     return (
@@ -137,7 +138,7 @@ def _looks_like_shard(path: str, present: Manifest) -> bool:
 
 
 def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns a line for each kind of other files in a data set's folder."""
+    """Returns a line about each kind of unlisted files in a data set's folder."""
     try:
         found = unlisted(data_dir, present)
     except DataError as error:
@@ -146,7 +147,7 @@ def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
 
 
 def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Returns a line for each kind that has files: how many, what they are, and some of their names."""
+    """Returns a line for each kind that has files: their number, kind, and some of their names."""
     kinds = {
         "that the manifest does not list": unlisted,
         "left by a killed conversion": temporary,
@@ -167,13 +168,13 @@ def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
 
 
 def _sidecars_in(data_dir: StoragePath) -> list[str]:
-    """Returns the names in the folder of a data set's sidecars; none if there is no such folder."""
+    """Returns the file names in a data set's sidecar folder; empty if there is no such folder."""
     folder = data_dir / naming.SIDECARS
     return folder.files() if folder.is_dir() else []
 
 
 def renumbered(plan: Plan, present: Manifest) -> list[str]:
-    """Returns a line that says which classes get other labels when a data set replaces one; none if all keep theirs."""
+    """Returns a line about classes whose label changes when a data set is replaced; empty if all keep theirs."""
     new = {name: label for label, name in enumerate(plan.source.class_names)}
     old = [(name, label) for label, name in enumerate(present.class_names) if new.get(name) != label]
     if not old or not present.class_names:
@@ -190,9 +191,9 @@ def renumbered(plan: Plan, present: Manifest) -> list[str]:
 
 
 def other_pixels(plan: Plan, present: Manifest) -> list[str]:
-    """Returns a line that says by which rule a data set's files become pixels; none if a conversion would give it too.
+    """Returns a line about the decoding rule of a data set; empty if a conversion would use the same.
 
-    The rule is no option, so that a data set of an earlier release is the same one; `--overwrite` gives it this rule.
+    The rule is not an option, so a data set of an earlier release counts as the same; `--overwrite` updates the rule.
     """
     if plan.pixel_rule in (None, present.pixels):
         return []
@@ -201,9 +202,9 @@ def other_pixels(plan: Plan, present: Manifest) -> list[str]:
 
 
 def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names that a data set's files may have, with sidecars in their folder or beside the shards.
+    """Returns the names that a data set's files can have, with sidecars in their folder or beside the shards.
 
-    Names that no conversion gives are left out: a manifest may list such files.
+    Names that no conversion gives are left out, as a manifest may list other programs' files.
     """
     if not present:
         return set()
@@ -214,7 +215,7 @@ def files_of(present: Manifest | None) -> set[str]:
 
 
 def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
-    """Returns the names of the files that belong to the data set in a folder, relative to it."""
+    """Returns the names, relative to the folder, of the files that belong to its data set."""
     beside = {*drafts.BESIDE_SHARDS}
     if not any(split.num_rejects for split in present.splits.values()):
         beside.remove(naming.REJECTS)
@@ -222,7 +223,7 @@ def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
 
 
 def columns_of(present: Manifest) -> list[str]:
-    """Returns the names of the files of a data set's columns."""
+    """Returns the file names of a data set's columns."""
     return [
         naming.column_name(split, name, crc)
         for name, column in present.columns.items()

@@ -1,8 +1,8 @@
-"""A conversion into an object store or HDFS: shards are written in place, and the manifest comes last.
+"""Conversion into an object store or HDFS: shards are written in place, and the manifest comes last.
 
-There is no rename to rely on: an old manifest is removed before the first shard is overwritten, and receipts lie in a
-separate folder, from which a rerun resumes. There is no lock either: a lease takes its place, an object that its holder
-rewrites every 20 s, and that expires after a minute.
+There is no rename to rely on: an old manifest is removed before the first shard is overwritten, and receipts, from
+which a rerun resumes, are in a separate folder. In place of a lock there is a lease, an object that its holder rewrites
+every 20 s and that expires after a minute.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def leased(
     """Holds the lease of a folder until the block ends or this process dies.
 
     Args:
-      data_dir: the folder.
-      renew_seconds: how often the lease is rewritten.
-      lease_seconds: the age at which another holder's lease has expired.
+      data_dir: folder to lease.
+      renew_seconds: seconds between rewrites of the lease.
+      lease_seconds: age in seconds at which another holder's lease has expired.
 
     Raises:
-      RerunError: another conversion holds it, or was killed while it did.
+      RerunError: another conversion holds the lease, or was killed while holding it.
       DataError: the lease cannot be written.
     """
     lease, mine = data_dir / _LEASE, secrets.token_hex(8).encode()
@@ -67,7 +67,7 @@ def leased(
 def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     data_dir = lease.parent
     clock = data_dir / f"{_LEASE}-{mine.decode()}"
-    drafts.publish(clock, mine)  # to compare times by the store's clock
+    drafts.publish(clock, mine)  # times are compared by the store's clock
     now = clock.size_and_time()[1]
     clock.remove()
     before = _written(lease)
@@ -78,7 +78,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
             f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
     drafts.publish(lease, mine)
-    time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease is there afterwards continues
+    time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease survives continues
     if _written(lease) is None or lease.read_bytes() != mine:
         raise RerunError(
             f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
@@ -86,7 +86,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
 
 
 def _remove_clocks(data_dir: RemotePath, lease_seconds: float) -> None:
-    """Removes what conversions left that were killed while they read the store's clock."""
+    """Removes objects of conversions that were killed while reading the store's clock."""
     now = _written(data_dir / _LEASE)
     for clock in (data_dir / name for name in data_dir.files() if name.startswith(f"{_LEASE}-")):
         written = _written(clock)
@@ -109,19 +109,19 @@ def _renew(lease: RemotePath, mine: bytes, ended: threading.Event, renew_seconds
             lease.write_bytes(mine)
         except FileNotFoundError:
             break
-        except DataError:  # the store may be back next time
+        except DataError:  # the store may be back by the next attempt
             continue
-    if not ended.is_set():  # this machine slept, or the store was away, and another conversion has begun
+    if not ended.is_set():  # while this machine slept or the store was away, another conversion began
         print(f"{lease.parent}: another conversion has taken over; this one stops", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 class RemoteSink:
-    """A folder of an object store or HDFS; its methods are those of `LocalSink`.
+    """A folder in an object store or HDFS; has the methods of `LocalSink`.
 
     Attributes:
-      data_dir: the folder.
-      shown: its URL, without the store's options and the user, which may hold a secret.
+      data_dir: folder that will hold the data set.
+      shown: URL of the folder without the user and the store's options, which may hold a secret.
     """
 
     def __init__(self, data_dir: RemotePath) -> None:
@@ -129,7 +129,7 @@ class RemoteSink:
         self.shown = str(data_dir)
 
     def check(self, dataset: str, source: str) -> None:
-        """Checks that the store can be reached and that no shard would overwrite a source file."""
+        """Checks that the store is reachable and that no shard would overwrite a source file."""
         self.data_dir.files()
         if not is_url(source):
             return
@@ -149,11 +149,11 @@ class RemoteSink:
         return leased(self.data_dir)
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
-        """Does nothing: a store has room, and no folder can have the name of a file."""
+        """Does nothing: a store does not run full, and its folders cannot be in the way of files."""
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Yields the plan with its folders. The old manifest is removed before, obsolete files and receipts after."""
+        """Yields the plan with its folders. First removes the old manifest, at the end obsolete files and receipts."""
         folder = self.data_dir / staging.folder_name(plan.digest)
         if present:
             staging.keep_replaced(folder, present)
@@ -162,12 +162,12 @@ class RemoteSink:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
             self.tidy()
         except BaseException as error:
-            with contextlib.suppress(DataError):  # the store may be away
+            with contextlib.suppress(DataError):  # the store may be unreachable
                 staging.say_kept(folder, error)
             raise
 
     def tidy(self) -> None:
-        """Removes the receipts of all conversions, and the files of killed ones and of data sets that were replaced."""
+        """Removes the receipts of all conversions, and files left by killed ones or by replaced data sets."""
         folders = [self.data_dir / name for name in self.data_dir.folders() if staging.FOLDER.fullmatch(name)]
         staging.remove_replaced(self.data_dir, folders)
         kept = files_listed(manifest.load(self.data_dir), self.data_dir)

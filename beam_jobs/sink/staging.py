@@ -1,8 +1,8 @@
-"""The folder inside data_dir that a conversion writes to, and how the finished data set is moved up.
+"""The folder inside data_dir that a conversion writes to, and the move of the finished data set into place.
 
-Until that move, the data set in data_dir stays complete, however the conversion ends. Workers know the inner folder
-only, so a retried bundle, or a worker that outlives its command, cannot touch a published data set. The folder is named
-after the plan: rerunning the same command finds the shards that are finished there.
+Until that move, the data set in data_dir stays complete, however the conversion ends. Workers only know the inner
+folder, so a retried bundle, or a worker that outlives its command, cannot touch a published data set. The folder is
+named after the plan, so that rerunning the same command finds its finished shards.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
 
 
 def folder_name(digest: str) -> str:
-    """Returns the name of the folder of a plan with this digest."""
+    """Returns the folder name for a plan with this digest."""
     return f".converting.tmp-{digest[:16]}"
 
 
 @contextlib.contextmanager
 def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
-    """Yields the folder of a plan in `data_dir`: a new one, or one with the shards of an earlier run.
+    """Yields the folder of a plan in `data_dir`: a new one, or one with shards of an earlier run.
 
     If the block fails or is stopped, finished shards are kept, and a line on stderr says so.
 
@@ -49,8 +49,8 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
     try:
         yield folder
     except BaseException as error:
-        with contextlib.suppress(DataError):  # what cannot be removed now, the next conversion removes
-            if folder.exists():  # else it was published
+        with contextlib.suppress(DataError):  # the next conversion removes what cannot be removed now
+            if folder.exists():  # otherwise it was published
                 for part in _folders(folder):
                     drafts.remove_temporaries(part)
                 if not say_kept(folder, error):
@@ -61,7 +61,7 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
 
 
 def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
-    """Removes what killed conversions left, except the finished shards of the plan with this digest.
+    """Removes files left by killed conversions, except finished shards of the plan with this digest.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
@@ -76,9 +76,9 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
 
 
 def undo_interrupted_publish(data_dir: LocalPath) -> None:
-    """Moves shards back to their receipts if a command was killed before it had published its manifest.
+    """Moves shards back to their receipts if a command was killed before it published its manifest.
 
-    Rerunning the same command then resumes with them; the files beside the shards are made again.
+    Rerunning the same command then resumes with them; the sidecars are made again.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be moved or removed.
@@ -101,10 +101,10 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
 
 
 def keep_replaced(folder: StoragePath, replaced: Manifest) -> None:
-    """Writes down, in a conversion's folder, which files the data set has that it is about to replace.
+    """Records, in a conversion's folder, the files of the data set that it is about to replace.
 
-    Its manifest is removed before its shards are: a command that is killed in between leaves files that no manifest
-    lists, which the next one finds by this list.
+    The manifest is removed before its shards: a command killed in between leaves files that no manifest lists, which
+    the next command finds by this list.
 
     Raises:
       DataError: it cannot be written.
@@ -113,11 +113,11 @@ def keep_replaced(folder: StoragePath, replaced: Manifest) -> None:
 
 
 def remove_replaced(data_dir: StoragePath, folders: Iterable[StoragePath]) -> None:
-    """Removes what killed commands left of the data sets that they replaced.
+    """Removes files left of data sets that killed commands were replacing.
 
     Args:
-      data_dir: the data set's folder. What the manifest there lists is kept.
-      folders: the folders of conversions in it.
+      data_dir: folder of the data set. Files that its manifest lists are kept.
+      folders: folders of conversions in it.
 
     Raises:
       DataError: a list or the manifest cannot be read, or a file cannot be removed.
@@ -128,7 +128,7 @@ def remove_replaced(data_dir: StoragePath, folders: Iterable[StoragePath]) -> No
     if naming.MANIFEST in data_dir.names():
         kept = present.files_listed(manifest.load(data_dir), data_dir)
     else:
-        kept = {naming.REJECTS}  # of a run that failed later
+        kept = {naming.REJECTS}  # may be from a run that failed later
     for path in listed:
         for name in present.files_of(manifest.parse(path.read_text(encoding="utf-8"), str(path))) - kept:
             (data_dir / name).remove()
@@ -136,11 +136,11 @@ def remove_replaced(data_dir: StoragePath, folders: Iterable[StoragePath]) -> No
 
 
 def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manifest | None) -> None:
-    """Checks that files can be moved to `names`, where shards and links are replaced.
+    """Checks that files can be moved to `names`; shards and links there are replaced.
 
     Raises:
-      DataError: a name is taken by a folder; or, where no data set is replaced, a file of another tool has a name
-        that a conversion writes beside its shards.
+      DataError: a folder has one of the names; or, if no data set is replaced, another program's file has the name of a
+        file that a conversion writes beside its shards.
     """
     for name in names:
         path = data_dir / name
@@ -159,11 +159,11 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
 
 
 def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> None:
-    """Moves a complete data set from `folder` up into `data_dir`, where it replaces `replaced`.
+    """Moves a complete data set from `folder` up into `data_dir`, in place of `replaced`.
 
-    The old manifest is removed first and the new one moved last, so that no manifest ever lies beside another data
-    set's shards. Then the old files that the new manifest does not list are removed. Only names are written, so a full
-    disk cannot interrupt it.
+    The old manifest is removed first and the new one moved last, so that a manifest is never beside another data set's
+    shards. Then old files that the new manifest does not list are removed. Only names are written, so a full disk
+    cannot interrupt the move.
 
     Raises:
       DataError: the data set in `folder` is incomplete, or a file cannot be moved or removed.
@@ -178,7 +178,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
         if replaced:
             keep_replaced(folder, replaced)
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
-        for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
+        for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects may be from a failed run
             (data_dir / name).remove()
         for name in (naming.SIDECARS, naming.COLUMNS):
             with contextlib.suppress(OSError):  # it holds the new sidecars, or other files
@@ -187,7 +187,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
 
 
 def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
-    """Moves the list of invalid rows, which may say why a conversion failed, to `data_dir`; does nothing without one.
+    """Moves the list of invalid rows, if there is one, to `data_dir`: it may say why a conversion failed.
 
     Raises:
       DataError: it cannot be moved.
@@ -198,9 +198,9 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
 
 
 def say_kept(folder: StoragePath, error: BaseException) -> int:
-    """Prints how many finished shards are kept in a folder, if there are any, and returns their number.
+    """Prints the number of finished shards kept in a folder, if any, and returns it.
 
-    The line advises to rerun if the conversion was stopped, or failed for a reason that may be gone: with invalid data,
+    The line advises a rerun if the conversion was stopped or failed for a reason that may go away; with invalid data,
     the same command would fail again.
     """
     if count := len(receipts.paths_in(folder)):
@@ -212,26 +212,26 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
-    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
+    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder holds no data set either
     (data_dir / naming.MANIFEST).remove()
     inside = (naming.SIDECARS, naming.COLUMNS)
     folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]
     for each in folders:
         each.make_folder()
-    data_dir.sync()  # the old manifest is gone for good before the first of its shards is
+    data_dir.sync()  # persist the removal of the old manifest before replacing its first shard
     for name in names:
         (folder / name).move_to(data_dir / name)
     for each in folders:
         each.sync()
-    data_dir.sync()  # all shards have their names for good before the manifest has
+    data_dir.sync()  # persist the names of all shards before the manifest's
     pending.move_to(data_dir / naming.MANIFEST)
     data_dir.sync()
 
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than repeating what was interrupted."""
-    if threading.current_thread() is not threading.main_thread():  # signals are answered elsewhere
+    """Delays Ctrl-C and SIGTERM until the block ends: finishing a swap is faster than repairing an interrupted one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     held: list[int] = []
@@ -251,14 +251,14 @@ def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:
 
 
 def _folders(folder: LocalPath) -> list[LocalPath]:
-    """Returns the folders that hold shards and sidecars: of a plan's folder, and of its first pass."""
+    """Returns the folders with shards and sidecars in a plan's folder and in its first pass's."""
     passes = (folder, folder / FIRST_PASS)
     inside = (naming.SIDECARS, naming.COLUMNS)
     return [part for each in passes for part in (each, *(each / name for name in inside)) if part.is_dir()]
 
 
 def _remove_columns(folder: LocalPath) -> None:
-    """Removes the columns of a data set without a manifest, which are made again."""
+    """Removes the columns of a data set without a manifest; they are made again."""
     if folder.is_dir() and not folder.is_symlink():
         for name in folder.names():
             if naming.is_column_name(name) or drafts.is_temporary(name):

@@ -1,4 +1,4 @@
-"""The data sets and layouts that can be converted, by name: each module registers its own in `base.SOURCES`."""
+"""Data sets and layouts that can be converted, by name: each module registers its own in `base.SOURCES`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def packages_needed(dataset: str) -> tuple[str, ...]:
     """Returns the packages that a data set needs in addition to Beam.
 
     Raises:
-      UsageError: the name is unknown; the nearest is suggested.
+      UsageError: the name is unknown; the message suggests the nearest.
     """
     return _kind(dataset).packages
 
 
 def check(options: SourceOptions) -> None:
-    """Checks that the flags fit the data set; touches no file.
+    """Checks that the flags fit the data set, without touching a file.
 
     Raises:
       UsageError: the name is unknown, a flag does not apply to it, or its source must be local.
@@ -59,11 +59,11 @@ def open_source(options: SourceOptions) -> Source:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"cannot be read: {reason_of(error)}", path=error.filename or options.source) from None
-    chosen = splits.among(opened.splits, options.splits)  # a source that can has not even opened the others
+    chosen = splits.among(opened.splits, options.splits)  # some sources have not even opened the others
     if len(chosen) < len(opened.splits):
         opened = dataclasses.replace(opened, splits={split: opened.splits[split] for split in chosen})
     for label, name in enumerate(opened.class_names):
-        # TFDS reads the names line by line, and would lose all of them.
+        # TFDS reads names line by line, so this name would make it lose all of them.
         if len(f"{name}.".splitlines()) > 1:
             where = path_of(options.source) if options.source else options.dataset
             raise DataError(

@@ -1,6 +1,6 @@
-"""What a source is: rows of images, labels and keys, by splits, whatever the files that they lie in.
+"""The interface of sources: rows of images, labels and keys in splits, whatever files hold them.
 
-New splits of a source are drawn by a stable hash of each row: a row is in the same split on every run.
+New splits are drawn by a stable hash of each row, so that a row is in the same split on every run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _option(
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
     Args:
-      default: its value if the flag is not given.
+      default: value if the flag is not given.
       text: help text.
-      *takers: the data sets that take it, by the names of `SOURCES`; none: all do.
-      parse: gets the flag's name and its value on the command line.
-      shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
-      foreign: whether it is about records of other writers alone, where a source has both.
+      *takers: data sets that take the flag, by the names of `SOURCES`; all if there are none.
+      parse: function that parses the value, from the flag's name and its value on the command line.
+      shapes: whether the option shapes the bytes of the shards, so that the manifest records it.
+      foreign: whether the option only concerns other programs' records, where a source has both kinds.
     """
     metadata: dict[str, Any] = {"takers": takers} if takers else {}
     metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
@@ -51,13 +51,13 @@ def _option(
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has them as texts.
+    """Parsed flags that concern the source. `beam_jobs.config.ConvertConfig` has them as texts.
 
     Attributes:
-      dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
-      source: its files: a folder, an archive, a file or a glob; "" if not given.
-      feature_map: (our name, their name) of `image`, `label` and `key` in foreign records.
-      image_shape: (height, width, channels) of raw pixels in foreign records.
+      dataset: value of --dataset (`mnist`, `parquet`, `tfds:imagenette`).
+      source: files of the source: a folder, an archive, a file or a glob; "" if not given.
+      feature_map: (our name, their name) of `image`, `label` and `key` in other programs' records.
+      image_shape: (height, width, channels) of raw pixels in other programs' records.
     """
 
     dataset: str = _option(
@@ -151,11 +151,11 @@ class SourceOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SourceKind:
-    """How to open sources of a kind. `SourceOptions` says which flags they take in addition to --source.
+    """A kind of source. `SourceOptions` says which flags it takes in addition to --source.
 
     Attributes:
-      open: opens one, and checks its files.
-      packages: the packages that it needs in addition to Beam.
+      open: function that opens a source and checks its files.
+      packages: packages needed in addition to Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
@@ -164,7 +164,7 @@ class SourceKind:
     remote: bool = False
 
 
-# By the names of data sets and layouts; one that ends with `:NAME` stands for all that begin alike.
+# By name of the data set or layout; a name that ends with `:NAME` stands for all names with that prefix.
 SOURCES: Registry[SourceKind] = Registry("beam_jobs.sources", SourceKind)
 
 
@@ -173,13 +173,13 @@ class Block:
     """Some examples, as columns.
 
     Attributes:
-      images: pixels, uint8 (n, height, width, channels); or encoded files (PNG, JPEG, ...), a list of n. Encoded images
-        may be invalid: the reader of the block checks them. The image of a bad row is any value of that type.
-      labels: int64 (n,). The reader of the block checks their range.
+      images: pixels, uint8 (n, height, width, channels), or a list of n encoded files (PNG, JPEG, ...). Encoded images
+        may be invalid; whoever reads the block checks them. The image of a bad row is any value of that type.
+      labels: int64 (n,). Whoever reads the block checks their range.
       keys: dtype S (n,) without trailing NULs, or a list of n.
-      extra: the source's other features: {name: values}, an array (n, ...) or a list of n: int64 or float32 arrays of
-        one dimension if the feature's shape is (None,), bytes if its dtype is string.
-      bad: {row of the block: reason} of the invalid rows (no label, no image).
+      extra: other features of the source: {name: values}, an array (n, ...) or a list of n: one-dimensional int64 or
+        float32 arrays if the feature's shape is (None,), bytes if its dtype is string.
+      bad: {row of the block: reason} for invalid rows (no label, no image).
     """
 
     images: NDArray[np.uint8] | list[bytes]
@@ -189,13 +189,13 @@ class Block:
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def taken(self, images: Any, rows: NDArray[np.int64]) -> Block:
-        """Returns a block of the given rows, int64 (n,), none of them bad, with `images` in place of their own."""
+        """Returns a block of the given rows, int64 (n,), none of them bad, with `images` as their images."""
         extra = {name: _taken(values, rows) for name, values in self.extra.items()}
         return Block(images, self.labels[rows], _taken(self.keys, rows), extra)
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[NDArray[np.int64], Block]]) -> Block:
-        """Returns one block of several parts (positions of the rows, int64 (n,); rows), ordered by position."""
+        """Joins parts (positions of the rows, int64 (n,); rows) into one block, ordered by position."""
         order = np.argsort(np.concatenate([positions for positions, _ in parts]))
         blocks = [block for _, block in parts]
 
@@ -219,20 +219,20 @@ def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
-    """A data set as it was published. It pickles to a few kilobytes: workers read the files themselves.
+    """A data set as published. It pickles to a few kilobytes: workers read the files themselves.
 
     Rows of a split are numbered 0..splits[split] - 1, over all its files.
 
     Attributes:
-      dataset: its name (`mnist`).
-      class_names: one per label.
-      files: the files that it is read from. Digests are of the decompressed content: a data set gives the same manifest
-        however it is packed. Those of remote Parquet files are of the footer.
+      dataset: name of the data set (`mnist`).
+      class_names: name of each class, by label.
+      files: files that it is read from. Digests cover the decompressed content, so that a data set gives the same
+        manifest however it is packed; for remote Parquet files they cover the footer.
       splits: {name: number of rows}.
       image_shape: (height, width, channels) of every image if blocks hold pixels; None if they hold encoded images.
-      features: the features other than `image`, `label` and `key`.
+      features: features other than `image`, `label` and `key`.
       unique_keys: whether keys are unique by construction; otherwise they are checked.
-      parts: {split: its files}, if rows lie in files one after another; else empty.
+      parts: {split: its files} if the rows of files follow one another; else empty.
     """
 
     dataset: str
@@ -247,7 +247,7 @@ class Source(abc.ABC):
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows in each unit of random access (a row group, a file) of a split, int64 (n,).
 
-        None if rows can be read one by one at no extra cost.
+        Returns None if rows can be read one by one at no extra cost.
         """
         del split
         return None
@@ -255,19 +255,20 @@ class Source(abc.ABC):
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of each of the rows start..stop - 1, uint64 (n,), from which new splits are drawn.
 
-        A row keeps its hash when files are added: it depends on its file and number there (or its path) alone.
+        The hash depends only on the row's file and number there (or its path), so it stays the same when files are
+        added.
         """
         return self.parts[split].hashes(start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in that file) of a row, for messages. Default keys, `<file>#<row>`, have the same."""
+        """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made of the same."""
         return self.parts[split].where(row)
 
     @abc.abstractmethod
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, in the requested order.
 
-        Memory: the rows, and one unit of random access.
+        Memory: the rows and one unit of random access.
 
         Args:
           split: one of `splits`.
@@ -280,11 +281,11 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a split, whose rows are numbered end to end.
+    """The files of a split, with rows numbered across all of them.
 
     Attributes:
-      names: their names in keys.
-      counts: the number of rows in each.
+      names: file names in keys.
+      counts: number of rows in each file.
     """
 
     names: tuple[str, ...]
@@ -292,7 +293,7 @@ class Files:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows in all files."""
         return sum(self.counts)
 
     @property
@@ -306,7 +307,7 @@ class Files:
         return self.names[number], int(own[0])
 
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of (file, row in it) of rows start..stop - 1, uint64 (n,)."""
+        """Returns a hash of (file, row in it) for rows start..stop - 1, uint64 (n,)."""
         files, rows = locate(self.counts, np.arange(start, stop, dtype=np.int64))
         names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
@@ -315,8 +316,8 @@ class Files:
         """Returns `<file>#<row in it>` of each row, dtype S (n,).
 
         Args:
-          rows: int64 (n,), counted over all files.
-          equal_digits: whether the numbers of all files have as many digits as those of the longest one.
+          rows: row numbers across all files, int64 (n,).
+          equal_digits: whether to pad row numbers to as many digits as the longest file needs.
         """
         digits = [row_digits(max(self.counts) if equal_digits else count) for count in self.counts]
         keys = np.empty(len(rows), f"S{max(len(name.encode()) for name in self.names) + 1 + max(digits)}")
@@ -328,21 +329,21 @@ class Files:
 def by_part(
     counts: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields (number of the part, positions in `rows`, row numbers in the part, ascending) for each part that has some.
+    """Yields (number of the part, positions in `rows`, row numbers in the part, ascending) for each part with rows.
 
     Args:
-      counts: the number of rows in each part (file, row group, split); parts are numbered end to end.
-      rows: counted over all parts, int64 (n,), in any order.
+      counts: number of rows in each part (file, row group, split); rows are numbered across the parts.
+      rows: row numbers across all parts, int64 (n,), in any order.
     """
     numbers, own = locate(counts, rows)
     order = np.lexsort((own, numbers))
     wanted, starts = np.unique(numbers[order], return_index=True)
-    for number, chosen in zip(wanted.tolist(), np.split(order, starts[1:]), strict=False):  # of no rows, one empty part
+    for number, chosen in zip(wanted.tolist(), np.split(order, starts[1:]), strict=False):  # no rows: one empty part
         yield number, chosen, own[chosen]
 
 
 def locate(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (number of the part, row in it) of each row; parts are numbered end to end."""
+    """Returns (number of the part, row in it) of each row; rows are numbered across the parts."""
     bounds = np.cumsum([0, *counts])
     numbers = np.searchsorted(bounds, rows, side="right") - 1
     return numbers, rows - bounds[numbers]
@@ -352,7 +353,7 @@ def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
     """Returns {split: number of rows}.
 
     Raises:
-      DataError: a split has no row; the message names `folder`, where the files are.
+      DataError: a split has no row; the message names `folder`, the folder of the files.
     """
     for split, part in parts.items():
         if not part.num_rows:
@@ -380,13 +381,14 @@ def row_digits(count: int) -> int:
 
 
 class BlockBuilder:
-    """The columns of a block, to be filled in place; `bad` must have the rows that cannot be filled.
+    """Columns of a block to fill in place; rows that cannot be filled must be added to `bad`.
 
     Attributes:
-      images: pixels, uint8 (n, height, width, channels), or objects (n,), the bytes of image files.
+      images: pixels, uint8 (n, height, width, channels), or an object array (n,) of the bytes of image files.
       labels: int64 (n,).
       keys: dtype S (n,), or objects (n,).
-      extra: {feature: values}, of the feature's dtype and shape, or objects (n,) where no array holds them.
+      extra: {feature: values}, with the feature's dtype and shape, or an object array (n,) if no other array can hold
+        them.
       bad: {row: reason}.
     """
 
@@ -401,9 +403,9 @@ class BlockBuilder:
 
         Args:
           count: number of rows.
-          features: the features other than image, label and key.
+          features: features other than image, label and key.
           image_shape: (height, width, channels) of pixels; None for encoded images.
-          keys: keys of all rows, if they are known already.
+          keys: keys of all rows, if already known.
         """
         self.images: NDArray[Any] = _files(count) if image_shape is None else np.zeros((count, *image_shape), np.uint8)
         self.labels = np.zeros(count, np.int64)
@@ -432,34 +434,34 @@ def _listed(column: NDArray[Any]) -> Any:
 
 
 _BLOCK = 1 << 20  # rows hashed at a time
-_MOST_BETWEEN = 1000  # rows between two that are hashed together
+_MOST_BETWEEN = 1000  # most rows between two that are hashed together
 _MOST_KEPT = 4  # splits whose row numbers a worker keeps
 _kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DealtSource(Source):
-    """The rows of all splits of a source, dealt to other splits.
+    """A source whose rows are assigned to new splits.
 
     Attributes:
-      inner: the source.
+      inner: source of the rows.
     """
 
     inner: Source
 
     @classmethod
     def of(cls, inner: Source, splits: dict[str, int], **more: Any) -> Self:
-        """Returns a source with what another one has, but its own splits: {name: number of rows}."""
+        """Returns a source like `inner` but with new splits, {name: number of rows}."""
         names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
         shared = {name: getattr(inner, name) for name in names}
         return cls(**shared, splits=splits, inner=inner, **more)
 
     @abc.abstractmethod
     def _rows(self, split: str) -> NDArray[np.int64]:
-        """Returns the rows of a split, ascending, numbered over all splits of `inner`."""
+        """Returns the rows of a split, ascending, numbered across all splits of `inner`."""
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the number of rows of a new split in each chunk of the source; None if it has no chunks."""
+        """Returns the number of rows that a new split has in each chunk of the source; None if it has no chunks."""
         inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
         if all(chunks is None for _, chunks in inner):
             return None
@@ -471,7 +473,7 @@ class DealtSource(Source):
         """Returns the rows' hashes."""
         made = np.empty(stop - start, np.uint64)
         for name, chosen, rows in self._by_inner_split(self._rows(split)[start:stop]):
-            # By ranges: what hashes need of all files is made once in each, which costs more than a few rows too many.
+            # By ranges: each call prepares something for all files, which costs more than hashing a few extra rows.
             cuts = np.flatnonzero(np.diff(rows) > _MOST_BETWEEN) + 1
             for own, places in zip(np.split(rows, cuts), np.split(chosen, cuts), strict=True):
                 made[places] = self.inner.hashes(name, int(own[0]), int(own[-1]) + 1)[own - own[0]]
@@ -517,7 +519,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
     if not fractions:
         return source
     edges = np.round(np.cumsum([0.0, *fractions.values()]) * (1 << 53)).astype(np.int64).tolist()
-    edges[-1] = 1 << 53  # fractions in decimals need not sum to exactly 1
+    edges[-1] = 1 << 53  # decimal fractions need not sum to exactly 1
     bounds = dict(zip(fractions, itertools.pairwise(edges), strict=True))
     splits = {split: len(_rows(source, *limits)) for split, limits in bounds.items()}
     for split, rows in splits.items():
@@ -530,7 +532,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
 
 
 def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
-    """Returns the rows, numbered over all splits, whose draws are in low..high - 1. Cached: every shard needs them."""
+    """Returns the rows, numbered across all splits, whose draws are in low..high - 1. Cached: all shards need them."""
     key = (source.files, tuple(source.splits.items()), low, high)
     if key not in _kept:
         while len(_kept) >= _MOST_KEPT:

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 as published, binary or Python's version: in their folder or in the .tar.gz.
+"""CIFAR-10 and CIFAR-100 as published, in the binary or the Python version, unpacked or as the .tar.gz.
 
-Format: https://www.cs.toronto.edu/~kriz/cifar.html: each record is a byte for each label, then 3,072 of pixels. A
-pickle becomes a temporary file of such records.
+Format: https://www.cs.toronto.edu/~kriz/cifar.html: each record is one byte per label, then 3,072 bytes of pixels.
+Pickles are rewritten as temporary files of such records.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Layout:
     """One published form of a data set.
 
     Attributes:
-      folder: its folder in the archive.
+      folder: folder in the archive.
       files: {split: its files, in order}.
-      is_pickled: whether it is Python's version; else it is the binary one.
+      is_pickled: whether it is the Python version; otherwise the binary one.
     """
 
     folder: str
@@ -67,9 +67,9 @@ class Label:
     """A kind of label: one byte of each binary record, or one list of a pickle.
 
     Attributes:
-      feature: its name in our examples.
-      key: its name in the pickles.
-      class_names: one per value.
+      feature: name of the feature in our examples.
+      key: key in the pickles.
+      class_names: name of each class, by label.
     """
 
     feature: str
@@ -143,7 +143,7 @@ class CifarSource(Source):
         labels = np.empty((len(rows), count), np.int64)
         scratch = np.empty((min(_AT_ONCE, len(rows)), count + _PIXELS), np.uint8)
         files, own = base.locate(self.parts[split].counts, rows)
-        order = np.lexsort((rows, np.arange(len(rows)) // _AT_ONCE))  # each part in the order of the files
+        order = np.lexsort((rows, np.arange(len(rows)) // _AT_ONCE))  # each part in file order
         with contextlib.ExitStack() as stack:
             handles = [stack.enter_context(batch.opened()).fileno() for batch in self.batches[split]]
             descriptors, offsets = np.array(handles)[files[order]], own[order] * scratch.shape[1]
@@ -159,11 +159,11 @@ class CifarSource(Source):
 
 
 def interleave(planes: NDArray[np.uint8], before: int, images: NDArray[np.uint8]) -> None:
-    """Writes the pixels of RGB images that are stored plane by plane.
+    """Converts RGB images stored plane by plane to interleaved pixels.
 
     Args:
-      planes: uint8 (n, before + 3 x pixels), C-contiguous: other bytes, and then the red, green and blue values.
-      before: number of the other bytes.
+      planes: uint8 (n, before + 3 x pixels), C-contiguous: other bytes, then the red, green and blue values.
+      before: number of other bytes before the pixels.
       images: images to write to, uint8 (n, pixels, 3), C-contiguous.
     """
     if _unpack is not None:
@@ -176,10 +176,10 @@ def interleave(planes: NDArray[np.uint8], before: int, images: NDArray[np.uint8]
 
 @SOURCES.named("cifar10", "cifar100")
 def open_source(options: SourceOptions) -> CifarSource:
-    """Opens and checks the files of `options.source`; without one, downloads the archive.
+    """Opens and checks the files of `options.source`; downloads the archive if it is empty.
 
     Args:
-      options: its source is a folder as in the archive, the parent of that folder, or the .tar.gz.
+      options: options; `source` is a folder as in the archive, the parent of that folder, or the .tar.gz.
 
     Raises:
       DataError: a file is missing or damaged, is not a whole number of records, or has a label out of range; or the
@@ -208,7 +208,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
     """Returns the layout of a folder or an archive, and its files in the layout's order.
 
     Raises:
-      DataError: it has none; a file is missing, damaged, or of another data set.
+      DataError: it matches no layout, or a file is missing, damaged, or from another data set.
     """
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
@@ -224,7 +224,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
         opened = [(archived, handles[layout.folder, name]) for name in layout.names]
         return layout, _all_checked(opened, layout, dataset, unpack)
     candidates = [(member, place) for member in members for place in (path / member[1], path.joinpath(*member))]
-    places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and stay
+    places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and win
     layout = _choose(path, dataset, places)
     chosen = [places[layout.folder, name] for name in layout.names]
     opened = [(KnownFile(place, streams.stamp(place)), streams.open_plain(place)) for place in chosen]
@@ -232,7 +232,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
-    """Returns the layout of which the most files are present; raises DataError if one is missing."""
+    """Returns the layout with the most files present; raises DataError if one of them is missing."""
 
     def score(layout: Layout) -> int:
         return sum((layout.folder, name) in present for name in layout.names)
@@ -253,7 +253,7 @@ def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]])
 def _all_checked(
     opened: list[tuple[KnownFile, IO[bytes]]], layout: Layout, dataset: str, unpack: Callable[[], object] | None
 ) -> list[RowFile]:
-    """Checks the layout's files on all cores, but pickles one by one, as each is held in memory; keeps all open."""
+    """Checks the layout's files on all cores (pickles one by one, as each is held in memory) and keeps them open."""
 
     def check(known: KnownFile, handle: IO[bytes], name: str) -> tuple[RowFile, IO[bytes]]:
         return _checked(known, handle, name, layout, dataset, unpack)
@@ -261,14 +261,14 @@ def _all_checked(
     with ThreadPoolExecutor(1 if layout.is_pickled else os.cpu_count()) as pool:
         found = list(pool.map(check, *zip(*opened, strict=True), layout.names))
     for rows, records in found:
-        rows.keep(records)  # not in those threads: where a file is unpacked again, this one has the lock
+        rows.keep(records)  # not in those threads: while a file is unpacked again, this thread holds the lock
     return [rows for rows, _ in found]
 
 
 def _checked(
     known: KnownFile, handle: IO[bytes], name: str, layout: Layout, dataset: str, unpack: Callable[[], object] | None
 ) -> tuple[RowFile, IO[bytes]]:
-    """Checks that a file's records are whole and its labels in range; returns it and the handle to read rows from."""
+    """Checks that a file's records are complete and its labels in range; returns the file and a handle for its rows."""
     labels = LABELS[dataset]
     length = len(labels) + _PIXELS
     where = str(known.path) if known.path.name == name else f"{known.path}: {name}"
@@ -286,7 +286,7 @@ def _checked(
     sha256 = hashlib.sha256()
     with streams.errors_of(known.path):
         for block in row_files.with_labels_checked(records, where, 0, shape, bounds):
-            if not layout.is_pickled:  # else the pickle itself is digested, below
+            if not layout.is_pickled:  # the digest of a pickle covers the pickle itself, below
                 sha256.update(block)
         file = streams.entry_of(name, handle) if layout.is_pickled else SourceFile(name, size, sha256.hexdigest())
     return RowFile(known.path, known.stamp, file, shape, unpack=unpack), records
@@ -330,7 +330,7 @@ def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
 
 
 MAX_PICKLE = 256 << 20  # 256 MiB: one and a half times CIFAR-100's train
-MAX_READS = 2_000_000  # at least one for each operation: several times those of CIFAR-100's train
+MAX_READS = 2_000_000  # at least one per operation: several times what CIFAR-100's train takes
 _UINT8_NAMES = ("u1", b"u1", "|u1", b"|u1")
 _NDARRAY, _UINT8 = object(), object()
 _OPERATIONS = """
@@ -342,12 +342,12 @@ _CODES = {operation.name: ord(operation.code) for operation in pickletools.opcod
 
 
 class _RefusedError(Exception):
-    """The file is not read; the message says why."""
+    """A pickle that is refused; the message says why."""
 
 
 @dataclasses.dataclass
 class Array:
-    """A uint8 NumPy array of a pickle; it has no shape until its state is read."""
+    """A uint8 NumPy array in a pickle; has no shape until its state is read."""
 
     shape: Any = None
     is_fortran: bool = False
@@ -359,11 +359,11 @@ class Array:
 
 
 def load_pickle(handle: IO[bytes], where: str) -> Any:
-    """Returns the object of a pickle: dict, list, tuple, str, bytes, int, bool, None, and `Array`, without trusting it.
+    """Loads an untrusted pickle of dict, list, tuple, str, bytes, int, bool, None and `Array` objects.
 
-    A pickle is a program for a stack machine. Here Python's own machine runs it, restricted to the operations that a
-    dictionary of lists, strings and one array needs; the four names that such files call are stand-ins. The machine is
-    the one written in Python, as the one in C can be made to allocate gigabytes by six bytes of a pickle.
+    A pickle is a program for a stack machine. It runs on Python's own machine, restricted to the operations needed for
+    a dictionary of lists, strings and one array, with stand-ins for the four names that such files call. That is the
+    machine written in Python: six bytes of a pickle can make the one in C allocate gigabytes.
 
     Raises:
       DataError: the file is damaged, too large, or contains or calls anything else. The message begins with `where`.
@@ -381,7 +381,7 @@ def load_pickle(handle: IO[bytes], where: str) -> Any:
             reason = "it is cut short"
         except OSError as error:
             raise DataError(f"cannot be read: {reason_of(error)}", path=where) from None
-        except Exception:  # operations of the machine check little, and some are missing
+        except Exception:  # the machine's operations check little, and some are missing
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
     raise DataError(
@@ -392,7 +392,7 @@ def load_pickle(handle: IO[bytes], where: str) -> Any:
 
 
 class _Counted(io.BufferedReader):
-    """A stream that ends a program after too many operations."""
+    """A stream that stops a pickle after too many operations."""
 
     reads = 0
 
@@ -438,7 +438,7 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
     def _encode(self, text: str, _: object) -> bytes:
         self._left_to_encode -= len(text)
-        if self._left_to_encode < 0:  # one string, encoded again and again
+        if self._left_to_encode < 0:  # the same string, encoded again and again
             raise _RefusedError("its strings are longer than the file")
         return text.encode("latin-1")
 

@@ -25,7 +25,7 @@ class DigitsSource(Source):
     """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key.
 
     Attributes:
-      num_rows: the number of digits in all splits.
+      num_rows: number of digits in all splits.
     """
 
     num_rows: int
@@ -39,7 +39,7 @@ class DigitsSource(Source):
         return self._array.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split. Keys have the row numbers of scikit-learn's array."""
+        """Returns rows of a split. Keys hold row numbers in scikit-learn's array."""
         pixels, labels = _load()
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")
@@ -59,7 +59,7 @@ def open_source(options: SourceOptions) -> DigitsSource:
     """Opens the digits of the installed scikit-learn.
 
     Raises:
-      UsageError: --source is given; these digits have none.
+      UsageError: --source is given, which this data set does not take.
     """
     if options.source:
         raise UsageError(f"--source={options.source}: {options.dataset} comes with scikit-learn and takes no --source")
@@ -76,7 +76,7 @@ def open_source(options: SourceOptions) -> DigitsSource:
 
 
 def upscale(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns images (n, 8, 8) of 0..16 as (n, 28, 28) of 0..255, bilinear, in integers.
+    """Resizes images (n, 8, 8) of 0..16 to (n, 28, 28) of 0..255, bilinearly, in integers.
 
     Pixel centres are aligned (as `tf.image.resize` does it): output i samples input (4 i - 5) / 14, clamped to the
     image, so that all weights are whole 14ths and the result is the same on every machine.

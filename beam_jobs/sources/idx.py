@@ -1,4 +1,4 @@
-"""Folders of IDX files, as MNIST has them, of images of any size: grey (idx3), or with channels (idx4).
+"""Folders of IDX files in MNIST's layout, with images of any size: grey (idx3) or with channels (idx4).
 
 An IDX file is `0 0 type rank`, the sizes as big-endian uint32, then the bytes. Format: the bottom of
 http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned byte) is read; these data sets use it.
@@ -27,7 +27,7 @@ from pipeline.records.labels import LABELS_FILE, read_labels
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged
-_MAX_PACKED = 2 << 30  # 2 GiB unpacked into the temporary folder: four times EMNIST's largest file
+_MAX_PACKED = 2 << 30  # 2 GiB in the temporary folder: four times EMNIST's largest file
 # train-images-idx3-ubyte, train-images.idx3-ubyte, t10k-labels-idx1-ubyte.gz, images-idx4-ubyte
 _FILE = re.compile(r"(?P<head>.*?)[-._]?(?P<kind>images|labels)[-._]idx(?P<rank>\d)[-._]ubyte(?P<gzip>\.gz)?", re.I)
 _RANKS = {"images": (3, 4), "labels": (1,)}
@@ -36,12 +36,12 @@ _FORM = "--source of idx is a folder of pairs like train-images-idx3-ubyte and t
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IdxSource(Source):
-    """Pairs of files of images and labels.
+    """Pairs of image and label files.
 
     Attributes:
       pairs: {split: (images, labels)}.
-      is_transposed: whether the files hold each image's columns as its rows.
-      first_label: the label of the first class in the files.
+      is_transposed: whether images are stored column by column.
+      first_label: label of the first class in the files.
     """
 
     pairs: dict[str, tuple[RowFile, RowFile]]
@@ -66,8 +66,8 @@ def open_source(options: SourceOptions) -> IdxSource:
 
     Raises:
       UsageError: --source is missing.
-      DataError: it is not such a folder, a file has no partner or is not a whole IDX file, pairs differ in the size of
-        their images, two are of one split, or a label has no name.
+      DataError: it is not such a folder, a file has no partner or is not a complete IDX file, pairs differ in image
+        size, two pairs are of the same split, or a label has no name.
     """
     if not options.source:
         raise UsageError(f"--source is missing; {_FORM}")
@@ -93,7 +93,7 @@ def make(
     is_transposed: bool = False,
     first_label: int = 0,
 ) -> IdxSource:
-    """Returns the source of some pairs in a folder, whose images are of one size."""
+    """Returns the source for pairs of files in a folder; images must have the same size."""
     parts = {split: Files((images.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
     return IdxSource(
         dataset=dataset,
@@ -109,17 +109,17 @@ def make(
 
 
 def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
-    """Opens a file of images (rank 3, or 4 with channels) or labels (1), gzip or not.
+    """Opens a file of images (rank 3, or 4 with channels) or labels (rank 1), plain or gzip.
 
-    Its header, its size and the CRC of gzip are checked.
+    Checks its header, its size and gzip's CRC.
 
     Args:
-      path: the file.
-      name: its name in keys and the manifest, without `.gz`.
-      rank: of its array.
+      path: path of the file.
+      name: name in keys and the manifest, without `.gz`.
+      rank: number of axes of its array.
 
     Raises:
-      DataError: it cannot be read, has another type or rank or no item, or is shorter or longer than its header says.
+      DataError: it cannot be read, has another type or rank, is empty, or is shorter or longer than its header says.
     """
     stamp = streams.stamp(path)
     handle = streams.open_plain(path)
@@ -130,7 +130,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
         size = math.prod(shape)
         if packed:
             handle.close()
-            # One byte more than the header says: enough to notice a longer file, without unpacking a gzip bomb.
+            # One byte more than the header says reveals a longer file without unpacking a gzip bomb.
             handle = streams.spool(itertools.chain([header], streams.blocks(stream, size + 1)))
         found = streams.size(handle) - len(header)
         if found != size:
@@ -147,7 +147,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
 
 
 def check_pair(images: RowFile, labels: RowFile) -> None:
-    """Raises DataError where images and labels differ in number."""
+    """Raises DataError if images and labels differ in number."""
     if images.shape[0] != labels.shape[0]:
         counts = count_of(images.shape[0], "image"), count_of(labels.shape[0], "label")
         raise DataError(f"{images.path} has {counts[0]}, but {labels.path} has {counts[1]}")

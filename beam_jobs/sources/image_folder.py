@@ -1,8 +1,8 @@
-"""Images in folders named after their class: `class/file.png`, or `train/class/file.png`.
+"""Images in folders named after their classes: `class/file.png`, or `train/class/file.png`.
 
-Paths are bytes, as a file's name need not be valid text. Links to files of the same folder are followed; other links,
-and links to folders, are refused unless the user says to follow them, so that only what the user named is read. A
-digest tells whether another process lists the same.
+Paths are bytes, as a file name need not be valid text. Links to files in the same folder are followed; other links, and
+links to folders, are refused unless the user asks to follow them, so that only what the user named is read. A digest
+tells whether another process lists the same files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pipeline.records import labels, schema, splits
 
 MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
 _MOST_KEPT = 2  # listings per process
-_AT_ONCE = 4096  # files that are digested at a time: a million paths as Python objects would take hundreds of MB
+_AT_ONCE = 4096  # files digested at a time: a million paths as Python objects would take hundreds of MB
 
 _Listing = TypeVar("_Listing", bound="HasDigest")
 _lock = threading.Lock()
@@ -50,18 +50,18 @@ class HasDigest(Protocol):
 
     @property
     def digest(self) -> str:
-        """Says whether another process lists the same."""
+        """Digest that tells whether another process lists the same files."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFolderSource(Source):
-    """A folder of images. Workers list it again, as a million paths would be large when pickled.
+    """A folder of images. Workers list it again, as a million paths make a large pickle.
 
     Attributes:
-      folder: its absolute path.
-      listing_digest: the digest that a worker's listing must have.
-      follow_links: whether links that lead out of it, and links to folders, are followed.
-      wanted: the splits that --splits names; all if empty.
+      folder: absolute path of the folder.
+      listing_digest: digest that a worker's listing must have.
+      follow_links: whether to follow links that lead out of the folder, and links to folders.
+      wanted: splits that --splits names; empty for all.
     """
 
     folder: str
@@ -96,11 +96,11 @@ class ImageFolderSource(Source):
 
 @SOURCES.named("image_folder")
 def open_source(options: SourceOptions) -> ImageFolderSource:
-    """Lists a folder and digests its images.
+    """Lists a folder and computes digests of its images.
 
     Raises:
       UsageError: --source is missing.
-      DataError: it is not a folder or cannot be listed, or a file changes meanwhile.
+      DataError: it is not a folder or cannot be listed, or a file changes in the meantime.
     """
     if not options.source:
         raise UsageError("--source is missing: a folder with one folder of images per class")
@@ -142,7 +142,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
 
 
 def _lists_of_splits(folder: bytes) -> list[str]:
-    """Returns the names of files in a folder that seem to say which images are of which split, as `train.txt` does."""
+    """Returns the files in a folder that seem to assign images to splits, such as `train.txt`."""
     found: dict[str, set[str]] = {}
     for entry in _entries(folder):
         stem, extension = os.path.splitext(text(entry.name))
@@ -153,7 +153,7 @@ def _lists_of_splits(folder: bytes) -> list[str]:
 
 
 def _folders_of_only_class(listing: Listing) -> list[bytes]:
-    """Returns the folders in the class folder, if there is one class and all its images lie in two or more of them."""
+    """Returns the subfolders of the class folder if there is one class, with images in two or more of them only."""
     found: dict[bytes, None] = {}
     if len(listing.class_names) > 1:
         return []
@@ -168,7 +168,7 @@ def _folders_of_only_class(listing: Listing) -> list[bytes]:
 
 
 def listed(place: str, digest: str, scan: Callable[[], _Listing]) -> _Listing:
-    """Returns the listing of a place, made once per process; raises DataError if it has not the digest any more."""
+    """Returns the listing of a place, made once per process; raises DataError if its digest has changed."""
     with _lock:
         if (place, digest) not in _listings:
             listing = scan()
@@ -182,14 +182,14 @@ def listed(place: str, digest: str, scan: Callable[[], _Listing]) -> _Listing:
 
 
 def content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
-    """Returns the bytes of an image file, and why it cannot be an image: one of both is empty.
+    """Returns the bytes of an image file, and the reason if it cannot be an image; one of the two is empty.
 
     Args:
-      path: of the file.
-      size, time: its size and the time of its last change when it was listed.
+      path: path of the file.
+      size, time: size and modification time of the file when it was listed.
 
     Raises:
-      DataError: it is not what it was then, or cannot be read.
+      DataError: the file has changed since then, or cannot be read.
     """
     extension = extension_of(path)
     if size > MAX_FILE:
@@ -220,16 +220,16 @@ def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
 
 
 def describe(folder: bytes, name: str, files: Iterable[tuple[bytes, int]], advance: Advance) -> SourceFile:
-    """Returns the entry of files as one: their bytes, and a SHA-256 over each file's path, size and SHA-256.
+    """Returns one manifest entry for many files: their bytes, and a SHA-256 over each file's path, size and SHA-256.
 
     Args:
-      folder: that their paths are relative to.
-      name: of the entry.
-      files: (path, size) of each.
-      advance: is told how many bytes were read.
+      folder: folder that the paths are relative to.
+      name: name of the entry.
+      files: (path, size) pairs.
+      advance: function called with the number of bytes read.
 
     Raises:
-      DataError: a file has another size, or cannot be read.
+      DataError: a file has a different size, or cannot be read.
     """
     sha256, total, rest = hashlib.sha256(), 0, iter(files)
     while some := list(itertools.islice(rest, _AT_ONCE)):
@@ -247,37 +247,38 @@ def _extensions(text: str) -> frozenset[bytes]:
     return frozenset(b"." + name.encode() for name in text.split())
 
 
-# Images, whatever their content is. No image of a class folder is left out: one that Pillow cannot read is an invalid
-# row, which --max_rejects counts and rejects.jsonl lists.
+# Images, whatever their content. No image of a class folder is left out: one that Pillow cannot read is an invalid row,
+# which --max_rejects counts and rejects.jsonl lists.
 IMAGES = _extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
     ppm pgm pbm pnm"""
 )
-# Images that are not read: drawings, cameras' raw files (Pillow would return their preview), editors' documents.
+# Images that cannot be read: drawings, camera raw files (Pillow would return their preview), editors' documents.
 UNREADABLE = _extensions(
     """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
     dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
 )
-# Files that lie beside images and are none. Files of other extensions are images if they begin like one.
+# Files often found among images that are not images. Files with other extensions are images if they begin like one.
 _OTHERS = _extensions(
     """txt json jsonl ndjson csv tsv xml yaml yml toml md rst html htm pdf log ini cfg db lnk url doc docx xls xlsx py
     ipynb sh npy npz pkl pt pth h5 hdf5 mat parquet tfrecord zip tar gz tgz bz2 xz 7z rar mp4 avi mov mkv webm mp3 wav
     md5 sha256"""
 )
-_ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
-_TABLES = (b".csv", b".tsv", b".jsonl")  # those of them that may name images and their labels
+_ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # COCO, VOC and YOLO, captions, texts and tables
+_TABLES = (b".csv", b".tsv", b".jsonl")  # may name images and their labels
 _HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """The images of one split: by class, then by path.
+    """The images of one split, ordered by class, then by path.
 
     Attributes:
-      paths: relative to the folder; an Arrow array, as a million Python objects would take several times the memory.
-      labels: int32 (n,).
-      sizes: of the files, in bytes; int64 (n,).
-      times: when the files were last modified, in nanoseconds; int64 (n,).
+      paths: paths relative to the folder; an Arrow array, as a million Python objects would take several times the
+        memory.
+      labels: class numbers, int32 (n,).
+      sizes: file sizes in bytes, int64 (n,).
+      times: modification times of the files in nanoseconds, int64 (n,).
     """
 
     paths: pa.LargeBinaryArray
@@ -299,7 +300,7 @@ class Listing:
     """All images of a folder.
 
     Attributes:
-      class_names: of all splits, in `labels.in_order`.
+      class_names: class names of all splits, ordered by `labels.in_order`.
       splits: {name: its images}.
       folders: {split: its folder, relative to the listed one}; b"" if splits have no folders.
       ignored: {extension: number of files that are not images}.
@@ -322,24 +323,24 @@ class Listing:
 
 
 def scan(root: bytes, follow_links: bool = False, wanted: Sequence[str] = ()) -> Listing:
-    """Lists a folder that has one folder per class, or one folder per split with one folder per class each.
+    """Lists a folder that has one subfolder per class, or one per split with a subfolder per class in each.
 
     Args:
-      root: the folder.
+      root: folder to list.
       follow_links: whether to follow links that lead out of it, and links to folders.
-      wanted: the splits that --splits names, whose folders alone are looked into; all if empty.
+      wanted: splits that --splits names, so that only their folders are listed; empty for all.
 
     Raises:
       UsageError: a wanted split has no folder.
       DataError: it has neither, or both; a class has no image; an image is in no class or is not a regular file; a link
-        is not to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8, or looks
-        like another one's; a folder cannot be read.
+        must not be followed, or leads to one of its parent folders; a class name is not valid UTF-8, or looks like
+        another one; a folder cannot be read.
     """
     return _Scan(root, follow_links, wanted).listing()
 
 
 def text(path: bytes) -> str:
-    """Returns a path for messages: bytes that are not UTF-8 in hexadecimal."""
+    """Returns a path for messages, with bytes that are not UTF-8 in hexadecimal."""
     return path.decode(errors="backslashreplace")
 
 
@@ -353,7 +354,7 @@ class _Scan:
     def __init__(self, root: bytes, follow_links: bool, wanted: Sequence[str]) -> None:
         self._root, self._follows_links, self._wanted = root, follow_links, wanted
         self._real_root = os.path.join(os.path.realpath(root), b"")
-        self._refused: dict[bytes, str] = {}  # the problem of each link that is not to be followed
+        self._refused: dict[bytes, str] = {}  # {link that must not be followed: why}
         self.ignored: collections.Counter[bytes] = collections.Counter()
 
     def listing(self) -> Listing:
@@ -378,7 +379,7 @@ class _Scan:
 
     def _split_folders(self) -> dict[str, bytes]:
         names = [entry.name for entry in _entries(self._root) if self._is_folder(entry)]
-        # "train" is a split; "train_images" may be a class, unless it holds folders and is not the only such name.
+        # "train" is a split; "train_images" may be a class, unless it holds folders and there are other such names.
         known = {name: split for name in names if (split := splits.of_folder(text(name)))}
         longer = {name: split for name in names if (split := splits.in_folder(text(name))) and self._is_nested(name)}
         if len({*known.values(), *longer.values()}) > 1:
@@ -451,7 +452,7 @@ class _Scan:
         return Images(pa.array(paths, pa.large_binary()), *columns)
 
     def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
-        """Yields (path, size, time of the last change) of the images in a folder, at any depth."""
+        """Yields (path, size, modification time) of the images in a folder, at any depth."""
         folders = [(folder, frozenset((os.path.realpath(self._root),)))]
         while folders:
             place, above = folders.pop()
@@ -476,7 +477,7 @@ class _Scan:
         extension = extension_of(entry.name)
         if extension in IMAGES or extension in UNREADABLE:
             return True
-        # A link that is not to be followed is not read, either.
+        # A link that must not be followed is not read either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
             with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
                 if schema.image_format(file.read(schema.IMAGE_START)):
@@ -501,7 +502,7 @@ class _Scan:
         every = set().union(*by_split)
         problem, pairs = "look alike (spaces, Unicode's form of a letter, zeros before a number)", labels.alike(every)
         if not pairs:
-            # "A" and "a" may be two letters of one split; "Cat" of one split and "cat" of another are one class.
+            # "A" and "a" may be two letters in one split; "Cat" in one split and "cat" in another are the same class.
             problem, in_case = "of different splits differ only in case", labels.alike(every, ignore_case=True)
             pairs = [pair for pair in in_case if not any(set(pair) <= names for names in by_split)]
         for pair in pairs:
@@ -511,7 +512,7 @@ class _Scan:
             )
 
     def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
-        """Raises DataError if folders of splits were taken for classes, or classes for folders inside one class."""
+        """Raises DataError if split folders were taken for classes, or class folders for folders inside one class."""
         for label, name in enumerate(names):
             if splits.of_folder(text(name)) and len(names) > 1:
                 rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
@@ -523,7 +524,7 @@ class _Scan:
                         path=text(self._root),
                         advice="put all images at one level",
                     )
-        inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
+        inner: dict[str, bytes] = {}  # {split: an image below a folder with its name inside a class}
         for word, split in splits.SPLIT_OF_WORD.items():
             found = pc.match_substring_regex(images.paths, f"^[^/]+/(split=)?{word}/", ignore_case=True)
             if (row := pc.index(found, True).as_py()) >= 0:
@@ -550,7 +551,7 @@ class _Scan:
             raise error.advised("remove it, or put images there").advised(self._advice())
 
     def _advice(self) -> str:
-        """Returns how to convert the other files, if they look like a data set; else ""."""
+        """Returns advice on converting the other files if they look like a data set; else ""."""
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
                 return f"for {text(extension)} files give --dataset={dataset}"
@@ -568,11 +569,11 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
 
 
 def extension_of(path: bytes) -> bytes:
-    """Returns the extension of a file's name in lower case, with its dot; empty if there is none."""
+    """Returns a file name's extension in lower case, with its dot; empty if there is none."""
     return os.path.splitext(path)[1].lower()
 
 
 def skipped(ignored: collections.Counter[bytes]) -> str:
-    """Returns how many files were skipped, and the most frequent of their extensions, for messages."""
+    """Returns the number of skipped files and their most frequent extensions, for messages."""
     extensions = ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
     return f"skipped {count_of(ignored.total(), 'file')}: no image ({extensions})"

@@ -32,30 +32,30 @@ from pipeline.order.hashing import Domain
 from pipeline.records import labels, splits
 from pipeline.records.labels import LABELS_FILE, read_labels
 
-# Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
+# Usual column names, in order of preference; `File Name` and `file_name` count as `filename`.
 _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")
 _LABELS = ("label", "class", "category", "target")
 _KINDS = f"--source of image_table is a table ({', '.join(tables.SUFFIXES)}), a glob, or a folder with metadata.csv"
 _NAME = "{}"  # stands for the path in --image_dir
-_DESCRIBED = "images"  # the files in the manifest, as one entry
-# In the place of a file's size: why a row has no file.
+_DESCRIBED = "images"  # name of the files' single entry in the manifest
+# Reasons why a row has no file, in place of the file's size.
 _UNNAMED, _MISSING, _IRREGULAR, _OUTSIDE = -1, -2, -3, -4
 _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRREGULAR: "{path}: is not a regular file"}
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-_URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
+_URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as a path made of such a text has
 _SHOWN = 80  # characters of a value in errors
-_BLOCK = 1 << 16  # paths that are Python objects at a time
+_BLOCK = 1 << 16  # paths held as Python objects at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageTableSource(Source):
-    """Tables of images. Workers read them again, as a million paths would be large when pickled.
+    """Tables of images. Workers read them again, as a million paths make a large pickle.
 
     Attributes:
-      options: the user's.
-      tables: the files, as they were when the source was opened.
-      folder: the one that the tables' names begin in.
-      listing_digest: the digest that a worker's listing must have.
+      options: options that the user gave.
+      tables: table files, as they were when the source was opened.
+      folder: folder that the tables' names are relative to.
+      listing_digest: digest that a worker's listing must have.
     """
 
     options: SourceOptions
@@ -64,7 +64,7 @@ class ImageTableSource(Source):
     listing_digest: str
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns hashes of the images' paths: rows of one file have one hash, so they get into one split."""
+        """Returns hashes of the images' paths, so that rows that name the same file are in the same split."""
         listing = self._listing()
         rows = listing.splits[split][start:stop].tolist()
         digests = b"".join(hashlib.sha256(listing.path(row)).digest()[:8] for row in rows)
@@ -80,7 +80,7 @@ class ImageTableSource(Source):
         listing = self._listing()
         own, every = listing.splits[split][rows], np.arange(len(rows))
         builder = BatchedBuilder(len(rows), listing.columns, self.class_names, None)
-        for batch in listing.rows.table.take(pa.array(own)).combine_chunks().to_batches():  # one; none without rows
+        for batch in listing.rows.table.take(pa.array(own)).combine_chunks().to_batches():  # one, or none
             builder.put(every, batch, every)
         for position, row in enumerate(own.tolist()):
             path, builder.images[position] = builder.images[position], b""
@@ -99,18 +99,18 @@ class ImageTableSource(Source):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Listing:
-    """All rows of the tables, one table after the other.
+    """All rows of the tables, one table after another.
 
     Attributes:
-      origin: the tables, as they were when they were read, and the options.
-      rows: of the tables.
-      columns: those that are read.
-      class_names: one per label.
-      splits: {split: its rows}, int64 (n,).
-      root: the folder that paths are relative to.
-      paths: of the files, binary; null or empty where a row has none.
-      sizes: of the files in bytes; of rows without one a key of `_FAULTS`: int64 (n,).
-      times: when the files were last modified, in nanoseconds; int64 (n,).
+      origin: tables, as they were when they were read, and the options.
+      rows: rows of the tables.
+      columns: columns to read.
+      class_names: name of each class, by label.
+      splits: {split: its row numbers, int64 (n,)}.
+      root: folder that paths are relative to.
+      paths: file paths, binary; null or empty if a row has none.
+      sizes: file sizes in bytes, or a key of `_FAULTS` for rows without a file, int64 (n,).
+      times: modification times of the files in nanoseconds, int64 (n,).
       again: whether an earlier row names the same file, bool (n,).
     """
 
@@ -127,7 +127,7 @@ class _Listing:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of all that paths, splits and labels follow from, and of every file's size and time."""
+        """SHA-256, hexadecimal, of everything that determines paths, splits and labels, and of file sizes and times."""
         digest = hashlib.sha256(repr((self.origin, self.class_names)).encode())
         digest.update(self.sizes.data)
         digest.update(self.times.data)
@@ -139,7 +139,7 @@ class _Listing:
         return path or b""
 
     def content(self, row: int) -> tuple[bytes, str]:
-        """Returns the bytes of a row's file, and why it cannot be an image: one of both is empty."""
+        """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
         path, size = self.path(row), int(self.sizes[row])
         if size in _FAULTS:
             return b"", _FAULTS[size].format(column=self.columns.image, path=_shown(path))
@@ -151,11 +151,11 @@ class _Rows:
     """The rows of the tables.
 
     Attributes:
-      folder: the one that the names of the tables begin in.
-      files: the tables.
-      options: the user's, with the columns that were chosen by their names.
-      table: the columns that are read.
-      notes: lines for the user about it.
+      folder: folder that the tables' names are relative to.
+      files: table files.
+      options: options that the user gave, with the columns that were chosen by name.
+      table: columns that were read.
+      notes: lines for the user about the rows.
     """
 
     folder: LocalPath
@@ -166,38 +166,38 @@ class _Rows:
 
     @property
     def path(self) -> LocalPath:
-        """That of the first table."""
+        """Path of the first table."""
         return self.folder / self.files.names[0]
 
     def replaced(self, name: str, column: pa.ChunkedArray) -> _Rows:
-        """Returns the rows with other values of a column, in one piece, from which some are taken faster."""
+        """Returns the rows with new values of a column, stored in one piece so that taking rows is faster."""
         number = self.table.schema.names.index(name)
         return dataclasses.replace(self, table=self.table.set_column(number, name, column).combine_chunks())
 
     def refused(self, row: int, problem: str, advice: str) -> DataError:
-        """Returns the error for a row."""
+        """Returns an error about a row."""
         name, own = self.files.where(row)
         return DataError(problem, path=self.folder / name, part=f"row {own}", advice=advice)
 
     def place(self, row: int) -> str:
-        """Returns a row's place, for messages."""
+        """Returns the place of a row, for messages."""
         return self.refused(row, "", "").where
 
 
 @SOURCES.named("image_table")
 def open_source(options: SourceOptions) -> ImageTableSource:
-    """Reads the tables, and looks up and digests the files that they name.
+    """Reads the tables, looks up the files that they name and computes their digests.
 
     Raises:
-      UsageError: --source is missing, a column is missing or cannot be converted, float32 cannot hold its values.
-      DataError: a table or a file cannot be read, a path leads out of the folder, or no file is there.
+      UsageError: --source is missing, a column is missing or cannot be converted, or float32 cannot hold its values.
+      DataError: a table or a file cannot be read, a path leads out of the folder, or none of the files exist.
     """
     if not options.source:
         raise UsageError("--source is missing: a table that names image files")
     wanted = f"metadata{', '.join(tables.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
     folder = LocalPath(str(found))
-    if options.splits and not options.split_column:  # a table that is left out may have no labels, or no files
+    if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     if options.image_dir:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
@@ -214,7 +214,7 @@ def open_source(options: SourceOptions) -> ImageTableSource:
         files=(*streams.describe([(name, folder / name) for name in names]), _describe(made)),
         splits={split: len(rows) for split, rows in made.splits.items()},
         features=dict(made.columns.kept),
-        unique_keys=not made.columns.key and not made.again.any(),  # a file may be named like another row's key
+        unique_keys=not made.columns.key and not made.again.any(),  # a file may have the name of another row's key
         options=options,
         tables=known,
         folder=folder,
@@ -236,7 +236,7 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     _check_doubles(rows, columns)
     root, before, after = _image_dir(folder, options)
     paths, sizes, times = _look_up(rows, _Finder(root, before, after, options.follow_links))
-    codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered as they come
+    codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
     return _Listing(
         origin=(files, options),
         rows=rows.replaced(columns.image, pa.chunked_array([paths])),
@@ -252,11 +252,11 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 
 
 def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Rows:
-    """Reads the columns that are needed of all tables, which must have the same."""
+    """Reads the needed columns of all tables, which must have the same columns."""
     used, found = options, []
     told = {split for file in files if (split := splits.hint(file.path.name_in(folder)))}
     wanted: list[str] = []
-    suspects: list[str] = []  # columns that may have splits, of which only that is asked
+    suspects: list[str] = []  # columns read only to find out whether they hold splits
     for file in files:
 
         def choose(schema: pa.Schema, path: str = str(file.path)) -> list[str]:
@@ -301,7 +301,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 
 
 def _with_numbers(rows: _Rows) -> _Rows:
-    """Returns the rows of texts with numbers where columns hold such: in kept columns, and whole ones in the labels."""
+    """Returns the rows with numeric texts as numbers: in kept columns, and whole numbers in the labels."""
     label = rows.options.label_column
     encoded = rows.table.column(label).combine_chunks().dictionary_encode()
     texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
@@ -328,7 +328,7 @@ def _with_numbers(rows: _Rows) -> _Rows:
 
 
 def _with_label_numbers(rows: _Rows, names: Sequence[str]) -> _Rows:
-    """Returns the rows with texts of labels as the numbers of their names, or as the numbers that they are."""
+    """Returns the rows with label texts as class numbers: the index of a class name, or the number in the text."""
     label = rows.options.label_column
     column = rows.table.column(label)
     if not pa.types.is_string(column.type):
@@ -369,11 +369,11 @@ def _check_doubles(rows: _Rows, columns: Columns) -> None:
 
 
 def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
-    """Returns the rows of each split: by the column of splits, or else by the names of the tables.
+    """Returns the rows of each split, by the split column or else by the names of the tables.
 
     Args:
-      rows: of the tables.
-      is_given: whether the user named the column: then it may have other words than those of train, validation, test.
+      rows: rows of the tables.
+      is_given: whether the user named the column: it may then hold words other than train, validation and test.
     """
     name, folder = rows.options.split_column, rows.folder
     if name:
@@ -404,7 +404,7 @@ def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
 
 
 def _image_dir(folder: LocalPath, options: SourceOptions) -> tuple[str, bytes, bytes]:
-    """Returns the folder that paths are relative to, and what precedes and follows the path in a file's name."""
+    """Returns the folder that paths are relative to, and the text before and after the path in a file name."""
     root, sign, after = options.image_dir.partition(_NAME) if options.image_dir else (str(folder), "", "")
     root, before = os.path.split(root) if sign else (root, "")
     if not os.path.isdir(root):
@@ -413,7 +413,7 @@ def _image_dir(folder: LocalPath, options: SourceOptions) -> tuple[str, bytes, b
 
 
 def _shown(path: bytes) -> str:
-    """Returns a path for messages, in one line."""
+    """Returns a path on one line, for messages."""
     return image_folder.text(path).replace("\n", "\\n")
 
 
@@ -429,16 +429,16 @@ class _Finder:
         """Returns (path relative to the root, size or a fault, time) of the file that a row names.
 
         Args:
-          folder: that the name is relative to, itself relative to the root.
-          name: of the file, as the table has it.
+          folder: folder that the name is relative to, itself relative to the root.
+          name: name of the file, as in the table.
 
         Raises:
-          DataError: the file cannot be looked at.
+          DataError: the file's status cannot be read.
         """
         if not name or not name.strip():
             return name if name is None else b"", _UNNAMED, 0
         written = name.strip().encode()
-        for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as it is, or of Windows
+        for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as written, or a Windows path
             path = os.path.normpath(os.path.join(self._root, folder, self._before + form + self._after))
             with streams.errors_of(_shown(path)):
                 status, is_link = _status(path)
@@ -458,7 +458,7 @@ class _Finder:
 
 
 def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
-    """Returns what a path leads to, if there is something, and whether it is a link."""
+    """Returns the status of a path's target, None if it does not exist, and whether the path is a link."""
     try:
         status = os.lstat(path)
         is_link = stat.S_ISLNK(status.st_mode)
@@ -472,7 +472,7 @@ def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
 
 
 def _look_up(rows: _Rows, finder: _Finder) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (paths, sizes, times) of the files that the rows name, as `_Listing` has them."""
+    """Returns (paths, sizes, times) of the files that the rows name, as in `_Listing`."""
     column, first = rows.table.column(rows.options.image_column), 0
     found: list[pa.Array] = []
     sizes, times = np.empty(len(column), np.int64), np.empty(len(column), np.int64)
@@ -499,7 +499,7 @@ def _describe(made: _Listing) -> SourceFile:
 
 
 def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
-    """Yields a line that says which columns were chosen by their names."""
+    """Yields a line about the columns that were chosen by name."""
     of_classes = f"their labels ({count_of(len(made.class_names), 'class', 'classes')})"
     kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
     names = {flag: getattr(made.rows.options, flag) for flag in kinds}
@@ -510,7 +510,7 @@ def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
 
 
 def _faults(made: _Listing) -> Iterator[str]:
-    """Yields a line about missing files, which are invalid rows; raises DataError if no file is there."""
+    """Yields a line about missing files, which are invalid rows; raises DataError if none of the files exist."""
     missing, rows = np.flatnonzero(made.sizes == _MISSING), len(made.sizes)
     if not (made.sizes >= 0).any():
         row = int(missing[0]) if len(missing) else 0
@@ -527,7 +527,7 @@ def _faults(made: _Listing) -> Iterator[str]:
 
 
 def _similar(root: bytes, path: bytes) -> bytes:
-    """Returns the path of a file whose name differs only in case or in Unicode's form of a letter; b"" if none does."""
+    """Returns the path of a file whose name differs only in case or Unicode normalisation; b"" if there is none."""
     found = b""
     for part in path.split(b"/"):
         place = os.path.join(root, found, part)
@@ -550,11 +550,11 @@ def _folded(name: bytes) -> str:
 
 
 def _how_it_differs(path: bytes, similar: bytes) -> str:
-    """Returns a hint about a file whose name differs from the table's only in case or in Unicode's form."""
+    """Returns a hint about a file whose name differs from the table's only in case or Unicode normalisation."""
     one, other = (unicodedata.normalize("NFC", os.fsdecode(each)) for each in (path, similar))
     if one != other:
         return f"there is {_shown(similar)}: upper and lower case differ; rename the file, or correct the table"
-    # The two look alike, so that only the escapes show the difference.
+    # The two look alike: only escapes show the difference.
     return (
         f"there is {os.fsdecode(similar)!a}, but the table has {os.fsdecode(path)!a}: the same letters in "
         "another form of Unicode (macOS decomposes them); rename the file, or correct the table"
@@ -562,11 +562,11 @@ def _how_it_differs(path: bytes, similar: bytes) -> str:
 
 
 def _advice(made: _Listing, row: int) -> str:
-    """Returns what to do if no file is there: where a file of that name lies, if it is near."""
+    """Returns advice if none of the files exist: where a file with that name is, if nearby."""
     path = os.fsdecode(made.path(row))
     if path.startswith(_URLS):
         return "download the files, and name those"
-    if os.path.isabs(path) or path[1:2] == ":":  # of Windows
+    if os.path.isabs(path) or path[1:2] == ":":  # a Windows path
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
     if similar := _similar(os.fsencode(made.root), made.path(row)):
         return _how_it_differs(made.path(row), similar)
@@ -578,7 +578,7 @@ def _advice(made: _Listing, row: int) -> str:
 
 
 def _check_folders(made: _Listing) -> None:
-    """Raises DataError if the table names images in folders of several splits, and does not say their splits itself."""
+    """Raises DataError if the table names images in folders of several splits without saying their splits itself."""
     if made.rows.options.split_column or any(map(splits.hint, made.rows.files.names)):
         return
     folders = pc.replace_substring_regex(made.paths, pattern="[^/]*$", replacement="").dictionary_encode()

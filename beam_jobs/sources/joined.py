@@ -1,4 +1,4 @@
-"""Several data sets as one: their classes are joined by name, their features are kept, and keys begin with the set."""
+"""Several data sets as one: classes are matched by name, features are kept, and keys begin with the data set's name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.records import labels, splits
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class JoinedSource(Source):
-    """The rows of several sources, those of each split end to end.
+    """The rows of several sources, concatenated within each split.
 
     Attributes:
       inner: {name in messages: source}.
-      numbers: {name: the new label of each of its classes}.
+      numbers: {name: new label of each of its classes}.
     """
 
     inner: dict[str, Source]
@@ -69,24 +69,24 @@ class JoinedSource(Source):
 
 
 def _below(name: str, keys: Any) -> Any:
-    """Returns the keys of a block, each with the name of its data set before it, as if that were their folder."""
+    """Returns the keys of a block, each prefixed with the name of its data set as if that were its folder."""
     prefix = f"{name}/".encode()
     return [prefix + key for key in keys] if isinstance(keys, list) else np.char.add(prefix, keys)
 
 
 def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> Source:
-    """Returns sources as one; the key of each row gets the name of its source before it: `<name>/<key>`.
+    """Joins sources into one; keys get the name of their source as a prefix: `<name>/<key>`.
 
-    Two sources may have equal keys, as folders of images with files of the same names do. Keys are checked to differ
-    all the same: one data set may lie within another.
+    Two sources may have equal keys, as two image folders with equal file names do. Keys are still checked to be unique,
+    as one data set may be inside another.
 
     Args:
-      dataset: its name, unless all sources have one name.
-      root: the folder of all, for errors.
+      dataset: name of the result, unless all sources have the same name.
+      root: common folder of the sources, for errors.
       sources: {folder in it: source}, at least one.
 
     Raises:
-      DataError: they differ in the form of their images or in their other features, or names of classes look alike.
+      DataError: the sources differ in the form of their images or in their other features, or class names look alike.
     """
     (first, one), *others = sources.items()
     for name, other in others:

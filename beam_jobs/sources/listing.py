@@ -1,4 +1,4 @@
-"""Finds the files that --source names, local or remote, and checks that those of a numbered set are all there."""
+"""Finds the files that --source names, local or remote, and checks that numbered sets are complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.remote import RemotePath
 from pipeline.records import splits
 
-GZIP = ".gz"  # follows the name of a compressed file
-_HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
+GZIP = ".gz"  # suffix of compressed files
+_HIDDEN = (".", "_")  # prefixes with which Arrow, Spark and Hive hide files that are not data
 
 
 def find(
@@ -25,14 +25,14 @@ def find(
 
     Args:
       source: a file, a folder, or a glob. In a store only `*`, `[...]` and `**` work: `?` begins the store's options.
-      is_data: says whether a file of a folder is to be read, by its relative path.
-      recursive: whether to look into folders of a folder.
-      wanted: what is looked for in a folder, for errors.
-      kinds: what a source can be, for errors.
+      is_data: function that returns whether to read a file of a folder, given its relative path.
+      recursive: whether to look into subfolders of a folder.
+      wanted: description of the files looked for in a folder, for errors.
+      kinds: description of what a source can be, for errors.
 
     Raises:
-      DataError: there is no such file, or none in the folder that `is_data`; a file `<name>-00001-of-00002` of a folder
-        is missing; a name is not valid UTF-8; the folder or the store cannot be read.
+      DataError: there is no such file, or no data file in the folder; a file `<name>-00001-of-00002` of a folder is
+        missing; a name is not valid UTF-8; the folder or the store cannot be read.
     """
     path = paths.path_of(source)
     if path.is_dir():
@@ -57,7 +57,7 @@ def find(
 
 
 def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
-    if isinstance(folder, RemotePath):  # which has no hidden folders that cannot be read
+    if isinstance(folder, RemotePath):  # stores have no hidden folders that cannot be read
         yield from folder.files(recursive)
         return
 

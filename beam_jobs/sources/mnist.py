@@ -1,6 +1,6 @@
-"""MNIST and the data sets that copy its four IDX files: 28x28 grey images, gzip or not.
+"""MNIST and the data sets that copy its four IDX files: 28x28 grey images, plain or gzip.
 
-EMNIST's files have the images transposed; here they are turned upright, unlike in TensorFlow Datasets.
+EMNIST's files store the images transposed; unlike TensorFlow Datasets, we turn them upright.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CLASS_NAMES = {
     "emnist_byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),
     "emnist_bymerge": _MERGED,
     "emnist_digits": _DIGITS,
-    "emnist_letters": tuple(string.ascii_uppercase),  # in either case
+    "emnist_letters": tuple(string.ascii_uppercase),  # upper and lower case are one class
     "emnist_mnist": _DIGITS,
 }
 _EMNIST = "emnist_"
-_ZIP_FOLDER = "gzip"  # in EMNIST's archive
-_FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 for the others
+_ZIP_FOLDER = "gzip"  # folder in EMNIST's archive
+_FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 for other data sets
 
 
 @SOURCES.named(*_CLASS_NAMES)
@@ -42,7 +42,7 @@ def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the four files in the folder `options.source`; downloads them if it is "".
 
     Raises:
-      DataError: a file is missing or is not a whole IDX file, images have another size, a label is out of range, the
+      DataError: a file is missing or is not a complete IDX file, images have another size, a label is out of range, the
         images and labels of a split differ in number, or the files cannot be downloaded.
     """
     dataset = options.dataset
@@ -56,7 +56,7 @@ def open_source(options: SourceOptions) -> IdxSource:
 
 
 def file_names(dataset: str, split: str) -> tuple[str, str]:
-    """Returns the names of a split's images and labels, without `.gz`."""
+    """Returns the file names of a split's images and labels, without `.gz`."""
     if dataset.startswith(_EMNIST):
         prefix = f"emnist-{dataset.removeprefix(_EMNIST)}-{split}"
     else:

@@ -1,8 +1,9 @@
-"""Data sets in Parquet files: a column of encoded images, one of labels, others kept as features.
+"""Data sets in Parquet files: a column of encoded images, a column of labels, and others to keep as features.
 
-The unit of reading is the row group. Folders `column=value`, as Hive and Spark write partitions, are columns of the
-files in them; those that no flag names are kept as features. Format: https://parquet.apache.org/docs/file-format/;
-Hugging Face's layout of splits, images and class names: https://huggingface.co/docs/datasets.
+The unit of reading is the row group. Folders named `column=value`, which Hive and Spark write for partitions, are
+columns of the files in them, kept as features unless a flag names them. Format:
+https://parquet.apache.org/docs/file-format/; Hugging Face's layout of splits, images and class names:
+https://huggingface.co/docs/datasets.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _SUFFIX = ".parquet"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _SHOWN = 80  # characters of a value in errors
 _LEAVE_OUT = "--splits names the splits to convert, and leaves out the files of others"
-_TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
+_TAIL = 8  # bytes: length of the footer, uint32, and PAR1
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ParquetSource(Source):
-    """Parquet files.
+    """A data set in Parquet files.
 
     Attributes:
-      columns: those to read, of all files.
+      columns: columns to read, the same for all files.
       tables: {split: its files}.
     """
 
@@ -53,7 +54,7 @@ class ParquetSource(Source):
         return np.array([rows for table in self.tables[split] for rows in table.groups], np.int64)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split, reading each row group once. Memory: the rows, and one batch."""
+        """Returns rows of a split, reading each row group once. Memory: the rows and one batch."""
         files = self.parts[split]
         keys = None if self.columns.key else files.keys(rows, equal_digits=False)
         builder = BatchedBuilder(len(rows), self.columns, self.class_names, keys)
@@ -72,7 +73,7 @@ class ParquetSource(Source):
         positions: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> None:
-        """Reads ascending rows of a row group to positions of the block."""
+        """Reads rows of a row group, ascending, into positions of the block."""
         start = taken = 0
         for batch in file.batches(group, self.columns.paths):
             stop = int(np.searchsorted(rows, start + len(batch)))
@@ -86,12 +87,12 @@ class ParquetSource(Source):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ColumnSplitSource(DealtSource):
-    """Parquet files whose splits are those of a column. Workers read the column again, and keep it.
+    """Parquet files with a column that names the split of each row. Workers read the column again, and keep it.
 
     Attributes:
-      files_in_order: all files.
-      column: its name.
-      is_given: whether the user named it: then it may have other words than those of train, validation, test.
+      files_in_order: all files, in order.
+      column: name of the column.
+      is_given: whether the user named the column: it may then hold words other than train, validation and test.
     """
 
     files_in_order: tuple[ParquetFile, ...]
@@ -104,13 +105,13 @@ class ColumnSplitSource(DealtSource):
 
 @SOURCES.named("parquet", remote=True)
 def open_source(options: SourceOptions) -> Source:
-    """Opens files, finds their columns, splits and classes.
+    """Opens files and finds their columns, splits and classes.
 
     Args:
-      options: `source` is a file, a folder of *.parquet, or a glob; the columns are as `config.ConvertConfig` says.
+      options: options; `source` is a file, a folder of *.parquet, or a glob; for columns see `config.ConvertConfig`.
 
     Raises:
-      UsageError: --source is missing; a column is missing or cannot be converted; float32 cannot hold one's values.
+      UsageError: --source is missing; a column is missing or cannot be converted; float32 cannot hold its values.
       DataError: a file is missing or cannot be read, files differ in their columns or class names, the split of a file
         is unclear, a split has no row, a row group is larger than 1 GiB, or no row has a label.
     """
@@ -126,7 +127,7 @@ def open_source(options: SourceOptions) -> Source:
         first = _open(folder / names[0], told[names[0]], options)
     except UsageError as error:
         raise error.advised(_LEAVE_OUT) if len(by_split) > 1 else error from None
-    # The others must have the columns of the first, not others that their own names would suggest.
+    # The other files must have the columns of the first, not whichever their own names would suggest.
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
     others = paths.each(
         lambda name: _open_another(folder / name, told[name], resolved, first), names[1:], folder.is_remote
@@ -154,7 +155,7 @@ def open_source(options: SourceOptions) -> Source:
 
 
 def _by_column(folder: StoragePath, source: ParquetSource, first: _Opened, options: SourceOptions) -> Source:
-    """Returns the source with the splits of a column; the source itself if the names of its files tell them."""
+    """Returns the source split by a column; the source itself if its file names tell the splits."""
     column = splits.column_of(first.names, options.split_column)
     files = tuple(itertools.chain.from_iterable(source.tables.values()))
     if not column:
@@ -186,7 +187,7 @@ def _by_column(folder: StoragePath, source: ParquetSource, first: _Opened, optio
 
 @functools.lru_cache(maxsize=2)
 def _rows_by_split(files: tuple[ParquetFile, ...], column: str, is_given: bool) -> dict[str, NDArray[np.int64]]:
-    """Returns {split: its rows, int64 (n,)} by a column of splits; rows are numbered over all files."""
+    """Returns {split: its rows, int64 (n,)} from the split column; rows are numbered across all files."""
     found: dict[str, list[NDArray[np.int64]]] = {}
     start = 0
     for file in files:
@@ -219,16 +220,16 @@ def _values(file: ParquetFile, column: str) -> Iterator[pa.Array]:
 
 
 def _different(files: Sequence[ParquetFile], column: str) -> Iterator[str | None]:
-    """Yields the values of a column, each once or a few times."""
+    """Yields the distinct values of a column, some more than once."""
     for file in files:
         for values in _values(file, column):
             yield from pc.unique(values).to_pylist()
 
 
 def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[str, dict[str, pa.Scalar]]:
-    """Returns {file: {column: value}} of the folders `column=value`; whole numbers if all values of a column are such.
+    """Returns {file: {column: value}} from folders `column=value`; whole numbers if all values of a column are numbers.
 
-    Those of splits are left out, which `splits.by_files` reads, unless `split`, the column that the user named, is one.
+    Folders that name splits are left to `splits.by_files`, unless they are the column `split`, which the user named.
 
     Raises:
       DataError: files differ in these columns.
@@ -256,7 +257,7 @@ class _Opened:
     """A file, its columns, and the class names in its metadata.
 
     Attributes:
-      names, texts: the names of all columns, and of those of strings.
+      names, texts: names of all columns, and of the string columns.
     """
 
     table: ParquetFile
@@ -269,7 +270,7 @@ class _Opened:
 def _open(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions) -> _Opened:
     table = ParquetFile(path, streams.stamp(path))
     with table.opened() as file:
-        inside = file.schema.names  # a file may have the column of its folder itself
+        inside = file.schema.names  # a file may itself contain the column of its folder
     table = dataclasses.replace(table, partitions=tuple((name, told[name]) for name in told if name not in inside))
     with table.opened() as file:
         schema = file.schema
@@ -309,9 +310,9 @@ def _is_parquet(name: str) -> bool:
 def _class_names_of(
     files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...], na_is_class: bool
 ) -> tuple[str, ...]:
-    """Returns one class name per label: `named`, those of the files' metadata, or what their labels say.
+    """Returns the name of each class: `named`, the files' metadata, or else the values of the labels.
 
-    All labels are read, instead of the footers' statistics: pyarrow 25 crashes on corrupt ones.
+    Reads all labels rather than the footers' statistics: pyarrow 25 crashes on corrupt statistics.
 
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
@@ -334,9 +335,9 @@ def _class_names_of(
 
 
 def _check_doubles(opened: _Opened) -> None:
-    """Raises UsageError if a kept column has a value that would be rounded, and the user has not allowed it.
+    """Raises UsageError if a kept column has a value that would be rounded without the user's permission.
 
-    All values are read before anything is written, so that a long conversion does not fail on a row in its middle.
+    All values are read before anything is written, so that a long conversion does not fail halfway.
     """
     names, table = opened.columns.doubles, opened.table
     if not names:
@@ -355,11 +356,11 @@ def _check_doubles(opened: _Opened) -> None:
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entry of each file.
+    """Returns the manifest entry of each file.
 
-    The digest of a local file covers its content. That of a remote file covers its footer alone, with length and magic,
+    The digest of a local file covers its content, the digest of a remote file only its footer, with length and magic,
     as reading all bytes from a store would take too long. The footer has the offset and size of every column chunk and
-    the writer's statistics; two files that agree in all of these have one digest.
+    the writer's statistics; two files that agree in all of these have the same digest.
     """
     if isinstance(folder, LocalPath):
         return streams.describe([(name, folder / name) for name in names])

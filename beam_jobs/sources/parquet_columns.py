@@ -1,4 +1,4 @@
-"""Chooses the columns of a Parquet file that become image, label, key and features, by flags and types."""
+"""Chooses, by flags and types, the columns of a Parquet file that become image, label, key and features."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
-IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
-_GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
+IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
+_GIVEN = ("float32", "int64", "string")  # types that the user can give a kept column
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns to read; equal for two files that are read in the same way.
+    """The columns to read; equal for two files that are read the same way.
 
     Attributes:
-      image: name of the images' column.
-      nested: whether it is a struct with the field `bytes`.
-      label: name of the labels' column.
+      image: name of the image column.
+      nested: whether that is a struct with the field `bytes`.
+      label: name of the label column.
       label_kind: `int`, `bool` or `string`.
-      key: name of the keys' column; "" if keys are made of file and row.
-      kept: (name, feature) of the others.
-      given: the kept columns whose type the user gave: they are converted to it, to float32 with rounding.
-      doubles: the other float64 columns, which must hold values of float32 alone. Files may differ in it.
+      key: name of the key column; "" if keys are made of file and row.
+      kept: (name, feature) of each other column.
+      given: kept columns whose type the user gave: they are converted to it, with rounding for float32.
+      doubles: other float64 columns, whose values float32 must hold exactly. Files may differ in these.
     """
 
     image: str
@@ -50,7 +50,7 @@ class Columns:
 
     @property
     def paths(self) -> list[str]:
-        """The dotted paths to read: of a struct, its field `bytes` alone."""
+        """The dotted paths to read: only the field `bytes` of a struct."""
         image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
         return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
@@ -63,17 +63,17 @@ def resolved(
     labels: Sequence[str] = _LABEL_NAMES,
     are_paths: bool = False,
 ) -> SourceOptions:
-    """Returns the options with the names of the columns of images and labels: those given, else usual ones.
+    """Returns the options with the names of the image and label columns: as given, or else the usual names.
 
     Args:
       path: path of the file, for errors.
-      schema: its columns.
-      options: those given.
-      images, labels: the usual names, the first ones preferred; `File Name` is taken for `filename`.
-      are_paths: whether the column of images holds paths of files.
+      schema: columns of the file.
+      options: options that the user gave.
+      images, labels: usual names, in order of preference; `File Name` counts as `filename`.
+      are_paths: whether the image column holds file paths.
 
     Raises:
-      UsageError: a name is not given and no column has a usual one; that of the images is missing or of another type.
+      UsageError: a name is not given and no column has a usual name; the image column is missing or of another type.
     """
     image = options.image_column or _usual(schema, images)
     if not image:
@@ -99,9 +99,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 
     Args:
       path: path of the file, for errors.
-      schema: its columns.
-      options: the columns that are given.
-      are_paths: whether the column of images holds paths of files.
+      schema: columns of the file.
+      options: options that name columns.
+      are_paths: whether the image column holds file paths.
 
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
@@ -138,7 +138,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 
 
 def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
-    """Returns the error for a file without a column of the usual name; columns of `could_be` have a fitting type."""
+    """Returns an error about a file without a column of the usual name; `could_be` lists suitable columns."""
     columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
     if not could_be:
         return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
@@ -156,13 +156,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _bytes_type(found: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values, of a struct with the field `bytes` that field's."""
+    """Returns the type of a column's values; for a struct with the field `bytes`, that field's type."""
     is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
     return plain(found.field(IMAGE_FIELD).type if is_struct else found)
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns {column: names of its classes} of the columns that Hugging Face's metadata calls class labels.
+    """Returns {column: class names} for columns that Hugging Face's metadata declares as class labels.
 
     Metadata of another form is ignored.
     """
@@ -183,7 +183,7 @@ def _is_class_label(feature: Any) -> bool:
 
 
 def type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
-    """Returns the type of the one column that a flag names; raises UsageError if there is none, or several."""
+    """Returns the type of the column that a flag names; raises UsageError if there is no such column, or several."""
     count = schema.names.count(name)
     if count == 1:
         return schema.field(name).type
@@ -222,7 +222,7 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
 
 
 def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
-    """Returns the name of a column to keep and the type that the user gave, or ""; a name may itself have a colon."""
+    """Returns the name of a column to keep and the type given, or ""; the name itself may contain a colon."""
     name, colon, wanted = text.rpartition(":")
     if text in schema.names or not colon or name not in schema.names:
         return text, ""
@@ -233,7 +233,7 @@ def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
 
 
 def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
-    """Returns the feature that a column becomes; of the type `wanted`, if that is not empty."""
+    """Returns the feature that a column becomes, with the type `wanted` unless that is empty."""
     found = plain(type_of(path, schema, "keep_columns", name))
     kind = _kind(found)
     if kind in _DTYPES and not wanted:
@@ -249,7 +249,7 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
 
 
 def plain(found: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values, also if it is dictionary-encoded."""
+    """Returns the type of a column's values, looking through dictionary encoding."""
     return found.value_type if pa.types.is_dictionary(found) else found
 
 

@@ -25,11 +25,11 @@ from pipeline.manifest import Feature
 from pipeline.records import labels
 from pipeline.records.labels import SeenLabels
 
-MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
+MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and the one at a boundary is read by two shards
 _BATCH_BYTES = 16 << 20  # 16 MiB
-MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
-_MAX_BATCH = 512  # rows: with a dictionary, rows can be larger than the footer says
-_BUFFER = 1 << 20  # 1 MiB: read page by page, not a whole column of the row group
+MAX_CLASSES = 100_000  # five times the largest published label sets; more means a column of names or numbers
+_MAX_BATCH = 512  # rows: dictionary-encoded rows can be larger than the footer says
+_BUFFER = 1 << 20  # 1 MiB: reads page by page rather than a whole column of the row group
 _FOOTERS = 256  # files whose footers a process keeps
 _MOST_TEXT = 200  # characters of pyarrow's message
 _HIGHEST = np.iinfo(np.int64).max
@@ -40,8 +40,8 @@ class ParquetFile(KnownFile):
     """A Parquet file as it was when the source was opened.
 
     Attributes:
-      groups: the rows of each of its row groups.
-      partitions: (column, value) of the columns that its folders' names tell, the same in all of its rows.
+      groups: number of rows in each row group.
+      partitions: (column, value) of each column in its folders' names, constant for the whole file.
     """
 
     groups: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class ParquetFile(KnownFile):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenFile]:
-        """Opens the file, its footer parsed once per process, and checks before and after that it is unchanged.
+        """Opens the file, parsing its footer once per process, and checks before and after that it is unchanged.
 
         Raises:
           DataError: it changed, or its footer cannot be read.
@@ -60,7 +60,7 @@ class ParquetFile(KnownFile):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
                     metadata=_footer(self.path, self.stamp),
-                    pre_buffer=False,  # else it first reads the whole row group into memory
+                    pre_buffer=False,  # or the whole row group is read into memory first
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
@@ -85,7 +85,7 @@ class OpenFile:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns: those in the file, then its partitions. Raises DataError if it cannot be read."""
+        """The columns of the file, then of its partitions. Raises DataError if it cannot be read."""
         with arrow_errors(self.path, "its schema cannot be read"):
             schema = self.file.schema_arrow
         for name, value in self.partitions.items():
@@ -98,7 +98,7 @@ class OpenFile:
         return range(self.file.num_row_groups)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields some columns, given by their dotted paths, of a row group, in batches of at most about 16 MiB.
+        """Yields columns of a row group, given by dotted paths, in batches of about 16 MiB at most.
 
         Raises:
           DataError: a page is corrupt, or rows are missing.
@@ -126,10 +126,10 @@ class OpenFile:
             )
 
     def rows_of_groups(self, columns: Sequence[str]) -> tuple[int, ...]:
-        """Returns the number of rows in each row group, after checking some columns of it.
+        """Returns the number of rows in each row group, after checking the given columns.
 
         Raises:
-          DataError: as `rows`; or they do not sum to the file's rows, as in a corrupt footer, which has no checksum.
+          DataError: see `rows`; or they do not sum to the file's rows, as with a corrupt footer (it has no checksum).
         """
         counts = tuple(self.rows(group, columns) for group in self.groups)
         if sum(counts) != self.file.metadata.num_rows:
@@ -141,7 +141,7 @@ class OpenFile:
         return counts
 
     def rows(self, group: int, columns: Sequence[str]) -> int:
-        """Returns the number of rows in a row group, after checking that some columns of it fit into memory.
+        """Returns the number of rows in a row group, after checking that the given columns fit into memory.
 
         Raises:
           DataError: the row group is larger than 1 GiB or cannot be read; its footer is corrupt.
@@ -162,11 +162,11 @@ class OpenFile:
         return rows
 
     def _num_bytes(self, group: int, columns: Sequence[str]) -> int:
-        """Returns the decompressed size of some columns, or of all if that is small enough."""
+        """Returns the decompressed size of the given columns, or of all columns if that is small enough."""
         info = self.file.metadata.row_group(group)
         if info.total_byte_size <= MAX_GROUP_BYTES:
             return int(info.total_byte_size)
-        # A corrupt `info.column(...)` crashes pyarrow 25, reading a corrupt row does not: so one is read first.
+        # A corrupt `info.column(...)` crashes pyarrow 25 while reading a corrupt row does not, so read one first.
         next(self.batches(group, columns), None)
         paths = [self.file.metadata.schema.column(leaf).path for leaf in range(self.file.metadata.num_columns)]
         wanted = tuple(f"{column}." for column in columns)
@@ -180,7 +180,7 @@ class OpenFile:
 
 @contextlib.contextmanager
 def arrow_errors(path: object, problem: str) -> Iterator[None]:
-    """Context in which any error of pyarrow becomes one of ours, in one line with the file and the problem."""
+    """Context that turns any pyarrow error into one of ours, in one line with the file and the problem."""
     try:
         yield
     except PipelineError:
@@ -225,7 +225,7 @@ def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     if pa.types.is_struct(array.type):
         array = pc.struct_field(array, IMAGE_FIELD)
     if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_binary())  # Arrow cannot take rows of a view
+        array = array.cast(pa.large_binary())  # Arrow cannot take rows from a view
     whole = len(rows) == len(array) and bool((rows[1:] > rows[:-1]).all())
     return decoded(array if whole else array.take(pa.array(rows)))
 
@@ -241,7 +241,7 @@ def _refuse_nulls(bad: dict[int, str], array: pa.Array, reason: str) -> None:
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Returns the values of a column, also if it is dictionary-encoded."""
+    """Returns the values of a column, without dictionary encoding."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
@@ -283,14 +283,14 @@ def seen_labels(columns: Columns, na_is_class: bool) -> SeenLabels:
 
 
 def known_classes(columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of the classes if `named`, those of the files' metadata, or the labels' type tell them."""
+    """Returns the class names if they follow from `named`, the files' metadata or the labels' type; else ()."""
     if columns.label_kind == "bool":
         return "false", "true"
     return named if columns.label_kind == "int" else ()
 
 
 def labels_in(array: pa.Array, columns: Columns) -> list[str | int]:
-    """Returns the different texts of a column of labels, or the highest of its numbers."""
+    """Returns the distinct texts in a label column, or its highest number."""
     values = decoded(array)
     found = pc.unique(values).to_pylist() if columns.label_kind == "string" else [pc.max(values).as_py()]
     return [label for label in found if label is not None]
@@ -305,7 +305,7 @@ def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_
 
 
 def first_inexact(array: pa.Array) -> tuple[int, float] | None:
-    """Returns (row, value) of the first value of a column of float64, or of lists of it, that float32 does not hold."""
+    """Returns (row, value) of the first float64, or element of a list, that float32 cannot hold exactly."""
     array = decoded(array)
     is_scalar = pa.types.is_floating(array.type)
     values = (array if is_scalar else array.flatten()).to_numpy(zero_copy_only=False)
@@ -317,7 +317,7 @@ def first_inexact(array: pa.Array) -> tuple[int, float] | None:
 
 
 def rounded(where: tuple[object, int], name: str, value: float, feature: Feature) -> UsageError:
-    """Returns the error for a value of a kept column, at (file, row), that float32 does not hold."""
+    """Returns an error about a value of a kept column, at (file, row), that float32 cannot hold exactly."""
     choices = [f"{name}:float32 (rounded)"]
     choices += [] if feature.shape else [f"{name}:string (exact, as text)"]
     choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []
@@ -337,7 +337,7 @@ def _kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dic
     if feature.dtype == "string":
         kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
         if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):
-            array = array.cast(pa.large_string())  # a float becomes the shortest text that is exactly its value
+            array = array.cast(pa.large_string())  # a float becomes the shortest text with exactly its value
         return _bytes(array, f"{name} is null", bad)
     dtype = feature.dtype if is_given else ""
     if feature.shape == ():
@@ -369,7 +369,7 @@ def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDA
 
 
 def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
-    """Returns decimals, or dates and times as their number of units, as int64 or float32; 0 in bad rows."""
+    """Returns decimals, or dates and times as numbers of units, as int64 or float32; 0 in bad rows."""
     _refuse_nulls(bad, array, f"{name} is null")
     if pa.types.is_temporal(array.type):
         units = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())  # days, s, ms, us, ns as stored
@@ -401,7 +401,7 @@ def _lists(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArr
     values, wrong = _elements(array.values, name, given)
     for element, reason in wrong.items():
         row = int(np.searchsorted(offsets, element, side="right")) - 1
-        if 0 <= row < len(array):  # else it is outside the slice
+        if 0 <= row < len(array):  # otherwise it is outside the slice
             bad.setdefault(row, reason)
     out = np.empty(len(array), object)
     for row, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):

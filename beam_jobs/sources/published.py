@@ -1,8 +1,8 @@
-"""The official files of a data set: downloaded once if no --source is given, and read from their archives.
+"""Official files of a data set: downloaded once if no --source is given, and read from their archives.
 
-Addresses, sizes and SHA-256 checksums are those that TensorFlow Datasets has registered. Files are kept in
-`$XDG_CACHE_HOME/stepfeed/downloads/<data set>` (by default under `~/.cache`). Members of archives are read one by one,
-under names of our own: paths that an archive names are never written to, and its links are not followed.
+Addresses, sizes and SHA-256 checksums are the ones that TensorFlow Datasets has registered. Files are kept in
+`$XDG_CACHE_HOME/stepfeed/downloads/<data set>` (by default under `~/.cache`). Members of archives are read one by one
+under our own names: paths in an archive are never written to, and its links are not followed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _OTHER_PACKINGS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "z
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
 _MAX_MEMBERS = 1000  # the archives of these data sets have about ten
 _MAX_HEADER = 1 << 20  # 1 MiB, including what tarfile reads ahead
-_MAX_ARCHIVE = 8 << 30  # 8 GiB of content: a larger one is a gzip bomb or another archive
+_MAX_ARCHIVE = 8 << 30  # 8 GiB of content: anything larger is a gzip bomb or the wrong archive
 _PACKAGE = "tensorflow_datasets"
 _PATIENCE = 20.0  # seconds to wait for a connection, for an answer, and between two bytes
 _RETRIES = 3  # if the server is busy
 _BUSY = (429, 500, 502, 503, 504)
-_ABANDONED_SECONDS = 24 * 3600.0  # the age at which a partial file must be that of a killed process
+_ABANDONED_SECONDS = 24 * 3600.0  # a partial file of this age must be from a killed process
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCK = 64 << 10  # 64 KiB
 _LINE = re.compile(r"(?P<url>\S+)\t(?P<num_bytes>\d+)\t(?P<sha256>[0-9a-f]{64})\t(?P<name>[\w.-]+)")
@@ -49,7 +49,7 @@ _is_dry = contextvars.ContextVar("_is_dry", default=False)
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-    """A published file: its address, its name in the cache, its size and SHA-256."""
+    """A published file: its address, name in the cache, size and SHA-256."""
 
     url: str
     name: str
@@ -59,7 +59,7 @@ class Remote:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Context of a dry run: in it, a file that would have to be downloaded is a UsageError, which says what to do."""
+    """Context for dry runs in which a file that needs downloading raises a UsageError that says what to do."""
     token = _is_dry.set(True)
     try:
         yield
@@ -71,13 +71,13 @@ def files(dataset: str) -> list[pathlib.Path]:
     """Returns the official files of a data set, all in one folder of the cache; downloads those that are missing.
 
     Raises:
-      DataError: they cannot be downloaded, differ from what is registered, or the cache cannot hold them.
+      DataError: they cannot be downloaded, do not match the registered checksums, or the cache cannot hold them.
     """
     return cached(dataset, registered(dataset), cache_folder() / dataset)
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns where downloads are kept."""
+    """Returns the folder of downloads."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     base = pathlib.Path(home) if os.path.isabs(home) else pathlib.Path(os.path.expanduser("~")) / ".cache"
     return base / "stepfeed" / "downloads"
@@ -106,10 +106,10 @@ def registered(dataset: str) -> list[Remote]:
 def cached(
     dataset: str, remotes: Sequence[Remote], folder: pathlib.Path, patience: float = _PATIENCE
 ) -> list[pathlib.Path]:
-    """Returns `folder/<name>` of each of `remotes`, after downloading those that are missing or damaged.
+    """Returns `folder/<name>` for each of `remotes`, after downloading missing and damaged files.
 
-    A file gets its name once it is complete and its checksum is right, and then stays, even if another one fails.
-    A download fails after `patience` seconds without a byte. Raises DataError as `files`.
+    A file gets its name once it is complete and its checksum matches, and stays even if another one fails. A download
+    fails after `patience` seconds without a byte. Raises DataError like `files`.
     """
     missing = [remote for remote in remotes if not _is_whole(folder / remote.name, remote)]
     if missing and _is_dry.get():
@@ -196,7 +196,7 @@ def _cache_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[Non
 
 @contextlib.contextmanager
 def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of bytes of each block: it draws a bar, or prints lines."""
+    """Yields a function to call with the size of each block, which draws a bar or prints lines."""
     arrived, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def show(count: int) -> None:
@@ -213,7 +213,7 @@ def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
-    """Returns the `members` that a tar file holds, gzip or not, each as an unnamed temporary file.
+    """Returns the `members` found in a tar file, plain or gzip, each as an unnamed temporary file.
 
     Members are (folder, name); a file outside any folder is taken too.
 
@@ -231,7 +231,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
     with streams.opened(path) as stream:
         meter = _Meter(stream, path)
         try:
-            # Front to back ("r|"): the stream is decompressed once, without seeking.
+            # "r|" reads front to back: the stream is decompressed once, without seeking.
             with tarfile.open(fileobj=meter, mode="r|") as tar:  # type: ignore[call-overload]
                 for number, info in enumerate(tar):
                     _check_size(path, info, number)
@@ -248,7 +248,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
 
 
 class _Meter:
-    """A stream that raises an error if a member's header, which `tarfile` reads whole, is larger than allowed."""
+    """A stream that raises an error if a member's header, which `tarfile` reads at once, is larger than allowed."""
 
     def __init__(self, stream: IO[bytes], path: LocalPath) -> None:
         self._stream = stream
@@ -282,7 +282,7 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
 
 
 def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:
-    """Extracts the files `folder/<name>` of a .zip to the folder `target`, which is made if missing.
+    """Extracts the files `folder/<name>` of a .zip to the folder `target`, creating it if needed.
 
     Raises:
       DataError: it is not a .zip, is damaged, lacks a file, or has one that is larger than allowed.
@@ -298,7 +298,7 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
 
 
 def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:
-    """Writes a member to `target`, whole or not at all."""
+    """Writes a member to `target`, completely or not at all."""
     try:
         size = opened.getinfo(member).file_size
     except KeyError:

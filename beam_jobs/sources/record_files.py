@@ -1,9 +1,8 @@
-"""Files of `tf.train.Example` records by any writer: which records they hold, and which features are image and label.
+"""Files of `tf.train.Example` records by any program: an index of the records, and reading by record number.
 
-TFRecord files, compressed or not, and ArrayRecord files are walked once, then read by record number. Walking a TFRecord
-file indexes it. If all records have the same length, the index is that length, and any record can be read directly.
-Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is less. Compressed files are always read
-from their beginning.
+TFRecord files, compressed or not, are walked once, which builds an index; ArrayRecord files have their own. If all
+records have the same length, the index is that length, and any record can be read directly. Otherwise it is the offset
+of each piece of 1,000 records or 16 MiB, whichever is less. Compressed files are always read from their beginning.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from pipeline.records.stream import RecordStream
 from pipeline.records.tf_example import Layout
 
 _ADVICE = "the file is corrupt, get it again"
-_GAP = 64 << 10  # 64 KiB: reading across such a small gap is cheaper than another call
+_GAP = 64 << 10  # 64 KiB: reading across such a gap is cheaper than another call
 _SPAN = 8 << 20  # 8 MiB read at once, or one record
-_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time of a request
-_WHOLE = 10  # if more than a tenth of a remote file is wanted, it is read from the first range to the last
-_REQUESTS = 8  # at a time; as many spans are in memory
+_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the latency of a request
+_WHOLE = 10  # if more than a tenth of a remote file is needed, read it from the first range to the last
+_REQUESTS = 8  # in flight; as many spans are in memory
 ARRAY_RECORD = "array_record"
 _PIECE_RECORDS = 1000
 _PIECE_BYTES = 16 << 20  # 16 MiB
@@ -47,15 +46,16 @@ _PIECE_BYTES = 16 << 20  # 16 MiB
 
 @dataclasses.dataclass(frozen=True)
 class RecordFile(KnownFile):
-    """One file, as it was when it was indexed.
+    """A file, as it was when it was indexed.
 
     Attributes:
       num_records: number of records.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
-      stride: bytes from one record to the next, if all have the same length.
-      offsets: (path, CRC32C in hexadecimal) of the sidecar with the byte offset of each record and the size of this
-        file, uint64, little-endian; None if there is none.
-      marks: (record, byte offset) of the start of each piece and of the file's end; empty with a stride or offsets.
+      stride: bytes from one record to the next; None if records differ in length.
+      offsets: (path, CRC32C in hexadecimal) of the sidecar with the byte offset of each record and the file size,
+        uint64, little-endian; None if there is none.
+      marks: (record, byte offset) of the start of each piece and of the end of the file; empty with a stride or
+        offsets.
     """
 
     num_records: int
@@ -66,12 +66,12 @@ class RecordFile(KnownFile):
 
     @property
     def has_random_access(self) -> bool:
-        """Whether any record is as cheap to read as any other."""
+        """Whether every record is equally cheap to read."""
         return self.packing == ARRAY_RECORD or self.stride is not None or self.offsets is not None
 
     @property
     def pieces(self) -> list[int]:
-        """The number of records in each unit of random access; they sum to `num_records`."""
+        """Number of records in each unit of random access; sums to `num_records`."""
         firsts = [record for record, _ in self.marks] or [0, self.num_records]
         return [stop - start for start, stop in itertools.pairwise(firsts) if stop > start]
 
@@ -83,11 +83,12 @@ def index(
 
     Args:
       path: the file.
-      visit: gets each record.
-      tap: gets the file's bytes as they are read; decompressed ones if it is gzip.
+      visit: function called with each record.
+      tap: function called with the file's bytes as they are read; decompressed bytes for gzip.
 
     Raises:
-      DataError: the file cannot be read, is not a TFRecord file, is cut short or corrupt; names the record and offset.
+      DataError: the file cannot be read, is not a TFRecord file, is cut short or corrupt; the message names the record
+        and offset.
     """
     packing = packing_of(path)
     stamp = streams.stamp(path)
@@ -107,7 +108,7 @@ def index(
 
 
 def index_array_record(path: StoragePath) -> RecordFile:
-    """Returns an ArrayRecord file, which holds its own index.
+    """Opens an ArrayRecord file, which has its own index.
 
     Raises:
       DataError: the file cannot be read or is not an ArrayRecord file.
@@ -118,13 +119,13 @@ def index_array_record(path: StoragePath) -> RecordFile:
 
 
 def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns the records of `rows`, int64 (n,), which ascend; both CRCs of each record are checked.
+    """Returns the records numbered `rows`, int64 (n,), ascending; checks both CRCs of each record.
 
     Raises:
-      DataError: the file has changed, cannot be read, or is corrupt there; names the record and its offset.
+      DataError: the file has changed, cannot be read, or is corrupt there; the message names the record and its offset.
     """
     with streams.errors_of(file.path), file.path.open_native() as stream:
-        file.check_unchanged()  # after opening it, so that a file that has replaced it is noticed
+        file.check_unchanged()  # after opening it, to notice a file that has replaced it
         if file.packing == ARRAY_RECORD:
             with _array_record(file.path) as reader:
                 found: list[bytes] = reader.read(rows.tolist())
@@ -137,7 +138,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
 
 
 def _read_directly(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records of which the offsets are known."""
+    """Returns records whose offsets are known."""
     if file.stride is not None:
         starts, stops = (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
     else:
@@ -167,7 +168,7 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
 
 
 def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records out of the pieces that hold them, with one piece in memory at a time."""
+    """Returns records from the pieces that hold them, with one piece in memory at a time."""
     found: list[bytes] = []
     for piece, _, own in base.by_part(file.pieces, rows):
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
@@ -179,7 +180,7 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
 
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records of a compressed file, which is read up to the last of them."""
+    """Returns records of a compressed file, reading it up to the last of them."""
     wanted, records = set(rows.tolist()), stream_records(file.path, file.packing)
     numbers = range(int(rows[-1]) + 1)
     found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
@@ -203,10 +204,10 @@ def _array_record(path: StoragePath) -> Iterator[Any]:
 
 
 def packing_of(path: StoragePath) -> str:
-    """Returns how a TFRecord file is compressed, by its first bytes: "" for plain, "gzip" or "zlib".
+    """Returns the compression of a TFRecord file, from its first bytes: "" for none, "gzip" or "zlib".
 
     Raises:
-      DataError: it cannot be read, or begins like none of these.
+      DataError: the file cannot be read, or begins like none of these.
     """
     with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
@@ -219,15 +220,15 @@ def packing_of(path: StoragePath) -> str:
 def stream_records(
     path: StoragePath, packing: str, tap: Callable[[bytes], object] | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (byte offset, byte offset of its end, record) of every record, each checked.
+    """Yields (byte offset, byte offset of the end, record) for every record, after checking it.
 
     Args:
       path: the file.
-      packing: what `packing_of` returned; offsets count decompressed bytes.
-      tap: gets the file's bytes as they are read; decompressed ones if it is gzip.
+      packing: result of `packing_of`; with compression, offsets count decompressed bytes.
+      tap: function called with the file's bytes as they are read; decompressed bytes for gzip.
 
     Raises:
-      DataError: the file cannot be read, is cut short or corrupt; names the record and its offset.
+      DataError: the file cannot be read, is cut short or corrupt; the message names the record and its offset.
     """
     with streams.errors_of(path), path.open("rb") as raw:
         stream = RecordStream(_tapped(raw.read, tap) if tap and packing != "gzip" else raw.read, packing.upper())
@@ -247,13 +248,13 @@ def _tapped(read: framing.Read, tap: Callable[[bytes], object]) -> framing.Read:
 def read_ranges(
     stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int], remote: bool
 ) -> Iterator[bytes]:
-    """Yields the bytes of each range; nearby ranges are read together, up to 8 MiB.
+    """Yields the bytes of each range; reads nearby ranges together, up to 8 MiB.
 
-    Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
+    Memory: the ranges, and for a remote file eight spans of 8 MiB.
 
     Args:
-      stream: the file; if it is remote, several threads read from it, and each call is a request.
-      starts, stops: byte offsets of the ranges, which ascend.
+      stream: file to read. Remote files are read by several threads, and each call is a request.
+      starts, stops: byte offsets of the ranges, ascending.
       remote: whether the file is remote.
     """
 
@@ -276,7 +277,7 @@ def read_ranges(
 
 
 def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, end): ranges first..end - 1 are read together."""
+    """Yields (first, end) of each group of ranges, first..end - 1, to read together."""
     first = 0
     while first < len(starts):
         end = first + 1
@@ -287,12 +288,12 @@ def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tu
 
 
 def block_of(columns: Schema, records: Sequence[bytes], keys: NDArray[np.bytes_] | None) -> Block:
-    """Returns the block of serialized Examples.
+    """Parses serialized Examples into a block.
 
     Args:
-      columns: the features to read.
-      records: the Examples.
-      keys: their keys, if the Examples have none.
+      columns: features to read.
+      records: serialized Examples.
+      keys: keys of the Examples if they contain none.
     """
     builder = BlockBuilder(len(records), columns.extra, columns.image_shape, keys)
     for number, record in enumerate(records):
@@ -330,10 +331,10 @@ def _key(name: str, stored: bytes | int) -> bytes:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RecordSource(Source):
-    """Indexed files of records. It pickles to some 200 bytes per file, and 8 per piece if records differ in length.
+    """Indexed record files. Pickles to some 200 bytes per file, plus 8 per piece if records differ in length.
 
     Attributes:
-      columns: the features to read.
+      columns: features to read.
       records: {split: its files}.
     """
 
@@ -341,7 +342,7 @@ class RecordSource(Source):
     records: dict[str, tuple[RecordFile, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the rows of each piece of a file; None if records can be read one by one."""
+        """Returns the number of rows in each piece of the files; None if records can be read one by one."""
         filled = [file for file in self.records[split] if file.num_records]
         if all(file.has_random_access for file in filled):
             return None
@@ -351,7 +352,7 @@ class RecordSource(Source):
         """Returns rows of a split. Every record's CRCs are checked.
 
         Raises:
-          DataError: a file has changed, cannot be read, or is corrupt; names the record and its offset.
+          DataError: a file has changed, cannot be read, or is corrupt; the message names the record and its offset.
         """
         files, columns = self.parts[split], self.columns
         records = [b""] * len(rows)
@@ -375,7 +376,7 @@ def source_of(
     files: tuple[SourceFile, ...],
     unique_keys: bool = True,
 ) -> RecordSource:
-    """Returns a source of some files, whose names in keys and errors are relative to the folder `root`."""
+    """Returns a source for files whose names in keys and errors are relative to the folder `root`."""
     parts = {
         split: Files(tuple(file.path.name_in(root) for file in own), tuple(file.num_records for file in own))
         for split, own in records.items()
@@ -395,7 +396,7 @@ def source_of(
 
 
 def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
-    """Returns the block of records that differ in the bytes of image, label and key alone; None if others do."""
+    """Returns the block of records that differ only in the bytes of image, label and key; None if others differ too."""
     size = len(records[0])
     if any(len(record) != size for record in records):
         return None
@@ -406,7 +407,7 @@ def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> B
     if layout.mismatch(rows).any():
         return None
     keys = np.ascontiguousarray(rows[:, layout.key])
-    if not keys[:, -1].all():  # NumPy would take zeros at the end for padding
+    if not keys[:, -1].all():  # NumPy would take trailing zeros for padding
         return None
     images = np.ascontiguousarray(rows[:, layout.image]).reshape(len(records), *image_shape)
     return Block(images, rows[:, layout.label.start].astype(np.int64), keys.view(f"S{keys.shape[1]}")[:, 0])

@@ -1,4 +1,4 @@
-"""Reads the files of a source as streams, gzip or not, unpacks them to temporary files, and digests them."""
+"""Reads the files of a source as streams, plain or gzip, unpacks them to temporary files, and computes digests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BLOCK = 1 << 20  # 1 MiB: how much of a file is in memory at a time
 MAX_REST = 64 << 20  # 64 MiB: three times the largest padding that tar writes; more is a gzip bomb
 _SECONDS_WITHOUT_BAR = 3.0
 
-Advance = Callable[[int], object]  # is told how many more bytes were read
+Advance = Callable[[int], object]  # called with the number of bytes read since the last call
 
 
 @contextlib.contextmanager
 def errors_of(path: object) -> Iterator[None]:
-    """Raises DataError, in one line with the path, if the block fails to read that file."""
+    """Turns a failure to read the file in the block into a DataError, in one line with the path."""
     try:
         yield
     except DataError:
@@ -58,7 +58,7 @@ def stamp(path: StoragePath) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class KnownFile:
-    """A file, and its (bytes, modification time in ns) when the source was opened."""
+    """A file with its (bytes, modification time in ns) at the time the source was opened."""
 
     path: StoragePath
     stamp: tuple[int, int]
@@ -70,12 +70,12 @@ class KnownFile:
 
 
 def changed(where: object, how: str = "") -> DataError:
-    """Returns the error for a file that is not what it was when the source was opened."""
+    """Returns an error about a file that has changed since the source was opened."""
     return DataError(f"changed while it was being converted{how}", path=where, advice="run the conversion again")
 
 
 def open_plain(path: StoragePath | str) -> IO[bytes]:
-    """Opens a file as it is, unbuffered.
+    """Opens a file without decompression, unbuffered.
 
     Raises:
       DataError: it is missing, not a regular file, or unreadable.
@@ -96,7 +96,7 @@ def is_packed(handle: IO[bytes]) -> bool:
 def opened(path: StoragePath) -> Iterator[IO[bytes]]:
     """Opens a file for reading, decompressed if it begins like gzip.
 
-    The block need not read to the end: when it ends, the rest of gzip data is read, as the CRC comes last.
+    The block need not read to the end: the rest of gzip data is read when it ends, as the CRC comes last.
 
     Raises:
       DataError: it is missing, not a regular file, or unreadable; or, while it is read or at the end of the block, the
@@ -115,7 +115,7 @@ def opened(path: StoragePath) -> Iterator[IO[bytes]]:
 def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
     """Yields the next `size` bytes, fewer at the end of the file, in blocks of at most 1 MiB.
 
-    `stream.read(size)` would first allocate as many bytes as a damaged header claims.
+    `stream.read(size)` would allocate as many bytes as a damaged header claims.
     """
     while size > 0 and (block := stream.read(min(size, BLOCK))):
         yield block
@@ -123,7 +123,7 @@ def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def spool(content: Iterable[bytes]) -> IO[bytes]:
-    """Returns an unnamed temporary file with `content`; it vanishes with the process, however that ends.
+    """Returns an unnamed temporary file with `content`, which disappears with the process, however that ends.
 
     Raises:
       DataError: the temporary folder has no room for it. Errors of `content` pass through.
@@ -164,13 +164,13 @@ def scan(handle: IO[bytes], start: int, stop: int, step: int = 1) -> Iterator[by
 
 
 def entry_of(name: str, handle: IO[bytes]) -> SourceFile:
-    """Returns the manifest's entry of an open file: its name, size and SHA-256."""
+    """Returns the manifest entry of an open file: its name, size and SHA-256."""
     handle.seek(0)
     return SourceFile(name, size(handle), hashlib.file_digest(handle, "sha256").hexdigest())  # type: ignore[arg-type]
 
 
 def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entry of each of `files`, (name in the manifest, path), in their order.
+    """Returns the manifest entry of each of `files`, (name in the manifest, path), in order.
 
     After three seconds a bar is drawn if stderr is a terminal.
 
@@ -182,7 +182,7 @@ def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
 
 
 class Tally:
-    """Counts and digests bytes as they are read."""
+    """Counts bytes and computes their digest as they are read."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
@@ -196,12 +196,12 @@ class Tally:
         self._advance(len(data))
 
     def entry(self, name: str) -> SourceFile:
-        """Returns the manifest's entry of a file that consists of the bytes so far."""
+        """Returns the manifest entry of a file that consists of the bytes so far."""
         return SourceFile(name, self._size, self._sha256.hexdigest())
 
 
 def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[SourceFile]:
-    """Returns the same entries as `describe`, without a bar; memory: one block for each core's thread."""
+    """Returns the same entries as `describe`, without a bar. Memory: one block for each core's thread."""
     stop = threading.Event()
 
     def work(file: tuple[str, LocalPath]) -> SourceFile:
@@ -209,11 +209,11 @@ def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[So
         tally = Tally(advance)
         try:
             with errors_of(path), open_plain(path) as stream:
-                # In blocks of 1 MiB hashlib releases the interpreter's lock for a millisecond at a time.
+                # Blocks of 1 MiB: hashlib releases the interpreter's lock for a millisecond at a time.
                 while not stop.is_set() and (block := stream.read(BLOCK)):
                     tally.add(block)
         except DataError:
-            stop.set()  # else the other threads would finish their files before the error is raised
+            stop.set()  # or the error would wait until the other threads finish their files
             raise
         return tally.entry(name)
 

@@ -35,35 +35,35 @@ _LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
 _DELIMITERS = ",\t;|"
-_LONGEST = 16 << 20  # 16 MiB: the longest line of JSON, or with the names of columns
-_LINES_AT_ONCE = 1 << 14  # that are Python objects
+_LONGEST = 16 << 20  # 16 MiB: longest line of JSON, or of column names
+_LINES_AT_ONCE = 1 << 14  # held as Python objects
 _SHOWN = 80  # characters of a value in errors
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
 _WHOLE = r"^-?(0|[1-9][0-9]*)$"
 _WHOLE_VALUE = r"^[+-]?[0-9]+(\.0*)?$"  # also as pandas writes it: 7.0
-_MAYBE_INEXACT = r"([0-9]\.?){16}|[eE]"  # in numbers that float64 may not hold; with fewer digits it does
+_MAYBE_INEXACT = r"([0-9]\.?){16}|[eE]"  # numbers that float64 may not hold exactly; with fewer digits it does
 NO_NUMBER = "which is no number"
-_DIGITS = 17  # significant ones that tell all float64 values apart
+_DIGITS = 17  # significant digits that tell all float64 values apart
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
-_CODE = r"^[+-]?0[0-9]"  # zeros before a number, which is a name: 007
+_CODE = r"^[+-]?0[0-9]"  # leading zeros make a name of a number: 007
 
 Choose = Callable[[pa.Schema], Sequence[str]]
 
 
 def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
-    """Returns some columns of a table, in memory, without dictionaries and views.
+    """Reads columns of a table into memory, without dictionaries and views.
 
-    Strings are without the spaces around them. All columns of CSV and TSV are strings, a blank field an empty one.
+    Strings are stripped of surrounding spaces. All columns of CSV and TSV are strings; a blank field is an empty one.
 
     Args:
-      path: of the file; its suffix says what it is.
-      choose: gets the columns that there are and returns the names of those to read.
-      delimiter: character between the fields of CSV and TSV; "": a tab if the file is called `.tsv` and its first line
-        has one, else that of `,`, tab, `;` and `|` which the first line has most often.
+      path: path of the file, whose suffix tells the format.
+      choose: function that returns the names of the columns to read, given the schema.
+      delimiter: character between the fields of CSV and TSV. "": a tab if the file is called `.tsv` and its first line
+        has one, else whichever of `,`, tab, `;` and `|` is most frequent in the first line.
 
     Raises:
-      DataError: the file cannot be read, is not UTF-8, or has rows of another form than its first line says.
+      DataError: the file cannot be read, is not UTF-8, or has rows that do not match its first line.
     """
     suffix = os.path.splitext(path.name)[1].lower()
     if suffix == _PARQUET:
@@ -90,7 +90,7 @@ def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Returns a column without a dictionary, and not as a view, of which Arrow cannot take rows."""
+    """Returns a column without a dictionary, and not as a view, from which Arrow cannot take rows."""
     array = decoded(array)
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
@@ -98,7 +98,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
-    """Reads lines of JSON with Python's parser: pyarrow's takes texts for times, and crashes on some damaged files."""
+    """Reads JSON lines with Python's parser: pyarrow's takes some texts for times, and some damaged files crash it."""
     batches: list[pa.Table] = []
     names: list[str] = []
     number = rows = 0
@@ -106,7 +106,7 @@ def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
         lines = iter(functools.partial(io.BufferedReader(stream).readline, _LONGEST), b"")  # type: ignore[type-var]
         while some := list(itertools.islice(lines, _LINES_AT_ONCE)):
             objects = [_object(path, number + own, line) for own, line in enumerate(some, 1) if line.strip()]
-            names = names or list(choose(_schema(objects)))  # the first lines say which columns there are
+            names = names or list(choose(_schema(objects)))  # the first lines determine the columns
             values = {name: [each.get(name) for each in objects] for name in names}
             batches.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
             number, rows = number + len(some), rows + len(objects)
@@ -115,7 +115,7 @@ def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
 
 
 def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
-    """Returns the columns of objects; one with values of several types counts as strings, until it is read."""
+    """Returns the columns of objects; a column with values of several types counts as strings until it is read."""
     types = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(objects)):
         try:
@@ -138,7 +138,7 @@ def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _float(text: str) -> float | decimal.Decimal:
-    """Returns a number of JSON; a whole one that float64 does not hold, as 9007199254740993.0, as a decimal."""
+    """Parses a JSON number; a whole one that float64 cannot hold, such as 9007199254740993.0, becomes a decimal."""
     value = float(text)
     if len(text) <= _DIGITS and math.isfinite(value):
         return value
@@ -148,7 +148,7 @@ def _float(text: str) -> float | decimal.Decimal:
 
 
 def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; `first` is the number of their first row."""
+    """Returns the values of a column; `first` is the row number of the first value."""
     try:
         return pa.array(values)
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
@@ -184,7 +184,7 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
             is_tsv = path.name.lower().endswith(_TSV) and "\t" in first
             delimiter = "\t" if is_tsv else max(_DELIMITERS, key=first.count)
         parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
-        in_order = pa.csv.ReadOptions(use_threads=False)  # else rows have no number
+        in_order = pa.csv.ReadOptions(use_threads=False)  # or rows have no number
         try:
             with arrow_errors(path, f"cannot be read as a table with {delimiter!r} between its columns"):
                 stream.seek(0)
@@ -213,7 +213,7 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
 
 @contextlib.contextmanager
 def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
-    """Opens a file of text, in which pyarrow skips the byte order mark of UTF-8."""
+    """Opens a text file; pyarrow skips UTF-8's byte order mark."""
     with streams.errors_of(path), streams.open_plain(path) as stream:
         begin = stream.read(len(_UTF16_MARKS[0]))
         if begin.startswith(_UTF16_MARKS):
@@ -235,7 +235,7 @@ def _check_header(path: StoragePath, names: Sequence[str]) -> None:
 
 
 def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
-    """Returns the table with its strings checked, and without spaces around them."""
+    """Returns the table with its strings checked and stripped of surrounding spaces."""
     for number, name in enumerate(table.schema.names):
         column = table.column(number)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -245,7 +245,7 @@ def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
 
 def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
-        return pc.utf8_trim_whitespace(column.cast(pa.string()))  # which checks that it is UTF-8
+        return pc.utf8_trim_whitespace(column.cast(pa.string()))  # also checks that it is UTF-8
     except pa.ArrowInvalid:
         for row, value in enumerate(column.to_pylist()):
             try:
@@ -257,17 +257,17 @@ def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedAr
 
 
 def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
-    """Returns a column of strings as the numbers that they are, if they are: as int64, or else float64.
+    """Converts a string column to int64 or float64 if its values are numbers.
 
-    Empty strings become nulls. No number becomes another one, except that `float32` allows rounding.
+    Empty strings become nulls. No number changes its value, except that `float32` allows rounding.
 
     Args:
-      column: of strings.
-      wanted: `int64` or `float32` if they must be numbers, and words for missing values are nulls; `string` if they are
-        to stay; "" for what fits: texts with zeros before a number, as 007, are none then.
+      column: string column.
+      wanted: `int64` or `float32` if the values must be numbers, with words for missing values as nulls; `string` to
+        keep them; "" to choose by the values, where texts with leading zeros, such as 007, are not numbers.
 
     Returns:
-      The column; and (row, what is wrong) of the first row that is no such number although it must be, or None.
+      The column; and (row, problem) of the first row that is not such a number although it must be, or None.
     """
     empty = [""] if wanted in ("", "string") else ["", *(each for each in labels.MISSING if "nan" not in each.lower())]
     is_empty = pc.is_in(column, value_set=pa.array(empty, column.type))
@@ -294,7 +294,7 @@ def _is_int64(text: str) -> bool:
 
 
 def _first_inexact(values: pa.ChunkedArray) -> int:
-    """Returns the first row with a number that float64 holds neither exactly nor as the shortest text for it; or -1."""
+    """Returns the first row with a number that is neither exact in float64 nor the shortest text of one; -1 if none."""
     for row in np.flatnonzero(pc.match_substring_regex(values, _MAYBE_INEXACT).fill_null(False).to_numpy()).tolist():
         text = values[row].as_py()
         exact, value = decimal.Decimal(text), float(text)
@@ -305,7 +305,7 @@ def _first_inexact(values: pa.ChunkedArray) -> int:
 
 
 def first_no_number(column: pa.ChunkedArray) -> int | None:
-    """Returns the first row whose text is no number, if most of the others are numbers; else None."""
+    """Returns the first row whose text is not a number if most others are numbers; else None."""
     filled = pc.not_equal(column, "").fill_null(False)
     is_number = pc.match_substring_regex(column, _NUMBER).fill_null(False)
     count, numbers = (pc.sum(each).as_py() or 0 for each in (filled, is_number))

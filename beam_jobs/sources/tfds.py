@@ -1,8 +1,8 @@
-"""Data sets that TensorFlow Datasets (TFDS) has prepared: `tfds:NAME`, in its formats tfrecord and array_record.
+"""Data sets prepared by TensorFlow Datasets (TFDS): `tfds:NAME`, in its tfrecord and array_record formats.
 
 Their files hold `tf.train.Example`s whose images are PNG or JPEG files, so they are read like other records, without
-TensorFlow or TFDS's decoding; TFDS only says where the files are and what the features are called. An image and a class
-label are taken, and other features if --keep_columns names them. Nothing is downloaded or prepared.
+TensorFlow or TFDS's decoding; TFDS only says where the files are and what the features are called. The image, the class
+label and features that --keep_columns names are read. Nothing is downloaded or prepared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.records.schema import OTHER_DATA, OWN_FEATURES, Schema
 _DTYPES = {**dict.fromkeys("biu", "int64"), "f": "float32"}  # {kind of NumPy's dtype: dtype of a feature}
 _INFO = "dataset_info.json"
 _MOST_LISTED = 8
-_PREFIX = "tfds:"  # precedes the name of the data set
+_PREFIX = "tfds:"  # before the name of the data set
 
 
 @SOURCES.named(f"{_PREFIX}NAME", packages=("tensorflow_datasets",))
@@ -38,12 +38,13 @@ def open_source(options: SourceOptions) -> RecordSource:
     """Opens a prepared data set.
 
     Args:
-      options: `dataset` is `tfds:NAME` or `tfds:NAME/CONFIG`, optionally with `:VERSION`; `source` is TFDS's data_dir
-        (default: TFDS's own), or the folder of the data set itself, with `dataset_info.json`.
+      options: options; `dataset` is `tfds:NAME` or `tfds:NAME/CONFIG`, optionally with `:VERSION`; `source` is TFDS's
+        data_dir (default: TFDS's own), or the folder of the data set itself, with `dataset_info.json`.
 
     Raises:
       UsageError: the name is missing, TFDS is not installed, or a feature cannot be kept.
-      DataError: it is not prepared there, has no image or class label, has another format, or a file is corrupt.
+      DataError: the data set is not prepared there, has no image or class label, has another format, or a file is
+        corrupt.
     """
     commandline.require("tensorflow_datasets")
     builder = _builder(options.dataset.removeprefix(_PREFIX), options.source)
@@ -81,15 +82,15 @@ def _builder(name: str, data_dir: str) -> Any:
         return read_only_builder.builder_from_files(name, data_dir=data_dir or None)
     except registered.DatasetNotFoundError:
         raise _not_prepared(name, where, data_dir) from None
-    except Exception as error:  # its parsers of names, JSON and versions raise a dozen types
+    except Exception as error:  # TFDS's parsers of names, JSON and versions raise a dozen types
         raise DataError(f"TFDS cannot open {name!r}: {line_of(error)}", path=where) from None
 
 
 def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
-    """Returns the error for a data set that is not in a folder: what is there, the nearest name, how to prepare it."""
+    """Returns an error about a data set that is not in a folder: what is there, the nearest name, how to prepare it."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
-    # TFDS's data_dir has them as NAME/VERSION or NAME/CONFIG/VERSION.
+    # TFDS's data_dir holds NAME/VERSION or NAME/CONFIG/VERSION.
     infos = (path for depth in ("*/*", "*/*/*") for path in pathlib.Path(where).glob(f"{depth}/{_INFO}"))
     present = sorted({path.relative_to(where).parts[0] for path in infos})
     own, known = re.split("[/:]", name)[0], {*present, *tfds.list_builders(with_community_datasets=False)}
@@ -167,7 +168,7 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
 
 
 def _kept(features: Any, name: str, root: LocalPath) -> Feature:
-    """Returns a feature to keep; `a/b` names the feature b in the feature a, as in the records."""
+    """Returns a feature to keep; as in the records, `a/b` names the feature b inside the feature a."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
     if name in OWN_FEATURES:
@@ -185,7 +186,7 @@ def _kept(features: Any, name: str, root: LocalPath) -> Feature:
         )
     kind = dict(features.items()).get(name)
     class_names = ()
-    # Asking TFDS for the names of a label that was made with neither names nor a number raises a TypeError.
+    # TFDS raises a TypeError when asked for the names of a label made with neither names nor a number.
     if isinstance(kind, tfds.features.ClassLabel) and kind.num_classes is not None:
         class_names = tuple(kind.names)
     return Feature(dtype, tuple(info.shape), class_names=class_names)

@@ -1,7 +1,7 @@
-"""TFRecords of `tf.train.Example`: a converted data set (a folder with manifest.json), or those of other writers.
+"""TFRecords of `tf.train.Example`: a converted data set (a folder with manifest.json), or other programs' files.
 
-Files of other writers are a file, a folder or a glob. Which features are the image, the label and the key is inferred
-from their first records.
+Other programs' files are given as a file, a folder or a glob. Their first records tell which features are the image,
+the label and the key.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pipeline.records.labels import SeenLabels, beside
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
 
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
-_CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
+_CHOSEN = "shards"  # name of the manifest entry for some shards of a converted data set
 
 
 @SOURCES.named("tfrecord", remote=True)
 def open_source(options: SourceOptions) -> Source:
-    """Opens TFRecords: by the manifest if their folder has one, else by what their first records hold.
+    """Opens TFRecords by the manifest if their folder has one, else by what their first records hold.
 
-    Converted data sets that a glob joins are joined by the names of their classes.
+    Several converted data sets in a glob are joined by class name.
 
     Raises:
       UsageError: --source is missing, or a flag does not fit it.
@@ -50,14 +50,14 @@ def open_source(options: SourceOptions) -> Source:
         made = manifest.load(folder)
         if made.has_images:
             return _open_ours(folder, made, options)
-        # An index of any records: what they hold is inferred, but which file is of which split is known.
+        # An index of arbitrary records: their content is inferred, but the split of each file is known.
         by_split = {split: [shard.file for shard in made.splits[split].shards] for split in made.splits}
         wanted = splits.among(by_split, options.splits)
         return _open_foreign(folder, {split: by_split[split] for split in wanted}, options)
     root, paths = _find(options.source)
     converted = _converted(paths)
     if len(converted) == 1 and _of_foreign(options):
-        converted = {}  # whoever names features wants them read as those of any other writer
+        converted = {}  # with named features, they are read like any other program's records
     if not converted:
         by_split = splits.by_files(root, [path.name_in(root) for path in paths], options.splits)
         return _open_foreign(root, by_split, options, is_by_name=True)
@@ -73,11 +73,10 @@ def open_source(options: SourceOptions) -> Source:
 
 
 def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
-    """Returns {folder: manifest} of the converted data sets that files belong to; none if all are of other writers.
+    """Returns {folder: manifest} of the converted data sets that files belong to; empty if all are other programs'.
 
     Raises:
-      DataError: only some of the files belong to one, so that labels, keys and class names of the others mean
-        something else.
+      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else.
     """
     found, listed = {}, set()
     for place in dict.fromkeys(path.parent for path in paths):
@@ -97,7 +96,7 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
 
 
 def _of_foreign(options: SourceOptions) -> list[str]:
-    """Returns the names of the given options that are about records of other writers."""
+    """Returns the names of the given options that concern other programs' records."""
     return [one.name for one in dataclasses.fields(options) if one.metadata["foreign"] and getattr(options, one.name)]
 
 
@@ -115,10 +114,10 @@ def _splits_among(made: Manifest, names: Collection[str], wanted: Sequence[str])
 def _open_ours(
     folder: StoragePath, made: Manifest, options: SourceOptions, names: Collection[str] | None = None
 ) -> RecordSource:
-    """Opens a converted data set, or some of its shards: those among `names`, a set.
+    """Opens a converted data set, or only its shards among `names`.
 
-    The file of the source is the manifest, which has the digests of all shards. If only some of them are read, another
-    entry tells which.
+    The source's file is the manifest, which has the digests of all shards. If only some of them are read, another entry
+    says which.
     """
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
@@ -159,12 +158,12 @@ def _open_ours(
 
 
 def _with_labels(made: Manifest) -> list[str]:
-    """Returns the splits of a data set that can be converted: those with records that have labels."""
+    """Returns the splits of a data set that can be converted: splits of labelled records."""
     return made.labelled(name for name, info in made.splits.items() if info.num_examples)
 
 
 def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
-    """Returns the entry in the manifest of some shards of a converted data set: a digest of their names and CRCs."""
+    """Returns the manifest entry for some shards of a converted data set: a digest of their names and CRCs."""
     lines = "".join(f"{shard.file} {shard.crc32c}\n" for shard in sorted(shards, key=lambda shard: shard.file))
     return SourceFile(_CHOSEN, sum(shard.num_bytes for shard in shards), hashlib.sha256(lines.encode()).hexdigest())
 
@@ -191,16 +190,16 @@ def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
 def _open_foreign(
     root: StoragePath, by_split: Mapping[str, Sequence[str]], options: SourceOptions, is_by_name: bool = False
 ) -> RecordSource:
-    """Opens, walks and digests files of other writers.
+    """Opens and walks other programs' files, and computes their digests.
 
-    Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
-    the texts that occur, sorted, or "0", "1" and so on to the highest number.
+    Class names come from `labels.txt` next to the files. Without it, every record's label is read: the classes are the
+    texts that occur, sorted, or "0", "1" and so on to the highest number.
 
     Args:
       root: folder that contains all files.
-      by_split: the files of each split, relative to it.
-      options: flags about the source.
-      is_by_name: whether names of files told the splits, so that a feature may tell others.
+      by_split: files of each split, relative to `root`.
+      options: options of the source.
+      is_by_name: whether file names told the splits, so that a feature may tell others.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
@@ -240,14 +239,14 @@ def _open_foreign(
 
 
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
-    """Returns the folder that contains all files of a source, and the files, sorted by path."""
+    """Returns the common folder of all files of a source, and the files, sorted by path."""
     wanted = f"{naming.FOREIGN_FILES}; name the files with a glob"
     kinds = "--source of tfrecord is a folder, a file or a glob"
     root, names = listing.find(source, naming.is_foreign_file, False, wanted, kinds)
     splits.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
-    # Keys name files relative to the folder that all share: a glob over one folder gives the same keys as the folder.
+    # Keys name files relative to their common folder, so that a glob over one folder gives the same keys as the folder.
     common = os.path.commonpath([os.path.dirname(name) for name in names])
     return (root / common if common else root), [root / name for name in names]
 
@@ -255,7 +254,7 @@ def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
 def _index(
     root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes, StoragePath], None] | None
 ) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
-    """Returns the indexed files, and their entries in the manifest; `visit` gets each record and its file."""
+    """Returns the indexed files and their manifest entries; `visit` is called with each record and its file."""
 
     def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
         tally = streams.Tally(shown.update)
@@ -268,7 +267,7 @@ def _index(
 
 
 def _labels_of(record: bytes, columns: Schema) -> list[int | str]:
-    """Returns the label of a record, or nothing if it has none: `block_of` says why."""
+    """Returns the labels of a record; empty if it has none (`block_of` reports why)."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
         values = tf_example.decode(record, (columns.label,)).get(columns.label, [])
         if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
@@ -277,7 +276,7 @@ def _labels_of(record: bytes, columns: Schema) -> list[int | str]:
 
 
 def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
-    """Returns the first Examples of the first file that has any, decoded, and the file."""
+    """Returns the first Examples, decoded, of the first file that has any, and the file."""
     seen = 0
     for path in paths:
         walk = record_files.stream_records(path, record_files.packing_of(path))

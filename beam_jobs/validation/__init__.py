@@ -1,1 +1,1 @@
-"""The command `validate`: its steps, its Beam job, the check of a shard."""
+"""The command `validate`: its steps, its Beam job, and the check of a shard."""

@@ -1,4 +1,4 @@
-"""The command from its flags to its report."""
+"""The command `validate`, from its flags to its report."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class ValidateConfig:
         check_all(self._check_data_dir, lambda: flag_values.check_path("report", self.report))
 
     def _check_data_dir(self) -> None:
-        if not self.data_dir.strip():  # an unset variable, which would name the current folder
+        if not self.data_dir.strip():  # an unset variable would mean the current folder
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
 
 
 def validate(command: str, argv: Sequence[str] | None) -> None:
-    """Checks a data set as the flags say.
+    """Runs a validation from its command line.
 
     Args:
-      command: its name, for --help.
-      argv: the flags; None for the process's own.
+      command: name of the command, for --help.
+      argv: flags; None for the process's own arguments.
 
     Raises:
-      PipelineError: bad flags, no data set, or one that differs from its manifest: with one line of text.
+      PipelineError: bad flags, no data set, or a data set that differs from its manifest, in one line of text.
     """
     description = "Checks a data set against its manifest, byte by byte."
     config, beam_arguments, flags = commandline.parse_known(
         command, description, ValidateConfig, argv, others=entry.check_beam_flags
     )
     data_dir = paths.path_of(config.data_dir)
-    shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without what may be a secret in a URL
+    shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without the parts of a URL that may be secret
     content = manifests.load(data_dir)
     if config.deep or config.card:
         content.require_images()
@@ -106,7 +106,7 @@ def _write_card(command: str, arguments: Sequence[str], data_dir: StoragePath, c
 
 
 def seconds(content: Manifest, decodes: bool) -> float:
-    """Returns about how many seconds of one core checking a data set takes."""
+    """Returns an estimate of the seconds that checking a data set takes on one core."""
     records = sum(split.num_examples for split in content.splits.values())
     num_bytes = sum(split.num_bytes for split in content.splits.values())
     taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS
@@ -133,7 +133,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 
 
 def count(report: Report, content: Manifest) -> str:
-    """Returns how many problems there are, and in how many shards."""
+    """Returns the number of problems and of shards that have them, as text."""
     where = (
         f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}" if report.bad_shards else "the other files"
     )
@@ -141,7 +141,7 @@ def count(report: Report, content: Manifest) -> str:
 
 
 def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
-    """Returns a line for each kind of other files in the folder that nobody takes for a part of the data set."""
+    """Returns a line about each kind of other files in the folder that no program takes for part of the data set."""
     try:
         found = unlisted(data_dir, content)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""A validation as a Beam job: shards are checked on workers, and then the data set as a whole: keys, totals, files."""
+"""A validation as a Beam job: workers check shards; then keys, totals and files of the whole data set are checked."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from pipeline.manifest.splits import select
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 _MOST_NAMED = 3  # labels or sizes in one line
-_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently
+_EXACT, _LOSSY = 1e-9, 0.1  # grey levels: releases of the JPEG library decode slightly differently
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation(ShardJob):
-    """Checks a data set; its result is the report.
+    """Checks a data set; the result is the path of the report.
 
     Attributes:
-      data_dir: the data set's folder.
-      manifest: its manifest.
+      data_dir: folder of the data set.
+      manifest: manifest of the data set.
       decodes: whether to check the pixels too.
-      report: the file to write the report to.
-      marks: a local folder that gets an empty file for each finished shard, named by its number.
+      report: path of the report.
+      marks: local folder that gets an empty file, named by number, for each finished shard.
     """
 
     data_dir: StoragePath
@@ -65,14 +65,14 @@ class Validation(ShardJob):
                 (self.marks / str(number)).touch()
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns all pairs: they are counted."""
+        """Returns all pairs, as they are counted."""
         return reader.repeats(hashes)
 
     def finish(self, found: list[ShardReport], repeated: list[Repeated]) -> str:
         """Writes the report.
 
         Raises:
-          DataError: it cannot be written from here.
+          DataError: it cannot be written from this machine.
         """
         by_number = {shard.shard: shard for shard in found}
         shards = [by_number[number] for number in self.shards]
@@ -97,10 +97,10 @@ class Report:
     """The result of checking a data set.
 
     Attributes:
-      problems: the first `MOST_LISTED`, as lines.
+      problems: first `MOST_LISTED` problems, as lines.
       num_problems: number of all problems.
-      bad_shards: number of shards that have one.
-      records, num_bytes: how much was read.
+      bad_shards: number of shards with a problem.
+      records, num_bytes: number of records and bytes read.
     """
 
     problems: tuple[str, ...]
@@ -110,12 +110,12 @@ class Report:
     num_bytes: int
 
     def to_bytes(self) -> bytes:
-        """Returns it as JSON."""
+        """Returns the report as JSON."""
         return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
 
 
 def parse_report(data: bytes, file: str) -> Report:
-    """Returns a report from its JSON.
+    """Parses a report from JSON.
 
     Raises:
       DataError: it is not a complete report.
@@ -128,7 +128,7 @@ def parse_report(data: bytes, file: str) -> Report:
 
 
 def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
-    """Returns the report on all shards and on the problems outside of single shards."""
+    """Returns the report on all shards and on problems that concern no single shard."""
     others = sorted(more)
     listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]
     bad = {shard.shard for shard in shards if shard.num_problems} | {problem.shard for problem in others}
@@ -142,7 +142,7 @@ def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
 
 
 class Progress(Display):
-    """Shows the progress of a validation, in bytes of its shards."""
+    """Shows the progress of a validation in bytes of its shards."""
 
     def __init__(self, manifest: Manifest, marks: str) -> None:
         """Draws the bar; workers put a file for each finished shard into the folder `marks`, named by its number."""
@@ -162,7 +162,7 @@ class Progress(Display):
 
 
 def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
-    """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key."""
+    """Returns a problem for each pair, in manifest order; the first `MOST_LISTED` with offset and key."""
     numbers = {info.file: number for number, info in enumerate(manifest.shards)}
     pairs = sorted(repeated, key=lambda pair: (numbers[pair.second[0]], pair.second[1], pair.first))
     wanted: dict[str, set[int]] = defaultdict(set)
@@ -188,11 +188,11 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
 
 
 def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
-    """Yields problems of the manifest's totals; splits with records that cannot be read are left out.
+    """Yields problems with the manifest's totals, leaving out splits with unreadable records.
 
     Args:
-      manifest: the data set's.
-      shards: reports in the manifest's order.
+      manifest: manifest of the data set.
+      shards: reports in manifest order.
       decodes: whether the pixels were checked.
     """
     by_split, first, texts = {}, 0, []
@@ -209,7 +209,7 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 
 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields problems of the files for TensorFlow Datasets. Beside foreign records they are not ours to check."""
+    """Yields problems with the files for TensorFlow Datasets, unless they are another program's."""
     made = manifest_writer.tfds_files(manifest)
     for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
         text = _tfds_problem(data_dir / name, made.get(name))
@@ -218,9 +218,9 @@ def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem
 
 
 def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
-    """Yields problems of the card. Beside foreign records it is not ours to check.
+    """Yields problems with the card, unless it is another program's.
 
-    A data set is complete without it, so that only a deep check takes it for a problem that a conversion's is missing.
+    A data set is complete without a card, so only a deep check reports that a converted one has none.
     """
     text = None
     try:
@@ -235,7 +235,7 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
 
 
 def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields a problem for each file of a column that is missing, cut or of another conversion."""
+    """Yields a problem for each column file that is missing, cut short or from another conversion."""
     for name, column in manifest.columns.items():
         for split, crc in column.files.items():
             try:
@@ -247,9 +247,9 @@ def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Probl
 def _stray_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
     """Yields a problem for each file that the manifest does not list and that programs would read as a shard.
 
-    A deep check looks into folders, too, where a pattern such as `**/*.tfrecord*` finds it.
+    A deep check also looks into subfolders, where a pattern such as `**/*.tfrecord*` would find it.
     """
-    with contextlib.suppress(DataError):  # if the folder cannot be listed, the problems of its shards say more
+    with contextlib.suppress(DataError):  # if the folder cannot be listed, the shards' own problems say more
         for name in present.unlisted(data_dir, manifest, recursive=is_deep).as_shards:
             text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
             yield Problem(len(manifest.shards), -1, name, "", text)
@@ -272,7 +272,7 @@ def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
 
 
 def _in_one_order(dataset_info: bytes) -> Any:
-    """Returns the content with splits sorted by name, as in the manifest: a conversion writes them in its own order."""
+    """Returns the content with splits sorted by name, as in the manifest; conversions write them in their own order."""
     try:
         content = json.loads(dataset_info)
         return content | {"splits": sorted(content["splits"], key=lambda split: str(split["name"]))}

@@ -40,7 +40,7 @@ _BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
 _Numbers = TypeVar("_Numbers", np.int64, np.uint32)
 
 MOST_LISTED = 100  # problems, per shard and for the data set
-_OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they did not say so
+_OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they did not record it
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
 
@@ -49,11 +49,11 @@ class Problem:
     """One difference from the manifest.
 
     Attributes:
-      shard: the shard's number in the data set; the number of shards for a problem outside of them.
-      record: the record's number in the file; -1 for a problem of the whole file.
-      file: the file's base name.
-      where: the record and its offset as text; "" for a problem of the whole file.
-      text: what differs.
+      shard: number of the shard in the data set; the number of shards for a problem outside of shards.
+      record: number of the record in the file; -1 for a problem of the whole file.
+      file: base name of the file.
+      where: record and its offset as text; "" for a problem of the whole file.
+      text: description of the difference.
     """
 
     shard: int
@@ -71,15 +71,15 @@ class ShardReport:
     """The result of checking a shard.
 
     Attributes:
-      shard: its number in the data set.
+      shard: number of the shard in the data set.
       sums: sums over the pixels, if images are decoded.
-      problems: the first `MOST_LISTED`.
+      problems: first `MOST_LISTED` problems.
       num_problems: number of all problems.
-      records, num_bytes: how much was read.
-      is_whole: whether all records were read and are valid examples; if not, the totals mean nothing.
-      labels: {class in range: examples}; an example may have several.
-      unlabelled: number of examples without a label, where labels are not classes.
-      sizes: {(height, width): images}, of raw images, and of others if they are decoded.
+      records, num_bytes: number of records and bytes read.
+      is_whole: whether all records could be read and are valid examples; otherwise the totals mean nothing.
+      labels: {class in range: number of examples}; an example may have several classes.
+      unlabelled: number of examples without a label, if labels are not classes.
+      sizes: {(height, width): number of images}, for raw images, and for others if they are decoded.
     """
 
     shard: int
@@ -103,14 +103,14 @@ class ShardReport:
 def check_shard(
     data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
-    """Reads a shard once, front to back; returns a report, and (bucket, hashes) of its keys.
+    """Reads a shard once, front to back; returns a report and the (bucket, hashes) of its keys.
 
     Memory: a block of the file, a record, and about 100 bytes per record.
 
     Args:
-      data_dir: the data set's folder.
-      manifest: its manifest.
-      number: the shard's number in the data set.
+      data_dir: folder of the data set.
+      manifest: manifest of the data set.
+      number: number of the shard in the data set.
       decodes: whether to check the pixels too.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
@@ -132,17 +132,17 @@ class _Check:
         self.key_records: list[int] = []
         self._is_compressed = bool(self._info.compression)
         self._begins = array("Q")  # of the records, before compression
-        self._end = 0  # of the last one
+        self._end = 0  # of the last record
         self._crcs = array("I")  # of the records; 0 of a damaged one
         places = zip(naming.sidecar_names(self._info.file), naming.beside_names(self._info.file), strict=True)
         self._sidecars = [
             beside if (folder / beside).exists() and not (folder / name).exists() else name for name, beside in places
         ]
-        self._known: NDArray[np.int64] | None = None  # the offsets that lie beside the shard
-        self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is not as it was written
+        self._known: NDArray[np.int64] | None = None  # offsets in the shard's sidecar
+        self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is damaged
 
     def add(self, text: str, file: str = "") -> None:
-        """Adds a problem of a whole file: the shard, or one beside it."""
+        """Adds a problem of a whole file: the shard or a sidecar."""
         self._report.add(Problem(self._report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
@@ -170,7 +170,7 @@ class _Check:
             self._check_entropy()
 
     def _read_offsets(self, name: str) -> MemberTable | None:
-        """Reads the sidecar of offsets; returns the table of GZIP members, if the shard is compressed and has one."""
+        """Reads the offsets sidecar; returns the table of GZIP members if the shard is compressed and has one."""
         info = self._info
 
         def parse(data: bytes, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
@@ -187,7 +187,7 @@ class _Check:
         self._damaged, self._report.is_whole = True, False
 
     def _size_of(self, number: int, offset: int) -> int | None:
-        """Returns the size that a record's frame must have; None if neither stride nor offsets tell it."""
+        """Returns the required size of a record's frame; None if neither stride nor offsets tell it."""
         stride, known = self._info.stride, self._known
         if number >= self._info.num_examples:
             return None
@@ -196,7 +196,7 @@ class _Check:
         return int(known[number + 1] - offset) if known is not None and known[number] == offset else None
 
     def _check_frame(self, frame: Frame) -> None:
-        """Checks a record; notes whether its frame is damaged."""
+        """Checks a record and notes whether its frame is damaged."""
         problems = [] if frame.fault is None else [frame.fault.text]
         if frame.end == frame.offset:  # the walk ended here
             self._ended = False
@@ -233,7 +233,7 @@ class _Check:
         if self._report.num_bytes != info.num_bytes:
             self.add(f"has {count_of(self._report.num_bytes, 'byte')}, the manifest says {info.num_bytes:,}")
         elif crc != info.crc32c and not self._damaged:
-            # Else the damaged records say it already.
+            # Otherwise damaged records have already been reported.
             others = [other.file for other in self._manifest.shards if other.crc32c == crc]
             swapped = f"; that is the CRC32C of {others[0]}" if others else ""
             self.add(f"every record is whole, but the file's CRC32C is {crc}, the manifest says {info.crc32c}{swapped}")
@@ -241,7 +241,7 @@ class _Check:
             self.add(f"has {count_of(len(self._begins), 'record')}, the manifest says {info.num_examples:,}")
 
     def _beside(self, name: str, parse: Callable[..., NDArray[_Numbers]], crc: str | None) -> NDArray[_Numbers] | None:
-        """Returns the numbers in a sidecar, or None if the manifest lists none, or it is missing or fails its CRC."""
+        """Returns the numbers in a sidecar; None if the manifest lists none, or it is missing or fails its CRC."""
         if crc is None:
             return None
         try:
@@ -281,13 +281,13 @@ class _Check:
 def _member_frames(
     read: Read, table: MemberTable, size_of: Callable[[int, int], int | None], on_corrupt: Callable[[str, str], None]
 ) -> Iterator[Frame]:
-    """Yields a frame for every record of the shard; in a corrupt member, it has neither a record nor a fault.
+    """Yields a frame for every record of the shard; frames in a corrupt member have neither a record nor a fault.
 
     Args:
-      read: returns the next bytes of the file, as it is stored.
-      table: where its members lie.
-      size_of: as for `walk`.
-      on_corrupt: called with (where, what is wrong) for each corrupt member.
+      read: function that returns the next bytes of the file, as stored.
+      table: table of the GZIP members.
+      size_of: function that returns the size of a frame, as in `walk`.
+      on_corrupt: function called with (place, problem) for each corrupt member.
     """
     rest = b""
     for member, offset in enumerate(table.offsets[:-1].tolist()):
@@ -306,7 +306,7 @@ def _member_frames(
         number = first
         for frame in walk(io.BytesIO(whole).read, size_of, first, begins[0]):
             number = frame.number + 1
-            # If the walk ends early, only the records behind it in this member are lost.
+            # If the walk ends early, only the rest of this member is lost.
             yield frame if frame.end > frame.offset else frame._replace(end=begins[number - first])
         for lost in range(number, stop):
             yield Frame(lost, begins[lost - first], begins[lost - first + 1], None, None)
@@ -317,12 +317,12 @@ class ColumnCheck:
     """Compares a shard's part of a column with the records.
 
     Attributes:
-      file: name of the column's file, in the data set's folder.
-      shard: name of the shard's file.
-      feature: name of the feature; `bytes`, `height` and `width` may also be the record's and the image's.
+      file: file name of the column, in the data set's folder.
+      shard: file name of the shard.
+      feature: name of the feature; `bytes`, `height` and `width` may also be derived from the record and its image.
       column: entry of the column in the manifest.
       values: values of the shard's records, (records,).
-      differences: number of records that have another value.
+      differences: number of records with a different value.
     """
 
     file: str
@@ -338,12 +338,12 @@ class ColumnCheck:
 
         Args:
           number: number of the record in the shard.
-          record: its bytes.
-          found: its features.
+          record: bytes of the record.
+          found: features of the record.
           image: values of its image by column (`height`, `width`, `exif_orientation`); empty if it was not decoded.
         """
         if number >= len(self.values):
-            return  # the number of records is wrong, which is a problem by itself
+            return  # the wrong number of records is reported separately
         made = {"bytes": len(record), **image}
         feature = found.get(self.feature)
         if feature is None and self.feature not in made:
@@ -363,13 +363,13 @@ class ColumnCheck:
 
     @property
     def first_difference(self) -> str:
-        """Text on the first difference; empty: there is none."""
+        """Description of the first difference; empty if there is none."""
         more = f" ({self.differences:,} records differ)" if self.differences > 1 else ""
         return f"{self._first}{more}; {_OF_EARLIER}" if self._first else ""
 
 
 def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[ColumnCheck]:
-    """Returns the checks of the columns of the records: features, and what is made of a record and its image."""
+    """Returns checks for the columns of the records: features, and values derived from a record and its image."""
     shard = manifest.shards[number]
     split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
     first = sum(before.num_examples for before in infos[: infos.index(shard)])
@@ -380,19 +380,19 @@ def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[
     for name, column in manifest.columns.items():
         if name in features and split in column.files and not column.is_own:
             values = values_of(data_dir.url, split, name, column, first, first + shard.num_examples)
-            if values is not None:  # else the file as a whole is a problem
+            if values is not None:  # otherwise the file itself is reported
                 file = naming.column_name(split, name, column.files[split])
                 found.append(ColumnCheck(file, shard.file, features[name], column, values))
     return found
 
 
 class ExampleCheck:
-    """Checks the examples of one shard, and counts them in its report."""
+    """Checks the examples of one shard and counts them in its report."""
 
     def __init__(
         self, manifest: Manifest, decodes: bool, report: ShardReport, columns: Sequence[ColumnCheck] = ()
     ) -> None:
-        """Makes a check that puts labels, sizes and sums into the report, and looks at the pixels if `decodes`."""
+        """Makes a check that adds labels, sizes and sums to the report, and checks pixels if `decodes`."""
         self.columns = columns
         self._of_image: dict[str, int] = {}  # values of the last image, by column
         self._features = manifest.features
@@ -416,23 +416,23 @@ class ExampleCheck:
 
         Args:
           record: bytes of the example.
-          number: its number in the shard.
+          number: number of the example in the shard.
         """
         self._of_image = {}
-        if not self._features:  # of `pipeline.index`: any bytes will do
+        if not self._features:  # an index of arbitrary records: any bytes will do
             return None, []
         try:
             stored = tf_example.decode(record)
             found = tf_example.as_ours(stored, self._features)
         except ValueError as error:
             return None, [str(error)]
-        if self._is_in_place:  # what else another writer put into a record is none of ours
+        if self._is_in_place:  # other features of another program's record do not matter
             found = {name: values for name, values in found.items() if name in self._features}
         self._has_label = len(stored.get(self._stored_label, ())) > 0
         problems = []
         for name, feature in self._features.items():
             if name not in found:
-                if self._is_in_place and None in feature.shape and name != "image":  # none of its values, then
+                if self._is_in_place and None in feature.shape and name != "image":  # then it has no values
                     continue
                 problems.append(f"feature {name!r} is missing")
             elif problem := self._problem(name, feature, found[name]):
@@ -448,7 +448,7 @@ class ExampleCheck:
         return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
     def finish(self) -> None:
-        """Adds the pixels that were not summed yet; must be called after the last example."""
+        """Adds pixels that are not summed yet; must be called after the last example."""
         if self._raw and self._raw_shape:
             self._report.sums.add(
                 np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
@@ -468,7 +468,7 @@ class ExampleCheck:
         return self._numbers_problem(feature, values) if name == "label" else None
 
     def _numbers_problem(self, feature: Feature, values: Values) -> str | None:
-        """Returns the problem of a label that is not one class: a float, or a vector."""
+        """Returns the problem with a label that is not a single class: a float or a vector."""
         numbers = np.asarray(values, np.float64)
         if not self._has_label or (not feature.shape and np.isnan(numbers[0])):
             self._report.unlabelled += 1
@@ -527,27 +527,27 @@ class ExampleCheck:
 
 
 def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
-    """Returns training's own judgement of a record, by TensorFlow's decoder; None where TensorFlow is not installed."""
+    """Returns a function that asks TensorFlow whether training can decode a record; None without TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:
         return None
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on the processor would be on every worker
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or every worker logs notes about its processor
     from pipeline.decode.records import ImageJudge  # noqa: PLC0415, which takes seconds
 
     return ImageJudge(manifest).problem
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
-    """Returns (dtype, number of values) of a feature; None for the dtype of bytes, and for a number that varies."""
+    """Returns (dtype, number of values) of a feature; None for the dtype of bytes, and for a varying number."""
     sizes = [1] if feature.dtype == "uint8" else feature.shape
     count = None if None in sizes else math.prod(size for size in sizes if size is not None)
     return None if feature.dtype in _BYTES else np.dtype(feature.dtype), count
 
 
 def _kind_problem(feature: Feature, values: Values) -> str | None:
-    """Returns the problem of the type or the number of a feature's values; None if there is none."""
+    """Returns the problem with the type or the number of a feature's values; None if there is none."""
     kind = "bytes" if isinstance(values, list) else str(values.dtype)
     expected = "bytes" if feature.dtype in _BYTES else feature.dtype
-    if kind != expected and (kind != "bytes" or values):  # without a value it has no kind
+    if kind != expected and (kind != "bytes" or values):  # without values there is no kind
         return f"holds {kind}, the manifest says {feature.dtype}"
     _, count = _usual(feature)
     if count is not None:

@@ -1,4 +1,4 @@
-"""One audit, from the flags to the verdict: order -> proof -> tables -> picture -> comparison with a run's logs."""
+"""One audit, from its flags to its verdict: order -> proof -> tables -> picture -> comparison with a run's logs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve, resolve_all
 
 _GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
-_MOST_WORKERS = 16  # listed, half of them from the end
-_MOST_FILES = 3  # of a worker, listed
+_MOST_WORKERS = 16  # most workers listed, half of them from the end
+_MOST_FILES = 3  # most files listed per worker
 _NAMES, _OF_SPEC = ({field.name for field in dataclasses.fields(kind)} for kind in (OrderFlags, OrderSpec))
-_OF_SPEC &= _NAMES  # the flags that the spec of an order has, too
+_OF_SPEC &= _NAMES  # flags that are also fields of an order's spec
 
 
 def run(config: AuditConfig) -> None:
-    """Prints the proof and the tables; for a mixture, those of one source after the other.
+    """Prints the proof and the tables; for a mixture, source by source.
 
     Raises:
       DataError: the proof does not hold, a run saw something else, or there is no valid data set.
@@ -76,7 +76,7 @@ def run(config: AuditConfig) -> None:
 
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
-    """Returns the flags, with those of a run where they are not given."""
+    """Returns the flags, taking those not given from a run."""
     flags = flags_for(config.data_dir, order_flags.flags_of_run(model_dir))
     order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
     config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
@@ -84,13 +84,13 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
         workers, replicas = order_flags.workers_of_run(flags), order_flags.replicas_of_run(flags)
         config = dataclasses.replace(config, workers=workers, replicas=replicas)
     sources = sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train")
-    if not all(manifests.load(one.data_dir).has_images for one in sources):  # the run's own code parses them
+    if not all(manifests.load(one.data_dir).has_images for one in sources):  # the run's own code parses the records
         config = dataclasses.replace(config, order=dataclasses.replace(order, augment=None, resize=None))
     return config
 
 
 def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
-    """Returns the sources with their orders; None: the size of a step is not given, and the logs tell the orders."""
+    """Returns the sources with their orders; None without a batch size: the logs then have to tell the orders."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
     if config.order.global_batch_size is None:
@@ -104,7 +104,7 @@ def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
 
 
 def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[AuditConfig]:
-    """Returns the flags of each source of a mixture whose orders the logs tell."""
+    """Returns the flags for each source of a mixture whose orders come from the logs."""
     given = {name: getattr(config.order, name) for name in VIEWS}
     each, for_all = own_views(sources, given)
     orders = (dataclasses.replace(config.order, **{**for_all, **source.options}) for source in each)
@@ -112,7 +112,7 @@ def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[AuditConfig
 
 
 def _of_source(config: AuditConfig, number: int, source: Source) -> AuditConfig:
-    """Returns the flags with the folder, the logs and the picture of one source of a mixture."""
+    """Returns the flags with the folder, logs and picture of one source of a mixture."""
     own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
     if config.observed is not None:
         own["observed"] = f"{config.observed}/source-{number}"
@@ -128,8 +128,9 @@ def _run(
 
     Args:
       config: flags of the source.
-      part: the source in its order, if a mixture tells that; None: the flags and the logs do.
-      step_of: function from a unit of this source in a schedule to the global step that takes it; None without one.
+      part: the source with its order, if the mixture tells it; None if the flags and logs do.
+      step_of: function from a unit of this source in a schedule to the global step that takes it; None without a
+        schedule.
     """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
@@ -153,9 +154,9 @@ def _run(
 
 
 def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | None) -> ResolvedRequest:
-    """Returns the split in its order: a mixture's part, or as the flags give it, or where these do not, the run's log.
+    """Returns the split with its order: from the mixture, the flags or, where these say nothing, the run's log.
 
-    A log has the size of a record, so that nothing of it is decoded.
+    The log has the size of a record, so no record has to be decoded.
     """
     if header is None:
         return part or resolve(_request(config, {}))
@@ -163,7 +164,7 @@ def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | 
     request = _request(config, run) if part is None else part.request
     request = dataclasses.replace(request, streams=request.streams or header.spec.streams, augment=None, resize=None)
     source = resolve(request, max(1, header.spec.record_bytes))
-    differences = source.spec.differences(run, 0)  # the steps to skip are compared row by row
+    differences = source.spec.differences(run, 0)  # steps to skip are compared row by row later
     if "manifest_digest" in differences:
         raise DataError(f"--observed: the run read other data: manifest digest {run['manifest_digest'][:12]}...")
     for name, (here, there) in differences.items():
@@ -174,7 +175,7 @@ def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | 
 
 
 def _request(config: AuditConfig, run: Mapping[str, Any]) -> Request:
-    """Returns the request that flags give, where they are given; `run` has the fields of the spec of its order."""
+    """Returns the request made of the given flags and, for the rest, of `run`, the fields of an order's spec."""
     assert config.data_dir is not None
     values = {name: run[name] for name in _OF_SPEC if name in run} | config.order.options
     return Request(config.data_dir, training=not config.evaluation and run.get("training", True), **values)
@@ -196,14 +197,14 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:
-    """Prints each claim with its evidence; returns whether every window was replayed, for each epoch.
+    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed.
 
     Raises:
       DataError: a claim does not hold.
     """
     contract, first = Contract.of(source), topologies[0]
     runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
-    # One more epoch, of one topology: an order that repeats in every epoch is right in each by itself.
+    # One more epoch, with one topology: an order that is the same in every epoch would pass in each one alone.
     other = config.epoch + 1 if config.epoch + 1 < LAST_EPOCH else config.epoch - 1
     again = Runs(source, contract, other, first, exhaustive=False, share=0.5)
     checks = [*order_checks(source, contract), *runs[0].checks()]
@@ -223,7 +224,7 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:
-    """Returns the table of what each worker reads, and the sums below it.
+    """Returns a table of what each worker reads, with the totals below.
 
     Args:
       reading: what the workers of a topology read.
@@ -236,7 +237,7 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
         hidden = f"{workers - len(shown):,} more: --list_all"
         rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
     order = reading.order
-    # A worker that has all streams, each in one window, keeps them from epoch to epoch.
+    # A worker with all streams, each in one window, keeps them in memory from epoch to epoch.
     is_kept = order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
     once = ", once per run" if is_kept else ""
     note = sharing_note(reading.spec, order, workers)
@@ -336,12 +337,12 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, epochs: dict[int, bool]) -> str:
-    """Returns the last line of a proof that holds.
+    """Returns the last line of a successful proof.
 
     Args:
-      order: of the split.
-      topology: of the job.
-      epochs: whether every window was replayed, for each epoch; only then was each record counted.
+      order: order of the split.
+      topology: topology of the job.
+      epochs: {epoch: whether every window was replayed}; only then was each record counted.
     """
     number, *others = epochs
     if not epochs[number]:

@@ -8,7 +8,7 @@ from pipeline.commands.flags import check_all, check_ending, flag
 from pipeline.errors import UsageError, name_of
 from pipeline.order_flags import OrderFlags
 
-LAST_EPOCH = 1 << 62  # an epoch is less than this
+LAST_EPOCH = 1 << 62  # bound for epochs
 
 
 @dataclasses.dataclass(frozen=True)

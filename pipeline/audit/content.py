@@ -1,7 +1,7 @@
 """Compares the values that `input_fn` feeds with those that a plain walk over the shards finds for the same records.
 
-The walk shares no code with the readers, the parser and the batches: it goes through a shard from its first byte,
-counts the records, and decodes each by itself.
+The walk shares no code with the readers, the parser and the batches: it reads a shard from its first byte, counts the
+records, and decodes them one by one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pipeline.records.stream import records_of
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
-_ROWS = 1000  # per worker, about: a third each from the epoch's beginning, its middle and its end
-_MOST_BYTES = 4 << 30  # 4 GiB of shards to walk through at most, but at least one shard
-_SIDE = 64  # at most: images that differ in size are resized to this if the run's flags name no size
+_ROWS = 1000  # per worker, roughly: a third each from the beginning, middle and end of the epoch
+_MOST_BYTES = 4 << 30  # 4 GiB of shards to walk at most, but at least one shard
+_SIDE = 64  # images of different sizes are resized to at most this if the run's flags name no size
 _SHOWN = 40  # characters of a value
 
 
 class Fed(NamedTuple):
-    """A row that was fed: its place in the words of an error, its step and row, record id, and values by field."""
+    """A row that was fed: its place as worded in errors, its step and row, record id, and values by field."""
 
     where: str
     step: int
@@ -49,12 +49,12 @@ class Fed(NamedTuple):
 
 
 def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Check:
-    """Returns the check of the values that the first and the last worker are fed.
+    """Returns a check of the values fed to the first and the last worker.
 
     Args:
-      source: the split and its order.
-      epoch: that is fed.
-      topology: of the job.
+      source: split with its order.
+      epoch: number of the epoch.
+      topology: topology of the job.
     """
     return (
         "the values that are fed are those of the records, as a plain walk over the shards finds them",
@@ -99,7 +99,7 @@ def unaugmented(source: ResolvedRequest, topology: Topology, worker: int) -> Req
     height, width, channels = features["image"].shape
     size = request.size
     if size is None and None in (height, width):
-        side = min(_SIDE, max(1, math.isqrt(source.spec.record_bytes // (channels or 3))))  # no more than in the run
+        side = min(_SIDE, max(1, math.isqrt(source.spec.record_bytes // (channels or 3))))  # no larger than in the run
         size = (side, side)
     names = tuple(
         name
@@ -110,10 +110,10 @@ def unaugmented(source: ResolvedRequest, topology: Topology, worker: int) -> Req
 
 
 def rows_fed(request: Request, epoch: int, topology: Topology, worker: int) -> Iterator[Fed]:
-    """Yields the rows of some steps of a worker, once their records are those of the contract.
+    """Yields the rows of some steps of a worker, after checking their records against the contract.
 
     Raises:
-      Fault: a row has another record than the contract says.
+      Fault: a row has a different record than the contract says.
       DataError: a shard is missing, changed or corrupt.
     """
     resolved = resolve(request)
@@ -134,7 +134,7 @@ def rows_fed(request: Request, epoch: int, topology: Topology, worker: int) -> I
 
 
 def next_element(elements: Iterator[Any]) -> Any:
-    """Returns the next element of a dataset; an error of the input's is raised as such, not as TensorFlow's."""
+    """Returns the next element of a dataset; raises the input's own errors rather than TensorFlow's."""
     try:
         return next(elements)
     except tf.errors.OpError as error:
@@ -190,7 +190,7 @@ def _stored(
 
 
 def _pixels(data: bytes, feature: Feature, made: Manifest, size: tuple[int, int] | None) -> Any:
-    """Returns one image, decoded by itself, by TensorFlow: other decoders lack its fast DCT."""
+    """Decodes a single image, by TensorFlow as other decoders lack its fast DCT."""
     if feature.encoding == "raw":
         pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
     else:

@@ -1,7 +1,7 @@
-"""The contract of docs/order.md and docs/views.md, restated as plainly as possible. What is fed is compared with it.
+"""The contract of docs/order.md and docs/views.md, restated as plainly as possible, to compare feeds with.
 
-It shares no code with `pipeline.order`, not even hashes and bounds, so that a fault there is not repeated here. Only
-the expression of `where` is evaluated by the same code.
+It shares no code with `pipeline.order`, not even hashes and bounds, so that a bug there is not repeated here. Only
+`where` expressions are evaluated by the same code.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from pipeline.resolved import ResolvedRequest
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _SHARDS, _WINDOW, _DRAWS, _LIMIT, _BALANCE, _WEIGH, _START = 1, 2, 3, 8, 9, 10, 11  # the first argument of a key
-_UNIT = 1 << 20  # weights are whole numbers of its part
-_KEPT = 2  # epochs of a view
+_UNIT = 1 << 20  # weights are multiples of 1 / _UNIT
+_KEPT = 2  # epochs of a view that are kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """What must be fed: the record of every row of every step.
+    """The record that must be fed in every row of every step.
 
     Attributes:
-      counts: records of each segment (a shard or the selected part of one), in the manifest's order.
+      counts: number of records in each segment (a shard or the selected part of one), in manifest order.
       global_batch_size: G.
       streams: K.
-      windows: W, of each stream.
+      windows: W, the number of windows per stream.
       remainder, seed, training: as in the spec.
-      times: returns how often each record is in an epoch, (records of the selection,); None: once.
-      skip_steps: (first, end) of steps whose rows are not real.
+      times: function from an epoch to the number of times each record occurs in it, (records of the selection,); None
+        if each occurs once.
+      skip_steps: (first, end) of ranges of steps whose rows are not real.
     """
 
     counts: tuple[int, ...]
@@ -51,7 +52,7 @@ class Contract:
 
     @classmethod
     def of(cls, source: ResolvedRequest) -> Contract:
-        """Returns the contract of a split, from the manifest, its columns and the spec alone."""
+        """Returns the contract of a split, from nothing but the manifest, its columns and the spec."""
         spec, counts = source.spec, tuple(segment.num_examples for segment in source.selection.segments)
         times = _times_of(source) if source.request.view else None
         longest = -(-(sum(counts) if times is None else int(times(0).sum())) // spec.streams)
@@ -70,12 +71,12 @@ class Contract:
 
     @functools.cached_property
     def num_stored(self) -> int:
-        """The records of the selection."""
+        """Number of records in the selection."""
         return sum(self.counts)
 
     @functools.cached_property
     def num_records(self) -> int:
-        """N, the positions of an epoch."""
+        """N, the number of positions in an epoch."""
         return self.num_stored if self.times is None else int(self.times(0).sum())
 
     def is_skipped(self, step: int) -> bool:
@@ -84,46 +85,46 @@ class Contract:
 
     @property
     def rows_per_stream(self) -> int:
-        """Q."""
+        """Q, the number of rows that a stream has in every step."""
         return self.global_batch_size // self.streams
 
     @property
     def steps_per_epoch(self) -> int:
-        """T."""
+        """T, the number of steps in an epoch."""
         whole, rest = divmod(self.num_records, self.global_batch_size)
         return whole + (1 if rest and self.remainder == "pad" else 0)
 
     @property
     def records_fed(self) -> int:
-        """Number of records that an epoch feeds: all, or with `drop` those of the full steps."""
+        """Number of records that an epoch feeds: all of them, or with `drop` those in full steps."""
         return min(self.num_records, self.steps_per_epoch * self.global_batch_size)
 
     def stream_bounds(self, stream: int) -> tuple[int, int]:
-        """Returns the first position of a stream and the one after its last."""
+        """Returns the first position of a stream and the one after the last."""
         return stream * self.num_records // self.streams, (stream + 1) * self.num_records // self.streams
 
     def window_bounds(self, stream: int, window: int) -> tuple[int, int]:
-        """Returns the first position of a window of a stream and the one after its last."""
+        """Returns the first position of a stream's window and the one after the last."""
         start, stop = self.stream_bounds(stream)
         first, last = (start + w * (stop - start) // self.windows for w in (window, window + 1))
         return first, last
 
     def replica_rows(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns the first row that a replica gets of every global batch, and the one after its last."""
+        """Returns the first row of every global batch that a replica gets, and the one after the last."""
         return replica * self.global_batch_size // replicas, (replica + 1) * self.global_batch_size // replicas
 
     @functools.lru_cache(maxsize=4)  # noqa: B019, a few small objects
     def epoch(self, number: int) -> Epoch:
-        """Returns what an epoch must feed."""
+        """Returns the records that an epoch must feed."""
         return Epoch(self, number)
 
     def batch(self, step: int) -> tuple[I64, Bools]:
-        """Returns the record ids (G,) of a global step, and which rows are real: bool (G,)."""
+        """Returns the record ids of a global step, int64 (G,), and a mask of real rows, bool (G,)."""
         records, real = self._rows(step)
         return records % self.num_stored, real
 
     def draw_keys(self, step: int) -> NDArray[np.uint64]:
-        """Returns the key (G,) that all draws of a row are made from, for a global step."""
+        """Returns the key from which all draws of a row are made, uint64 (G,), for a global step."""
         records, _ = self._rows(step)
         epoch = step // self.steps_per_epoch
         return np.array([draw_key(self.seed, epoch, record) for record in records.tolist()], np.uint64)
@@ -135,10 +136,10 @@ class Contract:
 
 
 class Epoch:
-    """What one epoch must feed."""
+    """The records that one epoch must feed."""
 
     def __init__(self, contract: Contract, number: int) -> None:
-        """Lays the shards end to end."""
+        """Concatenates the shards."""
         self.contract, self.number = contract, number
         counts = np.array(contract.counts, np.int64)
         self.shard_order = np.arange(len(counts))
@@ -158,9 +159,9 @@ class Epoch:
         self._window = functools.lru_cache(4 * contract.streams)(self._permuted_window)
 
     def laid(self, positions: I64) -> I64:
-        """Returns the records at some positions, before the windows are permuted.
+        """Returns the records at the given positions, before windows are permuted.
 
-        Copy j of a view's record has its id plus j times the records of the selection.
+        Copy j of a record in a view has the record's id plus j times the number of records in the selection.
         """
         if self._records is not None:
             return self._records[positions]
@@ -175,9 +176,9 @@ class Epoch:
         return records[_permutation(key, len(records))]
 
     def stream(self, stream: int, first: int, stop: int) -> tuple[I64, Bools]:
-        """Returns the records of a stream from number `first` to before number `stop`, and which are real.
+        """Returns records first..stop - 1 of a stream, and a mask of real ones.
 
-        The end of the stream is followed by padding: its last window's records from last to first, repeated.
+        The stream is followed by padding: the records of its last window from last to first, repeated.
         """
         contract = self.contract
         start, end = contract.stream_bounds(stream)
@@ -194,7 +195,7 @@ class Epoch:
         return np.concatenate(parts), numbers < end - start
 
     def _window_of(self, stream: int, position: int) -> int:
-        """Returns the window of a stream in which a position lies."""
+        """Returns the window of a stream that contains a position."""
         start, end = self.contract.stream_bounds(stream)
         window = (position - start) * self.contract.windows // (end - start)
         while self.contract.window_bounds(stream, window)[1] <= position:
@@ -202,11 +203,11 @@ class Epoch:
         return window
 
     def batches(self, steps: range, rows: range) -> tuple[I64, Bools]:
-        """Returns the records (steps, rows) of some steps of the epoch, and which are real.
+        """Returns the records (steps, rows) of some steps of the epoch, and a mask of real ones.
 
         Args:
-          steps: counted from the epoch's first.
-          rows: rows of the global batch.
+          steps: step numbers within the epoch.
+          rows: row numbers within the global batch.
         """
         q = self.contract.rows_per_stream
         blocks = []
@@ -221,7 +222,7 @@ class Epoch:
 
 
 def _times_of(source: ResolvedRequest) -> Callable[[int], I64]:
-    """Returns a function of the epoch: how often each record of a view is in it, (records of the selection,)."""
+    """Returns a function from an epoch to how often each record of a view occurs in it, (records of the selection,)."""
     view, seed, count = source.request.view, source.spec.seed, source.selection.num_examples
     columns = Columns(source.request.folder, source.manifest, source.selection)
     mask = view.mask(columns, count)
@@ -262,7 +263,7 @@ def _times_of(source: ResolvedRequest) -> Callable[[int], I64]:
 
 
 def draw_key(seed: int, epoch: int, record: int) -> int:
-    """Returns the key, a uint64, that all draws of a record in an epoch are made from."""
+    """Returns the key, a uint64, from which all draws of a record in an epoch are made."""
     return _key(_DRAWS, seed, epoch, record)
 
 

@@ -1,7 +1,7 @@
-"""Checks the random draws of an augmentation: anew in each epoch, and the same again for (seed, epoch, record).
+"""Checks the random draws of an augmentation: new ones in each epoch, and the same ones for (seed, epoch, record).
 
-First the keys that all draws are made from, which `pipeline.audit.contract` restates; then the augmented rows. What the
-recipes of `_RESTATED` draw is restated as well: each row is cropped and mirrored here from the stored image.
+First the keys from which all draws are made, which `pipeline.audit.contract` restates, then the augmented rows. The
+draws of the recipes in `_RESTATED` are restated as well: each row is cropped and mirrored here from the stored image.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pipeline.order.views import View
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
-_RECORDS = 256  # whose augmented rows are compared
-_BATCH, _OTHER_BATCH = 32, 16  # batch rows; what a row gets must not depend on it
-_TRIES = 12  # epochs, and seeds, where one more epoch shows no other rows
-_ENOUGH = 8  # of the seeds give other rows, so that the epochs should have, too
-_ROUNDING = 2e-5  # of floats, in batches of other sizes
+_RECORDS = 256  # records whose augmented rows are compared
+_BATCH, _OTHER_BATCH = 32, 16  # batch rows; a row's augmentation must not depend on it
+_TRIES = 12  # epochs and seeds to try if another epoch gives the same rows
+_ENOUGH = 8  # if so many seeds give different rows, epochs should as well
+_ROUNDING = 2e-5  # of floats, in batches of different sizes
 
 _RESTATED: dict[str, dict[str, Any]] = {
     "flip": {"prob": 0.5},
@@ -39,11 +39,11 @@ _Rows = dict[int, NDArray[Any]]  # augmented rows by record id
 
 
 def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology) -> list[Check]:
-    """Returns the checks of the draws; none if nothing is drawn, or the user's own code draws.
+    """Returns the checks of the draws; empty if nothing is drawn, or the user's own code draws.
 
     Args:
-      source: the split, its order, and the recipe.
-      epochs: two epochs to compare.
+      source: split with its order and recipe.
+      epochs: numbers of two epochs to compare.
       topology: topology of the job.
     """
     recipe = _unmixed(source.request)
@@ -52,7 +52,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
     augmented = dataclasses.replace(source.request, augment=recipe)
 
     def check_keys() -> str:
-        with quiet.logs():  # each dataset compiles its own functions, which TensorFlow warns of
+        with quiet.logs():  # each dataset compiles its own functions, about which TensorFlow warns
             return _check_keys(source, epochs, topology)
 
     def check_rows() -> str:
@@ -66,7 +66,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
 
 
 def _unmixed(request: Request) -> str:
-    """Returns the recipe without what mixes rows: a mixed row has another partner in each epoch, whatever is drawn."""
+    """Returns the recipe without mixing: a mixed row has a different partner in each epoch, whatever is drawn."""
     text = request.augment if isinstance(request.augment, str) else ""
     if request.mixes:
         text = text.rpartition("|")[0]
@@ -107,10 +107,10 @@ def _check_rows(source: ResolvedRequest, augmented: Request, epoch: int, other: 
 
 
 def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
-    """Compares what the first recipe makes of the stored images with a statement of its own; returns what was compared.
+    """Compares the first recipe's result with an independent one made of the stored images; returns what was compared.
 
     Raises:
-      Fault: a row is cropped or mirrored in another way.
+      Fault: a row is cropped or mirrored differently.
     """
     (name, given), *_ = parse_calls(str(augmented.augment), "augment", "a recipe")
     if name not in _RESTATED or None in source.manifest.features["image"].shape:
@@ -136,9 +136,10 @@ def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
 
 
 def _check_repeats(augmented: Request, first: _Rows, epoch: int, other: int) -> None:
-    """Raises Fault if rows that are equal in two epochs are so in any, though other seeds give other rows.
+    """Raises Fault if rows that are equal in two epochs are equal in all, while other seeds give other rows.
 
-    Rows may be equal by chance: few records, rare draws; or because nothing is drawn. Then most seeds leave them, too.
+    Rows may be equal by chance (few records, rare draws) or because nothing is drawn; then most seeds leave them equal
+    too.
     """
     by_seed = 0
     for tried in range(_TRIES):
@@ -158,9 +159,9 @@ def _check_repeats(augmented: Request, first: _Rows, epoch: int, other: int) -> 
 
 
 def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
-    """Returns the augmented rows of up to `_RECORDS` records of the selection in an epoch.
+    """Returns the augmented rows of up to `_RECORDS` records of an epoch.
 
-    A view of so few records is fed, so that the same are in every epoch, however large the data set is.
+    A view of these records is fed, so that every epoch has the same ones, however large the data set is.
     """
     own: dict[str, Any] = {
         "augment_on": "host",

@@ -1,4 +1,4 @@
-"""Compares a run's key logs with the order: every row of every step that they have."""
+"""Compares a run's key logs with the order, row by row, for every step that was logged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.records.tf_example import keys_of
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 NOT_LOGGED = -1
 _ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64), ("skipped", np.bool_)])
-_MOST_EPOCHS = 20  # listed, the last ones
+_MOST_EPOCHS = 20  # the last ones are listed
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
 _UNITS = (
     "note: the steps are units of a source under a schedule; which step of the run took each was not checked: for "
@@ -62,12 +62,12 @@ def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> lis
     """Returns the key of each record by its id, as a key log has it.
 
     Args:
-      data_dir: the data set's folder.
-      selection: the records.
-      key: name of the feature in the records.
+      data_dir: folder of the data set.
+      selection: records to read.
+      key: name of the key feature in the records.
 
     Raises:
-      DataError: a shard is missing, cut or corrupt, or two records have the same key.
+      DataError: a shard is missing, cut short or corrupt, or two records have the same key.
     """
     keys: list[str] = []
     with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
@@ -93,8 +93,8 @@ class Difference(NamedTuple):
     """One difference between a run and the order.
 
     Attributes:
-      step, row: of the global batch.
-      text: what differs.
+      step, row: step, and row of the global batch.
+      text: description of the difference.
     """
 
     step: int
@@ -106,15 +106,16 @@ class Seen:
     """The rows that a run logged.
 
     Attributes:
-      names: the keys of the split by record id, followed by logged keys that the split does not have.
-      steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`, and
-        `skipped`: whether the step was to be skipped.
-      relogged: rows that were logged twice because of a resume.
-      superseded: rows left out, as the schedule takes their unit in another step, and a resume did their step again.
-      has_units: whether these are units of a source under a schedule that is not given.
-      workers: (index, workers) of the headers.
-      differences: entries of a wrong size or in another step than the schedule's, and rows that a resumed run logged
-        again with other records.
+      names: keys of the split by record id, followed by logged keys that the split does not have.
+      steps: rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`, and
+        `skipped`, whether the step was to be skipped.
+      relogged: number of rows logged twice because of a resume.
+      superseded: number of rows left out because the schedule takes their unit in another step, and a resume repeated
+        their step.
+      has_units: whether steps are units of a source under a schedule that is not given.
+      workers: (index, number of workers) of each header.
+      differences: entries of a wrong size or in a step other than the schedule's, and rows that a resumed run logged
+        again with different records.
     """
 
     def __init__(
@@ -133,13 +134,13 @@ class Seen:
         self.differences: list[Difference] = []
 
     def add(self, where: str, header: Header, entry: Entry, is_superseded: bool = False) -> None:
-        """Adds one replica's rows of a step, and a difference if an earlier line has other rows for them.
+        """Adds one replica's rows of a step, and a difference if an earlier line has different rows.
 
         Args:
-          where: file and line.
-          header: in force.
-          entry: the rows.
-          is_superseded: a resume did the step again; it may have changed the schedule and the steps to skip.
+          where: file and line of the entry.
+          header: header in force for the entry.
+          entry: rows to add.
+          is_superseded: whether a resume repeated the step, possibly with another schedule or other steps to skip.
         """
         count = self._size // header.replicas
         start = entry.replica * count
@@ -168,7 +169,7 @@ class Seen:
         for i in np.flatnonzero(wrong)[:1].tolist():
             first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
             self._differs(entry, start + i, f"done again with other rows: first {first}; later {later} ({where})")
-        # Another worker's log may have the later rows, and be read first.
+        # The later rows may be in another worker's log that was read first.
         before[:] = np.where(logged & is_superseded, before, rows)
 
     def _differs(self, entry: Entry, row: int, text: str) -> None:
@@ -190,13 +191,14 @@ def read_run(
     """Returns the rows of all logs of a run.
 
     Args:
-      paths: the logs, one per worker.
-      keys: by record id.
-      spec: the order that all headers must have, but for steps to skip, which must be those of the last job.
-      step_of: returns the global step that takes a unit of this source of a schedule; None: there is no schedule.
+      paths: log files, one per worker.
+      keys: keys by record id.
+      spec: order that all headers must have, except for steps to skip, which are the last job's.
+      step_of: function from a unit of this source in a schedule to the global step that takes it; None without a
+        schedule.
 
     Raises:
-      DataError: a log cannot be read, or belongs to other data or another order.
+      DataError: a log cannot be read, or belongs to different data or a different order.
     """
     seen = Seen(spec, keys, step_of)
     logs = [key_log.parts(path) for path in paths]
@@ -218,15 +220,15 @@ def read_run(
 
 
 def _jobs(logs: Sequence[Sequence[Part]]) -> Sequence[Part]:
-    """Returns the parts of the first worker, which every job has; without its log, those of the first log."""
+    """Returns the parts of the first worker's log, as every job has that worker; without it, those of the first log."""
     return next((parts for parts in logs if parts and parts[0].header.worker == 0), next(filter(None, logs), ()))
 
 
 def _done_again(parts: Sequence[Part], jobs: Sequence[Part]) -> list[float]:
-    """Returns the global step from which on later jobs did the steps of each part of a log again; infinity: none."""
+    """Returns, for each part of a log, the first global step that a later job repeated; infinity if none did."""
     worker, later = parts[0].header.worker if parts else 0, list(parts)
     numbers = list(range(len(parts)))
-    # A job with fewer workers has no part in the others' logs.
+    # A job with fewer workers has no part in the logs of the others.
     own = [number for number, job in enumerate(jobs) if job.header.workers > worker]
     if [_topology(part) for part in parts] == [_topology(jobs[number]) for number in own]:
         numbers, later = own, list(jobs)
@@ -238,7 +240,7 @@ def _topology(part: Part) -> tuple[int, int]:
 
 
 def header_of_run(paths: Sequence[pathlib.Path]) -> Header:
-    """Returns the header of a run's first job, but with the steps to skip of its last one.
+    """Returns the header of a run's first job, with the steps to skip of its last job.
 
     Raises:
       DataError: a log cannot be read, or none has a header.
@@ -255,13 +257,13 @@ class Report:
     """Comparison of a run's key logs with the order.
 
     Attributes:
-      epochs: counts by name, for each epoch that has a step in the logs.
-      steps: global steps whose rows are all in the logs.
-      unfinished: trailing steps that a kill cut off; not an error.
-      relogged: rows that were logged twice because of a resume.
+      epochs: {name: count} for each epoch that has a logged step.
+      steps: global steps whose rows are all logged.
+      unfinished: number of trailing steps cut off by a kill, which is not an error.
+      relogged: number of rows logged twice because of a resume.
       superseded, has_units: see `Seen`.
-      first: the first difference, if any.
-      differences: how many there are.
+      first: first difference, if any.
+      differences: number of differences.
     """
 
     epochs: list[dict[str, int]]
@@ -281,7 +283,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
     gap, gaps = _gaps(seen, steps, full)
     found, count = [*seen.differences, *gap], len(seen.differences) + gaps
     epochs = []
-    contract = dataclasses.replace(contract, skip_steps=())  # each row knows whether its step is skipped
+    contract = dataclasses.replace(contract, skip_steps=())  # rows themselves say whether their step is skipped
     for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
         counts, differences = _compare_epoch(contract, seen, list(of_epoch))
         epochs.append({"epoch": epoch, **counts})
@@ -303,17 +305,17 @@ def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[D
     step = next(wanted for wanted, step in zip(itertools.count(steps[0]), [*full, None]) if step != wanted)
     rows = seen.steps.get(step)
     row = 0 if rows is None else int((rows["record"] == NOT_LOGGED).argmax())
-    # The usual cause is a worker's log that was not given.
+    # Usually, a worker's log was not given.
     logs = {workers: sum(1 for _, w in seen.workers if w == workers) for _, workers in seen.workers}
     lacking = [f"; there are logs of {n} of {workers} workers" for workers, n in logs.items() if n < workers]
     return [Difference(step, row, f"not in the logs{''.join(lacking[:1])}")], gaps
 
 
 def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
-    """Returns counts of an epoch's logged rows and records, and the first difference.
+    """Returns counts of an epoch's logged rows and records, and the first difference, if any.
 
-    `records once` and `repeated` count records that have a weight in one row and in several; `missing` counts those
-    that the logged rows should have but that are nowhere in the epoch.
+    `records once` and `repeated` count records with a weight in one row and in several; `missing` counts records that
+    the logged rows should have but that occur nowhere in the epoch.
     """
     expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
     rows = np.stack([seen.steps[step] for step in steps])
@@ -342,9 +344,9 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
 
 
 def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bools:
-    """Returns which weights (n, G) are right: 0 for padding and skipped rows; for others all 1, or all G / real rows.
+    """Returns a mask of correct weights (n, G): 0 for padding and skipped rows, for others all 1, or all G / real rows.
 
-    The latter are those of `mean`. A resume may skip a step of which a log still has rows that were trained on.
+    The latter is what `mean` gives. A resume may skip a step whose rows, trained on before, are still in a log.
     """
     mean = real.shape[1] / real.sum(1, keepdims=True)
     trained = real & ~skipped
@@ -354,7 +356,7 @@ def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bool
 
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
-    """Returns the lines about what a run saw: the sums, and a table with a row per epoch."""
+    """Returns lines about what a run saw: totals, and a table with a row per epoch."""
     listed = report.epochs[-_MOST_EPOCHS:]
     total = f" of {steps_per_epoch:,}"
     rows = [[(name, f"{n:,}{total if name == 'steps' else ''}") for name, n in epoch.items()] for epoch in listed]

@@ -1,4 +1,4 @@
-"""Draws which worker reads what: workers against the bytes of the split, coloured by stream."""
+"""Draws what each worker reads: workers against the bytes of the split, coloured by stream."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.commands.text import count_of, scale_of, size_of
 from pipeline.order.reading import Reading
 
-_MOST_SHARDS = 300  # drawn in two greys; more would be as thin as pixels and show a pattern that is not there
-_MOST_NAMED = 12  # shards that have room for their name
+_MOST_SHARDS = 300  # drawn in two greys; more would be a pixel wide and show spurious patterns
+_MOST_NAMED = 12  # shards: more leave no room for their names
 _GREYS = ListedColormap(["#c9ced6", "#8d97a5"])
 _BLUE = "#5a7d9a"
 
 
 def draw(reading: Reading, dataset: str, png: str) -> None:
-    """Writes the picture, whose title names the data set.
+    """Writes the picture, with the data set's name in its title.
 
     Raises:
       OSError: the file cannot be written.
@@ -71,14 +71,14 @@ def _draw_shards(axes: Any, reading: Reading, scale: int) -> None:
 
 
 def _draw_workers(axes: Any, reading: Reading, scale: int) -> PolyCollection:
-    """Draws the part that each worker reads of each of its streams; returns the parts, coloured by stream."""
+    """Draws the part of each stream that each worker reads; returns the parts, coloured by stream."""
     workers, order = reading.topology.workers, reading.order
     ends = reading.bytes_before(order.stream_bounds()) / scale
     parts = [(worker, k) for worker, streams in enumerate(reading.streams.tolist()) for k in range(*streams)]
     corners = [
         [(ends[k], w - 0.47), (ends[k + 1], w - 0.47), (ends[k + 1], w + 0.47), (ends[k], w + 0.47)] for w, k in parts
     ]
-    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # with an edge even the thinnest are visible
+    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # an edge keeps even the thinnest visible
     found.set(array=[k for _, k in parts], cmap=_colours(order.streams), clim=(-0.5, order.streams - 0.5))
     axes.add_collection(found)
     axes.set(xlim=(0, ends[-1]), ylim=(workers - 0.5, -0.5), ylabel="worker")

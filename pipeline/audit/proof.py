@@ -1,4 +1,4 @@
-"""Proves that an order keeps the contract on any topology: its windows, and every row that each replica is fed.
+"""Proves that an order keeps the contract on any topology: its windows, and every row fed to each replica.
 
 The input evaluates `pipeline.order.feed`. The proof evaluates it with NumPy, with record ids in place of records, and
 compares the result with `pipeline.audit.contract`.
@@ -24,14 +24,14 @@ from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 
 Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
-BUDGET = 1 << 24  # records to replay at most, about 4 seconds; a smaller epoch is replayed as a whole
-_REPLAY_BYTES = 160  # of memory per record or row that is replayed at once, measured: 75 to 150
-_WINDOW_BLOCK = 1 << 18  # windows whose bounds are compared at once
-NOT_READ = -1  # where a row holds no record
-_PLAN_COST = 1 << 13  # records; replaying them takes as long as making a plan, however small its window is
+BUDGET = 1 << 24  # most records to replay, about 4 s; a smaller epoch is replayed completely
+_REPLAY_BYTES = 160  # of memory per record or row replayed at once; 75 to 150 were measured
+_WINDOW_BLOCK = 1 << 18  # windows compared at once
+NOT_READ = -1  # marks a row without a record
+_PLAN_COST = 1 << 13  # records: replaying as many takes as long as making a plan, however small its window is
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
-_FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
-_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
+_FEW = 8  # resumed runs, at least; 2 if windows or steps are very large
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 
 
 class Fault(Exception):  # noqa: N818, not an error of the program but the finding of an audit
@@ -43,7 +43,7 @@ class NotCheckedError(Exception):
 
 
 def check_all(checks: Iterable[Check]) -> None:
-    """Prints each claim with its evidence, and stops at the first that fails, because later claims rest on it.
+    """Prints each claim with its evidence; stops at the first that fails, because later claims rest on it.
 
     Raises:
       DataError: a claim does not hold.
@@ -65,7 +65,7 @@ def check_all(checks: Iterable[Check]) -> None:
 
 
 def part_size(order: Order, topology: Topology) -> int:
-    """Returns the size of the smallest part that can be replayed: a worker's window, or its batch rows.
+    """Returns the size of the smallest part that can be replayed: a window or the batch rows of a worker.
 
     Args:
       order: order of the split.
@@ -90,7 +90,7 @@ def check_memory(order: Order, topology: Topology) -> None:
 
 def order_checks(source: ResolvedRequest, contract: Contract) -> list[Check]:
     """Returns the checks of a split's order against its contract."""
-    feed = make_feed(source.order, None, NumpyArrays())  # all rows, as one replica
+    feed = make_feed(source.order, None, NumpyArrays())  # one replica with all rows
     return [
         ("the order is that of the manifest's records", lambda: _check_order(source, contract)),
         ("every position is in one window of one stream", lambda: _check_windows(feed, contract)),
@@ -150,10 +150,11 @@ class Fed(NamedTuple):
     """The elements that a window feeds, in order.
 
     Attributes:
-      window: its number, counted over all epochs.
+      window: number of the window, counted across epochs.
       records: record ids, int64 (elements, rows of a replica).
-      real: which rows are not padding, bool (elements, rows of a replica).
-      real_rows: rows of the global batch that are not padding, by which `weights="mean"` divides; int64 (elements,).
+      real: mask of rows that are not padding, bool (elements, rows of a replica).
+      real_rows: number of rows of the global batch that are not padding, by which `weights="mean"` divides; int64
+        (elements,).
     """
 
     window: int
@@ -163,12 +164,12 @@ class Fed(NamedTuple):
 
 
 def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
-    """Yields what each window of a run feeds.
+    """Yields the elements that each window of a run feeds.
 
     Args:
-      feed: plans the windows of a worker.
+      feed: feed that plans the windows of a worker.
       first_step: global step at which the run begins.
-      last_step: global step before which it ends.
+      last_step: global step before which the run ends.
 
     Raises:
       Fault: a plan contradicts itself.
@@ -180,11 +181,11 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
             plan = feed.plan(epoch, window)
             ids = _read(feed, plan)
             found = _take(plan, ids, tail, feed.order.num_stored)
-            # The second form of the plan, for readers that put records where they are told. It must feed the same.
+            # The second form of the plan, for readers that place records themselves, must feed the same.
             contiguous = plan.with_contiguous_elements(feed.arrays)
             _check_same(found, _take(contiguous, ids, tail, feed.order.num_stored), contiguous)
             first = int(feed.first_element(first_step, epoch, window))
-        except (LookupError, ValueError) as error:  # a wrong plan has indices or shapes that do not fit
+        except (LookupError, ValueError) as error:  # a wrong plan has indices or shapes that do not match
             raise Fault(f"window {window} of epoch {epoch}: its plan cannot be carried out: {error}") from None
         except Fault as fault:
             raise Fault(f"window {window} of epoch {epoch}: {fault}") from None
@@ -195,7 +196,7 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
 
 
 def _read(feed: Feed, plan: WindowPlan) -> I64:
-    """Returns the ids of the records that a plan reads, in order; if it reads none, one `NOT_READ`."""
+    """Returns the ids of the records that a plan reads, in order; a single `NOT_READ` if it reads none."""
     first = np.cumsum(feed.order.count_array) - feed.order.count_array
     pieces = [first[segment] + np.arange(start, stop) for segment, start, stop in plan.pieces.tolist()]
     ids = np.concatenate(pieces or [np.array([NOT_READ])])
@@ -207,17 +208,17 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
 
 
 def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, I64]:
-    """Returns the records of a plan's elements, and of the tail that the next window takes over.
+    """Returns the records of a plan's elements, and of the tail that it leaves to the next window.
 
     Args:
       plan: plan of the window.
-      ids: records that the window reads.
-      tail: records that the window before left.
-      num_stored: records of the selection.
+      ids: ids of the records that the window reads.
+      tail: records left by the previous window.
+      num_stored: number of records in the selection.
     """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids
-    named = plan.records % num_stored  # of copies, too
+    named = plan.records % num_stored  # also for copies
     wrong = np.flatnonzero(rows != named)
     if wrong.size and ids[0] != NOT_READ:
         raise Fault(f"row {wrong[0]} holds record {rows[wrong[0]]}, but its record id is {named[wrong[0]]}")
@@ -227,7 +228,7 @@ def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, 
 
 
 def _of_both(rows: I64, tail: I64, index: I64) -> I64:
-    """Returns rows of a window, and where the index is negative, of the tail; the first window of a run has no tail."""
+    """Returns rows of a window or, for negative indices, of the tail; the first window of a run has no tail."""
     return np.where(index < 0, tail[np.clip(-1 - index, 0, len(tail) - 1)], rows[np.maximum(index, 0)])
 
 
@@ -249,12 +250,12 @@ class Runs:
     """Replays the runs of a topology's workers: the whole epoch if it is small enough, else runs resumed within it.
 
     Args:
-      source: the split and its order.
-      contract: the split's contract.
+      source: split with its order.
+      contract: contract of the split.
       epoch: epoch to replay.
       topology: topology of the job.
       exhaustive: whether to replay the whole epoch, however large it is.
-      share: part of `BUDGET` that the epoch may take.
+      share: fraction of `BUDGET` that the epoch may take.
 
     Attributes:
       epoch: epoch that is replayed.
@@ -278,7 +279,7 @@ class Runs:
         self._windows = topology.workers * contract.windows
         self._is_view = contract.times is not None
         streams = sum(len(feed.streams) for feed in self._feeds)
-        # Workers that share a stream read more than they feed; padding is fed but not read.
+        # Workers that share a stream read more than they feed; padding is fed without being read.
         read, fed = (
             streams * contract.num_records // contract.streams,
             contract.steps_per_epoch * order.global_batch_size,
@@ -292,7 +293,7 @@ class Runs:
         """Returns the checks of the runs.
 
         Args:
-          other: a topology whose runs were checked before; its global batches are then the same as these.
+          other: topology whose runs were checked before; its global batches are then compared with these.
         """
         topology = self._topology
         same = f"; every global batch is the same on {topology} as on {other}" if other else ""
@@ -305,8 +306,8 @@ class Runs:
         ]
 
     def checks_again(self) -> list[Check]:
-        """Returns the check of one more epoch, after `checks` of another: an order may repeat in every epoch."""
-        if self._part > BUDGET:  # open in the first epoch as well
+        """Returns a check of a second epoch, after `checks` of the first: an order might repeat in every epoch."""
+        if self._part > BUDGET:  # not decided in the first epoch either
             return []
         return [(f"every row of epoch {self.epoch} holds the record of the contract, too", self._check_again)]
 
@@ -350,7 +351,7 @@ class Runs:
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows"
 
     def _check_count(self) -> str:
-        """Checks that the epoch fed every record as often as it is there; `_check_rows` has counted."""
+        """Checks that the epoch fed every record as often as it should; `_check_rows` did the counting."""
         contract, first = self._contract, self._epoch.number * self._contract.steps_per_epoch
         wanted = contract.records_fed
         if contract.skip_steps:
@@ -379,15 +380,15 @@ class Runs:
         return f"{len(there):,} of {len(times):,} records counted, {range_of(there)} times each{left}"
 
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
-        """Returns the number of windows and of rows that were replayed."""
+        """Returns the numbers of windows and rows that were replayed."""
         windows = rows = 0
-        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # at once where the first window may take long
+        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # at once if the first window may take long
         for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
             windows, rows = windows + 1, rows + fed.records.size
         return windows, rows
 
     def _whole_epoch(self) -> Iterator[Fed]:
-        """Yields all workers' windows in turns: workers of the same streams then share a cached permutation.
+        """Yields all workers' windows in turns, so that workers with the same streams share a cached permutation.
 
         Counts the records and the real rows.
         """
@@ -400,7 +401,7 @@ class Runs:
             yield fed
 
     def _parts(self, count: int) -> Iterator[Fed]:
-        """Yields the first windows of resumed runs: two, for the tail between them, and more until one has rows."""
+        """Yields the first windows of resumed runs: two, to check the tail in between, and more until one has rows."""
         for worker, step in self._spread(count):
             for number, fed in enumerate(self._checked(worker, step)):
                 yield fed
@@ -408,7 +409,7 @@ class Runs:
                     break
 
     def _spread(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (worker, step) at which runs begin: the first and last of both, and others spread between them."""
+        """Yields the (worker, step) at which each run begins: the first and last of both, and others in between."""
         workers, steps = len(self._feeds), self._contract.steps_per_epoch
         corners = [(0, 0), (workers - 1, steps - 1), (0, steps - 1), (workers - 1, 0)]
         yield from dict.fromkeys(corners[:count])
@@ -416,7 +417,7 @@ class Runs:
             yield i * workers // count, int(i * _GOLDEN % 1 * steps)
 
     def _checked(self, worker: int, first_step: int) -> Iterator[Fed]:
-        """Yields what a worker's run feeds from a step of the epoch on, each window compared with the contract."""
+        """Yields what a worker feeds when resumed at a step of the epoch, comparing each window with the contract."""
         feed, at, last = self._feeds[worker], first_step, self._contract.steps_per_epoch
         epoch_start = self._epoch.number * last
         for fed in replay(feed, epoch_start + first_step, epoch_start + last):

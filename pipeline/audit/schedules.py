@@ -1,7 +1,7 @@
-"""Proves that a schedule hands out each source's units one after the other, and to all replicas alike.
+"""Proves that a schedule hands out each source's units one after another, and the same to all replicas.
 
-What is in a unit follows from a source's own order, which `pipeline.audit.proof` proves. Here the rules of
-docs/views.md are restated plainly, with no code in common with `pipeline.order.shares`, which `input_fn` follows.
+The content of a unit follows from the source's own order, which `pipeline.audit.proof` proves. Here the rules of
+docs/views.md are restated plainly, sharing no code with `pipeline.order.shares`, which `input_fn` uses.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pipeline.order.reading import Topology
 from pipeline.order.shares import Shares, rows_in_blocks, segments_text
 from pipeline.resolved import ResolvedInput
 
-_NEAR = 3  # steps before and after a change that are compared
+_NEAR = 3  # steps compared before and after a change
 _FAR = 1 << 40  # a step after all changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which units of its sources a step must take.
+    """The units of its sources that each step must take.
 
     Attributes:
       global_batch_size: G.
@@ -38,14 +38,14 @@ class Plan:
 
     @classmethod
     def of(cls, mixture: ResolvedInput) -> Plan:
-        """Returns the plan of a request with a schedule."""
+        """Returns the plan for a request with a schedule."""
         segments = mixture.request.schedule
         weights = tuple((first, tuple(weight for _, weight in named)) for first, named in segments)
         return cls(mixture.request.global_batch_size, weights)
 
     @functools.cached_property
     def rows(self) -> list[tuple[int, ...]]:
-        """The rows of each source in each segment: rounded down, and those left over to the largest remainders."""
+        """Rows of each source in each segment: rounded down, with the rest going to the largest remainders."""
         found = []
         for _, weights in self.weights:
             exact = [Fraction(str(float(weight))) for weight in weights]
@@ -58,7 +58,7 @@ class Plan:
 
     @functools.cached_property
     def unit(self) -> int:
-        """The largest number of rows, U, that divides all of these."""
+        """U, the greatest common divisor of all of these numbers of rows."""
         rows = {count for of_segment in self.rows for count in of_segment if count}
         return next(unit for unit in range(min(rows), 0, -1) if not any(count % unit for count in rows))
 
@@ -67,7 +67,7 @@ class Plan:
         return max(number for number, (first, _) in enumerate(self.weights) if first <= step)
 
     def units(self, step: int) -> list[list[int]]:
-        """Returns the units of each source that a step takes: the next ones that the steps before have left."""
+        """Returns the units of each source that a step takes: the next ones not taken by earlier steps."""
         here, found = self.segment(step), []
         for source, rows in enumerate(self.rows[here]):
             taken = (step - self.weights[here][0]) * (rows // self.unit)
@@ -79,11 +79,11 @@ class Plan:
 
 
 def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check]:
-    """Returns the checks of a mixture's schedule.
+    """Returns checks of a mixture's schedule.
 
     Args:
-      mixture: the request, with its data sets.
-      topologies: topologies of the job, and of others that it is compared with.
+      mixture: request with its data sets.
+      topologies: topologies of the job, and others to compare with.
     """
     plan, shares = Plan.of(mixture), mixture.request.shares
     first = topologies[0]
@@ -119,7 +119,8 @@ def _check_units(plan: Plan, shares: Shares) -> str:
         wanted = [(source, number) for source, units in enumerate(plan.units(step)) for number in units]
         if found != wanted:
             raise Fault(f"step {step}: (source, unit) is {_different(found, wanted)}")
-        # A run that resumes here reads each source from its next unit on, and as many as the rest of the segment takes.
+        # A run that resumes here reads each source from its next unit on, as many units as the rest of the segment
+        # takes.
         resumed, stop, each = shares.between(step, step + 1)[0]
         for source, units in enumerate(plan.units(step)):
             begin, end = (shares.units_before(source, one) for one in (resumed, stop))
@@ -132,7 +133,7 @@ def _check_units(plan: Plan, shares: Shares) -> str:
 def _check_replicas(plan: Plan, topology: Topology) -> str:
     for number, (first, _) in enumerate(plan.weights):
         count = sum(plan.rows[number]) // plan.unit
-        # Row i of each unit, one after the other, is block i.
+        # Block i is row i of each unit, one after another.
         wanted = np.arange(plan.unit)[None] * count + np.arange(count)[:, None]
         own = plan.unit // topology.workers
         each = np.array(rows_in_blocks([own] * count))
@@ -160,7 +161,7 @@ def _different(found: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int
 
 
 def span_text(mixture: ResolvedInput, source: int, epoch: int) -> str:
-    """Returns, in words, which steps of a run take an epoch of a source."""
+    """Returns text that says which steps of a run take an epoch of a source."""
     shares, steps = mixture.request.shares, mixture.parts[source].order.steps_per_epoch
     ends = [shares.step_of_unit(source, unit) for unit in (epoch * steps, (epoch + 1) * steps - 1)]
     unit = count_of(shares.units[source], "row")

@@ -1,4 +1,4 @@
-"""Makes batches of the rows of windows: decodes them if need be, augments them (XLA), and adds labels and weights."""
+"""Makes batches from the rows of windows: decodes them if needed, augments them (XLA), adds labels and weights."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """Makes the elements that the user gets of the rows of a window.
+    """Turns a window's rows into the batches that the user receives.
 
     Attributes:
-      resolved: the request, with its data set.
-      form: makes examples of columns.
-      recipe: the input's part of the augmentation; None: the user's parser returns everything.
+      resolved: request with its data set.
+      form: form that makes examples from columns.
+      recipe: input's part of the augmentation; None if the user's parser returns everything.
       by_passes: whether compiled code may augment; not in a dataset that another process runs.
-      until: the stage after which `element` stops, by which `pipeline.bench` times the stages; None: after the last.
+      until: last stage to run; `pipeline.bench` uses it to time stages. None runs all of them.
     """
 
     resolved: ResolvedRequest
@@ -46,19 +46,20 @@ class Batches:
     until: str | None = None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
-        """Returns an element of a window: (x, labels, weights), and record ids if wanted.
+        """Returns an element of a window: (x, labels, weights), and record ids if requested.
 
         If the user's parser returns neither (x, y) nor (x, y, sample_weight), it is (parsed, weights).
 
         Args:
-          taken: its rows, by column.
-          plan: of the window.
-          number: of the element, int64 scalar; or (elements,) for several. Then everything has one axis more in front.
+          taken: rows of the element, by column.
+          plan: plan of the window.
+          number: number of the element, int64 scalar; or numbers of several, (elements,), which gives every component a
+            leading axis.
         """
         records, real = taken[window.RECORD_ID], tf.gather(plan.real, number)
-        if window.GOOD in taken:  # a skipped record has weight 0, like padding
+        if window.GOOD in taken:  # skipped records have weight 0, like padding
             real = tf.logical_and(real, taken[window.GOOD])
-        if self.until == NUMBERS:  # costs only what tf.data itself costs
+        if self.until == NUMBERS:  # costs no more than tf.data itself
             return (number[..., None] + tf.zeros([records.shape[-1]], tf.int64),)
         if self.until == GATHER:
             return tuple(taken.values())
@@ -80,17 +81,17 @@ class Batches:
 
     @property
     def are_stored(self) -> bool:
-        """Whether elements are rows of the window as they are, so that `stored` can return them."""
+        """Whether elements are unchanged rows of the window, so that `stored` can return them."""
         return isinstance(self.form, PixelRows) and self.hands_on
 
     def stored(self, columns: Columns, plan: WindowPlan, stop: tf.Tensor, rows: int) -> tuple[Any, ...]:
-        """Returns the contiguous elements of a window together, in the window's memory, with one axis more in front.
+        """Returns the contiguous elements of a window together, in the window's memory, with a leading axis.
 
         Args:
-          columns: of the window.
-          plan: of the window, from `with_contiguous_elements`.
-          stop: number of the element before which they end.
-          rows: of an element.
+          columns: columns of the window.
+          plan: plan of the window, from `with_contiguous_elements`.
+          stop: number of the element after the last.
+          rows: number of rows per element.
         """
         first = plan.contiguous[0]
         together = {
@@ -106,18 +107,18 @@ class Batches:
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
     def _renumbered(self, labels: tf.Tensor | None) -> tf.Tensor | None:
-        """Returns the labels that are fed for those of the data set: the classes of a view have their own numbers."""
+        """Returns the labels to feed for the data set's labels: the classes of a view are renumbered."""
         new = self.resolved.new_labels
         return labels if new is None else tf.gather(tf.constant(new), tf.math.floormod(labels, len(new)))
 
     def _augmented(
         self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels. If the device augments, too, x includes the keys that it needs.
+        """Returns x and the labels. If the device augments too, x includes the keys it needs.
 
         Args:
           taken: columns of the batch's rows, (rows, ...) each.
-          examples: examples made of them, with the keys of copy 0.
+          examples: examples made from them, with the keys of copy 0.
           epoch: int64 scalar.
           records: record ids, int64 (rows,).
           real: mask of the rows that are neither padding nor skipped, bool (rows,).
@@ -135,9 +136,9 @@ class Batches:
     def _copied(
         self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns images with the axis of the copies behind that of the rows, and the labels of copy 0.
+        """Returns images with the copies' axis after the rows' axis, and the labels of copy 0.
 
-        In an evaluation copy 0 is not augmented; the others are, but no row is mixed.
+        In an evaluation copy 0 is not augmented; the others are, without mixing rows.
         """
         first, labels = examples.images, examples.labels
         form, copies = self.form, []
@@ -161,11 +162,11 @@ class Batches:
 
     @property
     def _copies_are_alike(self) -> bool:
-        """Whether copies of a record differ only in their keys, by which the device augments them."""
+        """Whether copies of a record differ only in the keys from which the device augments them."""
         return not self.form.draws and (self.on_device or isinstance(self.recipe, Unaugmented))
 
     def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
-        """Returns the features by which a device augments rows; none if it does not."""
+        """Returns the features that a device needs to augment rows; empty if it does not augment."""
         request = self.resolved.request
         if request.augment_on == HOST:
             return {}
@@ -177,17 +178,17 @@ class Batches:
 
     @property
     def on_device(self) -> bool:
-        """Whether the replicas' steps do all that is to be done to the images, which are handed on as they are."""
+        """Whether the replicas' steps do everything with the images, which are handed on unchanged."""
         return self.resolved.request.augment_on == DEVICE
 
     @property
     def hands_on(self) -> bool:
-        """Whether images are handed on as they are, unaugmented."""
+        """Whether images are handed on unaugmented."""
         return self.on_device or (isinstance(self.recipe, Unaugmented | CroppingRecipe) and self.recipe.hands_on)
 
     @property
     def alias_window(self) -> bool:
-        """Whether the user's images may share the memory of the rows that they are made of."""
+        """Whether the user's images may share memory with the rows they are made from."""
         return self.on_device or self.recipe is None or self.recipe.hands_on
 
     @functools.cached_property
@@ -197,7 +198,7 @@ class Batches:
 
     @functools.cached_property
     def _copier(self) -> Augmenter:
-        """Augments copies, given their keys; it mixes nothing."""
+        """Augments copies, given their keys, without mixing rows."""
         assert self.recipe is not None
         made = augmenter_of(
             self.resolved, unmixed(self.recipe), self.by_passes, lambda epoch, keys: keys, self.form.as_images
@@ -205,7 +206,7 @@ class Batches:
         return dataclasses.replace(made, training=True)
 
     def keys_of(self, epoch: tf.Tensor, records: tf.Tensor, copy: int = 0) -> tf.Tensor:
-        """Returns the key of a copy of each record in an epoch, uint64. All its augmentations are drawn from it.
+        """Returns the key of a copy of each record in an epoch, uint64, from which all its augmentations are drawn.
 
         Copies in an evaluation are the same in each epoch.
         """
@@ -215,26 +216,26 @@ class Batches:
         return tensors.derive_key(Domain.AUGMENT, order.seed, epoch if order.training else 0, records, copy)
 
     def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
-        """Returns the weights, float32, of the rows of one or several elements, in a list; none if none are wanted.
+        """Returns the float32 weights of the rows of one or several elements, in a list; empty without weights.
 
         Args:
           real: mask of the rows that are neither padding nor skipped, bool (rows,) or (elements, rows).
           real_rows: rows of each element's global batch that are not padding.
-          has_skipped: whether rows may be skipped; then the element is a global batch.
+          has_skipped: whether rows may be skipped; the element is then a global batch.
         """
         request, weights = self.resolved.request, tf.cast(real, tf.float32)
         if request.weights == "mean":
-            # Keras divides the sum by the batch size G. With weights of G / real rows that is the mean over real rows.
+            # Keras divides the sum by the batch size G. Weights of G / real rows make that the mean over real rows.
             count = tf.cast(real_rows, tf.float32)
-            if has_skipped:  # the plan does not know them
+            if has_skipped:  # the plan does not know skipped rows
                 count = tf.reduce_sum(weights, axis=-1)
-            if has_skipped or request.skip_steps:  # a step may have no row
+            if has_skipped or request.skip_steps:  # a step may have no real row
                 count = tf.maximum(count, 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         return [] if request.weights == "none" else [weights]
 
     def _of_examples(self, weights: list[tf.Tensor], labels: Any, sample_weight: Any = None) -> list[Any]:
-        """Returns the sample weights: those of the rows, times the factors of their classes, times the user's own."""
+        """Returns the sample weights: the rows' weights, times class factors, times the user's own."""
         class_weight = self.resolved.request.class_weight
         if class_weight:
             weights = [times(weights[0], of_classes(class_weight, labels, is_image=self.recipe is not None))]
@@ -245,7 +246,7 @@ class Batches:
         return [tf.nest.map_structure(lambda own: times(own, weights[0]), sample_weight)]
 
     def _ids(self, records: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the record ids of rows, given those in the order, in a list; none if none are wanted."""
+        """Returns the record ids of rows, given their ids in the order, in a list; empty if they are not requested."""
         if not self.resolved.request.record_ids:
             return []
         order = self.resolved.order
@@ -253,16 +254,16 @@ class Batches:
 
 
 def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]:
-    """Returns what the input does of a request's recipe, and what the replicas' steps do; None: nothing to augment.
+    """Returns the parts of a request's recipe for the input and for the replicas' steps; None for nothing to augment.
 
     Raises:
-      UsageError: there is no such recipe, it does not fit the images, or it has nothing for the steps to do.
+      UsageError: there is no such recipe, it does not fit the images, or it has no part for the steps.
     """
     recipe, place = recipe_of(resolved), resolved.request.augment_on
     if recipe is None or place == HOST:
         return recipe, None
     if place == DEVICE:
-        return recipe, recipe  # the input crops by it while it decodes
+        return recipe, recipe  # the input crops while it decodes
     parts = cut(recipe)
     if parts is None:
         raise UsageError(
@@ -273,13 +274,13 @@ def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]
 
 
 def best_place(training: ResolvedInput, on_gpus: bool) -> str:
-    """Returns where to augment, a value of `augment_on`, so that few bytes cross the bus and the steps stay short.
+    """Returns the value of `augment_on` that sends few bytes across the bus and keeps steps short.
 
-    It is `both` where that sends pixels as uint8 instead of float32, else `host`. The input keeps what it does on whole
-    images, since compiled code there is faster than a step needs; the rest fuses into the step's first operation.
+    That is `both` if it sends pixels as uint8 instead of float32, else `host`. The input keeps operations on whole
+    images, as its compiled code is faster than a step; the rest fuses into the step's first operation.
 
     Args:
-      training: the input.
+      training: training input.
       on_gpus: whether the replicas are on GPUs.
     """
     request = training.request
@@ -290,7 +291,7 @@ def best_place(training: ResolvedInput, on_gpus: bool) -> str:
 
 
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
-    """Returns the recipe of a request; None if the user's parser returns everything.
+    """Returns a request's recipe; None if the user's parser returns everything.
 
     Raises:
       UsageError: there is no such recipe, or it does not fit the images.
@@ -311,12 +312,12 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
 
 
 def is_read_by_graph(request: Request) -> bool:
-    """Whether TensorFlow's own ops read the data, in whatever process runs the dataset."""
+    """Whether TensorFlow's own ops read the data, so that any process can run the dataset."""
     return request.portable or tf.inside_function()
 
 
 def no_python(request: Request) -> str:
-    """Returns the reason why a request's functions may not call Python, for `UserFunction`; "": they may."""
+    """Returns the reason why a request's functions may not call Python, for `UserFunction`; "" if they may."""
     if not is_read_by_graph(request):
         return ""
     how = "portable=True" if request.portable else "a dataset made inside a tf.function, as for parameter servers,"
@@ -330,7 +331,7 @@ def augmenter_of(
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     images_of: Callable[[tf.Tensor], tf.Tensor],
 ) -> Augmenter:
-    """Returns the augmentation of a request's batches; the other arguments are those of `Augmenter`."""
+    """Returns the augmentation for a request's batches; for the other arguments see `Augmenter`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
     classes = len(resolved.class_names)
@@ -342,11 +343,11 @@ class DeviceAugmentation:
 
     Call it inside a replica's step, in a `tf.function`.
 
-    The draws are the same as on the host, to the byte. The images are the same within 2e-5, because floating-point
-    operations may round differently on another kind of device.
+    The draws are identical to the host's. The images agree within 2e-5, because floating-point operations may round
+    differently on another kind of device.
 
     Args:
-      resolved: the request; in a mixture that of any source, because all augment alike.
+      resolved: request with its data set; for a mixture any source's, as all augment alike.
 
     Raises:
       UsageError: there is no such recipe, or it does not fit the images.
@@ -361,10 +362,9 @@ class DeviceAugmentation:
         """Returns (images, labels, weights) of a batch, as with `augment_on="host"`.
 
         Args:
-          x: images, uint8 (rows, height, width, channels), keys, (rows,) or (rows, copies), and other features if there
-            are any; copies of which the input has decoded other parts are images (rows, copies, height, width,
-            channels).
-          labels: int64 (rows,), or as the manifest's feature says.
+          x: images, uint8 (rows, height, width, channels); keys, (rows,) or (rows, copies); and other features, if any.
+            Copies of which the input has decoded different parts are images (rows, copies, height, width, channels).
+          labels: int64 (rows,), or as in the manifest's feature.
           weights: sample weights, float32 (rows,).
         """
         features = {name: value for name, value in x.items() if name not in (AUGMENT_KEY, AUGMENT_EPOCH)}
@@ -381,7 +381,7 @@ class DeviceAugmentation:
 
 @Taking(JobOptions)
 def augment_fn(options: JobOptions) -> DeviceAugmentation:
-    """Returns the function that augments batches of `augment_on="device"` or `"both"` in a replica's step.
+    """Returns a function that augments batches in a replica's step, for `augment_on="device"` or `"both"`.
 
         options = dict(global_batch_size=1024, training=True, augment="pad_crop_flip | mixup", augment_on="device")
         batches, augment = distribute(strategy, "cifar10", **options), augment_fn("cifar10", **options)
@@ -390,7 +390,7 @@ def augment_fn(options: JobOptions) -> DeviceAugmentation:
             images, labels, weights = augment(*batch)
 
     Args:
-      options: the arguments of the `input_fn` or `distribute` that makes the batches.
+      options: arguments of the `input_fn` or `distribute` call that makes the batches.
 
     Raises:
       DataError: no valid data set in `data_dir`.

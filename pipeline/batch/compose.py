@@ -1,4 +1,4 @@
-"""`input_fn`'s dataset: request -> feed -> reader -> split in memory, or windows -> batches -> joined sources."""
+"""`input_fn`'s dataset: request -> feed -> reader -> split in memory or windows -> batches -> joined sources."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ from pipeline.records import tf_example
 from pipeline.request import DEVICE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, of_source, resolve_all
 
-Maker: TypeAlias = Callable[[int, int, int | None, bool], tf.data.Dataset]  # of `Run`'s arguments after the feed
+Maker: TypeAlias = Callable[[int, int, int | None, bool], tf.data.Dataset]  # takes `Run`'s arguments after the feed
 
-_MOST_IN_GRAPH = 256 << 20  # 256 MiB of a view, far below the 2 GiB of a stored graph
-_READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
+_MOST_IN_GRAPH = 256 << 20  # 256 MiB for views, far below the 2 GiB limit of a stored graph
+_READY_STEPS = 2  # joined elements made ahead; each source also makes some ahead
 
 
 def make_dataset(request: Request, replicas: int | None = None, stacked: bool = False) -> tf.data.Dataset:
     """Returns the dataset that `input_fn` documents.
 
     Args:
-      request: the arguments of `input_fn`.
-      replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
+      request: arguments of `input_fn`.
+      replicas: number of replicas that share each element, which is then a tuple of their parts; None to leave it
+        whole.
       stacked: whether elements that are made in groups may be handed out in groups; see `is_stacked`.
 
     Raises:
-      DataError, UsageError: as for `input_fn`.
+      DataError, UsageError: see `input_fn`.
     """
     if shard := as_shard(request.shard):
         request.check_replicas(shard.num_replicas)
@@ -79,8 +80,8 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
             makers.append(maker(part))
-    if len(makers) == 1:  # its elements are whole steps, and joining them would cost an operation per step
-        if request.weights == "none":  # an evaluation: one data set, whole epochs
+    if len(makers) == 1:  # elements are whole steps already; joining would cost an operation per step
+        if request.weights == "none":  # an evaluation: one source, whole epochs
             return unpadded(makers[0](first, last, replicas, False), resolved.first.order, request.epochs or 1)
         return makers[0](first, last, replicas, stacked)
     with tf.device("CPU:0"):
@@ -93,13 +94,14 @@ def _joined(
     segments: Sequence[tuple[int, int, tuple[int, ...]]],
     replicas: int | None,
 ) -> tf.data.Dataset:
-    """Returns the dataset whose elements have the rows of several sources: one segment after the other."""
+    """Returns the dataset whose elements join the rows of several sources, segment by segment."""
     request, kinds, joint = mixture.request, dict[int, Any](), []
     shard = as_shard(request.shard)
     local = shard.local_replicas if shard else 1
     for first, stop, taken in segments:
-        # This worker's replicas take turns step by step, but a source has the rows of all of them for one unit before
-        # those for the next. So where a step takes several units, an element has the rows of all until it is cut.
+        # Elements alternate between this worker's replicas, but a source gives all replicas their rows of one unit
+        # before the next unit. So if a step takes several units, an element has the rows of all replicas until it is
+        # cut.
         sharing, of_sources = local if max(taken) > 1 else 1, {}
         for number, units in enumerate(taken):
             if units:
@@ -107,7 +109,7 @@ def _joined(
                 made = makers[number](begin, end, None, units * sharing > 1)
                 of_sources[number] = _together(made, request, units * sharing, stop - first)
         kinds |= {number: made.element_spec for number, made in of_sources.items()}
-        _check_elements_alike(mixture, kinds)  # also of sources that no segment joins
+        _check_elements_alike(mixture, kinds)  # including sources that no segment uses
         steps = _steps(mixture, of_sources, taken, sharing if sharing > 1 else replicas)
         joint.append(steps.flat_map(_one_by_one) if sharing > 1 else steps)
     dataset = functools.reduce(lambda one, other: one.concatenate(other), joint)
@@ -118,17 +120,17 @@ def _joined(
 
 @tf.autograph.experimental.do_not_convert
 def _together(made: tf.data.Dataset, request: Request, elements: int, steps: int) -> tf.data.Dataset:
-    """Returns the dataset of `steps` elements that have the rows of some elements each, one after the other."""
+    """Returns a dataset of `steps` elements, each with the rows of several consecutive elements."""
     if elements == 1:
         return made
-    if is_stacked(made, request):  # then no unit is an element of its own, which would cost most where units are small
+    if is_stacked(made, request):  # no unit becomes an element of its own, which is expensive for small units
         together = made.rebatch(elements, drop_remainder=True).take(steps)
         return together.map(lambda *e: tf.nest.map_structure(lambda c: tf.reshape(c, [-1, *c.shape[2:]]), e))
     return made.rebatch(elements * _rows(made), drop_remainder=True)
 
 
 def _rows(dataset: tf.data.Dataset) -> int:
-    """Returns the rows of an element; weights or record ids come last, which have a number per row."""
+    """Returns the number of rows of an element, from its last component: weights or record ids, one per row."""
     return int(tf.nest.flatten(dataset.element_spec)[-1].shape[0])
 
 
@@ -140,16 +142,16 @@ def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
 
 
 def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
-    """Returns whether each element of a request's dataset is several, with one axis more in front."""
-    # Weights or record ids come last, which have a number per row. What a user's function returns is parsed one batch
-    # at a time, and its sample weights may have any rank.
+    """Returns whether elements of a request's dataset are stacks of elements, with a leading axis."""
+    # The last component, weights or record ids, has a number per row. A user's function parses one batch at a time, and
+    # its sample weights may have any rank.
     return request.parse is None and bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
 def maker(resolved: ResolvedRequest) -> Maker:
-    """Returns what makes the dataset of a source, of some of its own steps."""
+    """Returns a function that makes the dataset for a range of a source's own steps."""
     request = resolved.request
-    # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
+    # Another process cannot call NumPy in this one, so window plans are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
@@ -169,14 +171,14 @@ def maker(resolved: ResolvedRequest) -> Maker:
 
 
 def _is_resident(feed: Feed) -> bool:
-    """Whether this worker reads the whole split and keeps it in memory."""
+    """Returns whether this worker reads the whole split and keeps it in memory."""
     return feed.order.windows == 1 and len(feed.streams) == feed.order.streams
 
 
 def _check_memory(resolved: ResolvedInput) -> None:
     """Raises UsageError if the machine, or the container, has too little memory for the windows of all sources.
 
-    A source has this window and the next in memory; one that is kept has all its records.
+    A source has two windows in memory, the current and the next; a resident one has all its records.
     """
     request, needed, texts = resolved.request, 0, []
     for part, source in zip(resolved.parts, request.sources, strict=True):
@@ -193,12 +195,12 @@ def _check_memory(resolved: ResolvedInput) -> None:
 
 
 def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batches]:
-    """Returns the reader of windows for a request, and the `Batches` that make elements of their rows.
+    """Returns the window reader for a request, and the `Batches` that make elements from its rows.
 
-    A GraphReader reads in whatever process runs the dataset; the other readers read in this one.
+    A GraphReader reads in the process that runs the dataset; the other readers read in this one.
 
     Raises:
-      DataError: a shard is missing or has another size, or the first image is not as the manifest says.
+      DataError: a shard is missing or has the wrong size, or the first image does not match the manifest.
       UsageError: the data set does not provide what the request needs.
     """
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
@@ -208,8 +210,8 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     if is_read_by_graph(request):
         _check_graph(resolved)
         shards = Shards.found(data_dir, segments, corruption)
-        # The graph's reader checks CRCs, but cannot notice a shard of another conversion. So the first and last record
-        # of each shard are compared with the manifest here.
+        # The graph's reader checks CRCs, but cannot notice a shard from another conversion. So the first and last
+        # record of each shard are compared with the manifest here.
         RecordsReader(shards).probe()
         _check_first_record(resolved, shards)
         is_chosen = resolved.order.times is not None
@@ -235,7 +237,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
 
 
 def judge_of(resolved: ResolvedRequest) -> Judge:
-    """Returns the check that finds a source's invalid records, by its parser if it has one."""
+    """Returns the check that finds a source's invalid records, using its parser if it has one."""
     request = resolved.request
     if request.parse is None:
         return ImageJudge(resolved.manifest)
@@ -258,11 +260,11 @@ def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
 
 
 def check_in_graph(parts: Sequence[ResolvedRequest], copies: Sequence[int] | None = None) -> None:
-    """Raises UsageError if the views of all sources take too much of the graph of TensorFlow's own operations.
+    """Raises UsageError if the views of all sources take too much space in a graph of TensorFlow's own operations.
 
     Args:
       parts: the sources.
-      copies: how many datasets of each the graph has; None: one.
+      copies: number of datasets of each source in the graph; None for one each.
     """
     views = [
         (part.order.times, count)
@@ -299,11 +301,11 @@ def _check_graph(resolved: ResolvedRequest) -> None:
 
 
 def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
-    """Raises DataError if the first record is not as the manifest says; an error in the graph would not name it."""
+    """Raises DataError, naming it, if the first record does not match the manifest; the graph could not name it."""
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
-    if resolved.request.parse is not None or shards.corruption.skips:  # who skips, looks at each when it is read
+    if resolved.request.parse is not None or shards.corruption.skips:  # skipping checks each when it is read
         return
-    # Of a view, one that it takes: no other shard is opened.
+    # For a view, the first record that it takes, so that no other shard is opened.
     times = resolved.order.times
     segment, first, _ = all_pieces(resolved.selection, None if times is None else times.ids(np.zeros(1, np.int64)))[0]
     number = shards.segments[segment].start + int(first)
@@ -318,7 +320,7 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
 
 
 def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
-    """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
+    """Returns the form of the examples and the recipe for them: flips may be done while crops are resized."""
     request, made, (recipe, _) = resolved.request, resolved.manifest, recipes_of(resolved)
     if request.parse is not None:
         parse = UserFunction.of("parse", request.parse, no_python=no_python(request))
@@ -341,10 +343,10 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
 
 
 def _turns_of(resolved: ResolvedRequest) -> Turns | None:
-    """Returns by which EXIF orientation each image is to be turned when it is decoded; None: none is.
+    """Returns the EXIF orientation by which to rotate each image when decoding it; None to rotate none.
 
     Raises:
-      DataError: the file that has them is missing, or of another index.
+      DataError: the file of orientations is missing, or belongs to another index.
     """
     request, made = resolved.request, resolved.manifest
     if not made.turns_images:
@@ -359,13 +361,13 @@ def _turns_of(resolved: ResolvedRequest) -> Turns | None:
 def _steps(
     mixture: ResolvedInput, of_sources: Mapping[int, tf.data.Dataset], taken: Sequence[int], replicas: int | None
 ) -> tf.data.Dataset:
-    """Returns the dataset whose elements have the rows of several sources; it ends with the first of them.
+    """Returns the dataset whose elements join the rows of several sources; it ends with the first source that ends.
 
     Args:
-      mixture: the request, with its data sets.
-      of_sources: datasets by the number of their source, in order; an element has the rows of one unit after the other.
-      taken: units of each source in an element.
-      replicas: number of replicas that share each element; None: it is not split.
+      mixture: request with its data sets.
+      of_sources: datasets by number of their source, in order; an element has the rows of one unit after another.
+      taken: number of units of each source in an element.
+      replicas: number of replicas that share each element; None to leave it whole.
     """
     numbered, datasets = mixture.request.record_ids, tuple(of_sources.values())
     rows = [_rows(made) // taken[number] for number, made in of_sources.items() for _ in range(taken[number])]
@@ -385,7 +387,7 @@ def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     """Returns the rows of all parts in the order of `rows_in_blocks`; a part may have the rows of several units."""
     blocks = math.gcd(*rows)
     if len(parts) == len(rows) and all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
-        # With static shapes a concatenation is enough, which costs less than gathering rows.
+        # With static shapes a concatenation does, which is cheaper than gathering rows.
         runs = [
             tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])
             for part, count in zip(parts, rows, strict=True)

@@ -1,7 +1,7 @@
 """The `tf.data` pipeline of one source: windows -> plan -> read -> tail -> steps -> batches.
 
-AutoGraph converts nothing here, because our code does not need it and it takes seconds. (`graph_calls.as_given`
-converts the user's functions.)
+AutoGraph is off: our code does not need it, and it takes seconds. (`graph_calls.as_given` converts the user's
+functions.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import MAX_STEP, Order
 from pipeline.read.window import GOOD, RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
-_READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
-_READY_GROUPS = 2  # finished groups ahead, while others are being made
-_COPIED = 16  # elements at a window's end that are copied, so that prefetching them does not keep the window
-_MOST_GROUP_ROWS = 1024  # of a group; more gain nothing
-_MOST_GROUP_BYTES = 16 << 20  # 16 MiB of a group's images, before or after the augmentation
+_READY = 4  # elements made ahead: enough to hide sorting the next window's order
+_READY_GROUPS = 2  # finished groups held while others are being made
+_COPIED = 16  # elements copied at the end of a window, so that prefetching them does not keep the window in memory
+_MOST_GROUP_ROWS = 1024  # rows per group: more gain nothing
+_MOST_GROUP_BYTES = 16 << 20  # 16 MiB of images per group, before or after augmentation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,12 @@ class Run:
     """The part of an order that a dataset feeds.
 
     Attributes:
-      feed: plans the rows of every global batch that are fed here.
+      feed: feed that plans the rows of every global batch fed here.
       first_step: global step at which the dataset begins.
-      last_step: global step before which it ends; MAX_STEP: never.
-      replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
-      stacked: whether elements that are made together are handed out together, for a consumer that cuts them; not with
+      last_step: global step before which it ends; MAX_STEP for never.
+      replicas: number of replicas that share each element, which is then a tuple of their parts; None to leave it
+        whole.
+      stacked: whether elements made together are handed out together, for a consumer that cuts them; not with
         `replicas`.
     """
 
@@ -53,16 +54,16 @@ class Run:
 
     @property
     def num_elements(self) -> int:
-        """Number of elements of the dataset, or tf.data's number for infinitely many."""
+        """Number of elements of the dataset, or tf.data's INFINITE_CARDINALITY."""
         if self.last_step == MAX_STEP:
             return int(tf.data.INFINITE_CARDINALITY)
         return (self.last_step - self.first_step) * self.feed.local_replicas
 
     @tf.autograph.experimental.do_not_convert
     def plans(self, contiguous: bool = False) -> tf.data.Dataset:
-        """Returns (plan, first) of every window that is read, in order.
+        """Returns (plan, first) for every window to read, in order.
 
-        `first` is the number of the window's first element that is fed; those before belong to earlier steps.
+        `first` is the number of the window's first element to feed; elements before it belong to earlier steps.
 
         Args:
           contiguous: whether the plan puts records next to each other in the order of their elements.
@@ -74,8 +75,8 @@ class Run:
             plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
             return plan, self.feed.first_element(self.first_step, epoch, window)
 
-        # A plan in ops has 560 nodes. Building them would take half of a dataset's start-up, and a second in a process
-        # that makes several datasets. Only datasets that run in other processes need that.
+        # A plan made of ops has 560 nodes. Building them would take half of a dataset's start-up time, or a second in a
+        # process that makes several datasets, so only datasets that run in other processes have them.
         first, stop = self.feed.window_numbers(self.first_step, self.last_step)
         if isinstance(self.feed.arrays, NumpyArrays):
             planned = _by_numpy(plan_of, self.feed.replica_rows)
@@ -88,7 +89,7 @@ class Run:
     def _plans_by_epoch(
         self, plan_of: Callable[[Number, Array], tuple[WindowPlan, Number]], first: Number, stop: int
     ) -> tf.data.Dataset:
-        """Returns the plans of windows `first` to before `stop`; what all windows of an epoch need is computed once."""
+        """Returns the plans of windows first..stop - 1; values that all windows of an epoch share are computed once."""
         count = self.feed.order.windows
 
         def of_epoch(epoch: tf.Tensor) -> tuple[tf.Tensor, Array]:
@@ -105,7 +106,7 @@ class Run:
 def _by_numpy(
     plan_of: Callable[[int], tuple[WindowPlan, np.ndarray]], replica_rows: int
 ) -> Callable[[tf.Tensor], tuple[WindowPlan, tf.Tensor]]:
-    """Returns `plan_of`, which computes with NumPy, as a function of tensors."""
+    """Wraps `plan_of`, which computes with NumPy, as a function of tensors."""
     scalar, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
     plan = WindowPlan(
         epoch=scalar,
@@ -140,10 +141,10 @@ class Window(NamedTuple):
     """A window in memory.
 
     Attributes:
-      plan: of the window.
-      first: number of its first element that is fed, int64 scalar; see `Run.plans`.
-      columns: that were read.
-      tail: rows of the window before, which its first elements need.
+      plan: plan of the window.
+      first: number of the first element to feed, int64 scalar; see `Run.plans`.
+      columns: columns that were read.
+      tail: rows of the previous window that the first elements need.
     """
 
     plan: WindowPlan
@@ -158,13 +159,13 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
 
     Args:
       run: steps to feed.
-      batches: makes elements of rows.
-      rows: of the whole selection.
-      plans: of the windows; None: all those of the run.
+      batches: maker of elements from rows.
+      rows: rows of the whole selection.
+      plans: plans of the windows; None for all windows of the run.
     """
     size = group_size(run.feed, batches, rows.columns)
-    # The rows of a group are gathered replica by replica, so that each replica's elements are slices of them. With
-    # `mean`, a weight depends on how many rows of its element are skipped; then elements are gathered whole.
+    # Rows of a group are gathered replica by replica, so that each replica's elements are slices of them. With `mean`,
+    # a weight depends on how many rows of its element are skipped, so elements are gathered whole.
     needs_whole = GOOD in rows.columns and batches.resolved.request.weights == "mean"
     between = run.replicas if size > 1 and not needs_whole else None
 
@@ -192,7 +193,7 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
 
 @tf.autograph.experimental.do_not_convert
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
-    """Returns the elements of a run that is read by windows; while one is consumed, the next one is read."""
+    """Returns the elements of a run that is read window by window; the next one is read while one is consumed."""
 
     def on_its_way(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
@@ -200,14 +201,14 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
     def load(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor, Columns]:
         return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots, plan.times)}
 
-    # While a window is consumed, the next one is read and the shards of the one after it are fetched.
+    # While a window is consumed, the next one is read, and the shards of the one after that are fetched.
     planned = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1)
     return of_windows(run, batches, with_tails(planned.map(load)), reader.assigns_rows)
 
 
 @tf.autograph.experimental.do_not_convert
 def with_tails(loaded: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the `Window`s of (plan, first, columns) in order, each with the tail that the window before leaves."""
+    """Returns the `Window`s for (plan, first, columns) in order, each with the tail left by the previous window."""
 
     def with_tail(tail: Columns, read: tuple[WindowPlan, tf.Tensor, Columns]) -> tuple[Columns, Window]:
         plan, first, columns = read
@@ -222,9 +223,9 @@ def of_windows(run: Run, batches: Batches, windows: tf.data.Dataset, in_place: b
 
     Args:
       run: steps to feed.
-      batches: makes elements of rows.
-      windows: in order.
-      in_place: whether the rows of most elements lie next to each other (`WindowPlan.with_contiguous_elements`).
+      batches: maker of elements from rows.
+      windows: `Window`s in order.
+      in_place: whether the rows of most elements are contiguous (`WindowPlan.with_contiguous_elements`).
     """
     size = group_size(run.feed, batches, windows.element_spec.columns) if in_place else 1
     made = _WindowElements(run, batches, in_place, size)
@@ -241,8 +242,8 @@ class _WindowElements:
     """Makes the elements of a window: one by one, in groups, or as slices of its memory.
 
     Attributes:
-      run, batches, in_place: as for `of_windows`.
-      size: elements of a group.
+      run, batches, in_place: see `of_windows`.
+      size: number of elements in a group.
     """
 
     run: Run
@@ -269,7 +270,7 @@ class _WindowElements:
         return split(self.batches.element(taken, plan, number), self.run.replicas)
 
     def group(self, window: Window, begin: tf.Tensor) -> tuple:
-        """Returns the group that begins with element number `begin`, for `_from_groups`."""
+        """Returns the group that begins with element `begin`, for `_from_groups`."""
         plan, _, columns, tail = window
         size, rows = self.size, self.run.feed.replica_rows
         numbers = _group(begin, size, plan.num_elements)
@@ -286,7 +287,7 @@ class _WindowElements:
         return _joined(self.run, self.batches.element(taken, plan, numbers), None, plan.num_elements - begin)
 
     def stored(self, window: Window) -> tf.data.Dataset:
-        """Returns the elements as slices of the window's memory; the last, and those that do not lie so, one by one."""
+        """Returns elements as slices of the window's memory; the last and non-contiguous ones are made one by one."""
         plan, first, columns, _ = window
         begin, end = plan.contiguous[0], plan.contiguous[1]
         stop = tf.maximum(begin, end - _COPIED)
@@ -301,7 +302,7 @@ class _WindowElements:
 
     @functools.cached_property
     def _traced(self) -> Any:
-        return tf.function(self.one, autograph=False)  # `stored` uses it twice; it is traced once
+        return tf.function(self.one, autograph=False)  # used twice by `stored`, but traced once
 
 
 @tf.autograph.experimental.do_not_convert
@@ -309,9 +310,9 @@ def unpadded(dataset: tf.data.Dataset, order: Order, epochs: int) -> tf.data.Dat
     """Returns the elements of an evaluation without the padding of the last step, in batches of `unpadded_rows`.
 
     Args:
-      dataset: of whole epochs, in elements of `order.global_batch_size` rows.
-      order: of the evaluation.
-      epochs: number of them.
+      dataset: whole epochs, in elements of `order.global_batch_size` rows.
+      order: order of the evaluation.
+      epochs: number of epochs.
     """
     count, full, sizes = order.num_records, order.global_batch_size, unpadded_rows(order)
 
@@ -329,11 +330,11 @@ def unpadded(dataset: tf.data.Dataset, order: Order, epochs: int) -> tf.data.Dat
 
 
 def unpadded_rows(order: Order) -> list[int]:
-    """Returns the rows of each batch of an epoch without padding.
+    """Returns the number of rows in each batch of an epoch without padding.
 
     The last batch may have fewer rows than there are replicas. A replica without rows would break convolutions and
-    BatchNorm, so the batch before gives some of its rows. All batches but the last are multiples of a power of two,
-    because Keras builds a model from the first batch, and cannot if replicas get different numbers of rows.
+    BatchNorm, so the previous batch gives up some of its rows. All batches but the last are multiples of a power of
+    two, because Keras builds a model from the first batch, which fails if replicas get different numbers of rows.
     """
     full, rest = divmod(order.num_records, order.global_batch_size)
     if full and not 0 < rest < order.global_batch_size / 2:
@@ -352,7 +353,7 @@ def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf
 
 
 def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of a group's elements, (size,); past the window's end the last number is repeated."""
+    """Returns the numbers of a group's elements, (size,), repeating the last number past the end of the window."""
     return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
 
 
@@ -360,7 +361,7 @@ def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) ->
     """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
     if run.replicas != between or run.stacked:
         return tf.nest.map_structure(lambda c: c[:count], together)
-    # For each replica, the rows of all its elements one after the other; `rebatch` cuts them into elements.
+    # Each replica's elements, concatenated; `rebatch` cuts them into elements.
     return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, between))
 
 
@@ -368,13 +369,13 @@ def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) ->
 def _from_groups(run: Run, groups: tf.data.Dataset, between: int | None) -> tf.data.Dataset:
     """Returns the elements of groups, each a slice of its group's memory.
 
-    Groups are made ahead. Elements are not, because a slice costs less than handing it from one thread to another.
+    Groups are made ahead; elements are not, because a slice is cheaper than handing it to another thread.
 
     Args:
       run: steps to feed.
-      groups: from `_joined`.
-      between: number of replicas by which the rows of a group were gathered. If it is that of the run, the rows of an
-        element lie next to each other.
+      groups: groups from `_joined`.
+      between: number of replicas by which the rows of a group were gathered. If it equals the run's, the rows of an
+        element are contiguous.
     """
 
     def elements(*together: Any) -> tf.data.Dataset:
@@ -394,7 +395,7 @@ def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    if run.last_step != MAX_STEP and run.last_step % run.feed.order.steps_per_epoch:  # plans are of whole epochs
+    if run.last_step != MAX_STEP and run.last_step % run.feed.order.steps_per_epoch:  # plans are for whole epochs
         dataset = dataset.take(run.num_elements)
     return dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).with_options(_options())
 
@@ -402,27 +403,27 @@ def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
-    # Rewriting the graph would copy the captured images, so that the split would be in memory twice. It would gain
-    # nothing, because the maps are parallel and prefetched already.
+    # Rewriting the graph would copy the captured images, so that the split would be in memory twice, for no gain: the
+    # maps are already parallel and prefetched.
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
-    # Reading has no state, because the step determines what is read.
+    # Reading is stateless: the step determines what is read.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    # Every worker makes whole global batches and takes its rows of them. With FILE, TensorFlow would want files.
+    # Every worker makes whole global batches and takes its rows of them; FILE would look for files to shard.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return options
 
 
 def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
-    """Returns how many elements are made together.
+    """Returns the number of elements to make together.
 
-    It is 1 if an element has as many rows as a group, if examples are decoded or parsed for each element, if features
-    vary in length, or for the user's own function, which gets one batch at a time.
+    It is 1 if an element has as many rows as a group, if examples are decoded or parsed per element, if features vary
+    in length, or for a user's function, which gets one batch at a time.
 
     Args:
-      feed: plans the rows to feed.
-      batches: makes elements of rows.
-      columns: of a window, or their specs.
+      feed: feed that plans the rows.
+      batches: maker of elements from rows.
+      columns: columns of a window, or their specs.
     """
     form, recipe = batches.form, Unaugmented() if batches.on_device else batches.recipe
     if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserAugmented):
@@ -436,17 +437,17 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     image_bytes *= batches.resolved.request.images_per_record
     rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // image_bytes)
     most = max(1, rows // feed.replica_rows)
-    # All groups have one size, chosen so that the last one is nearly full: it is computed as a whole.
+    # All groups have the same size, chosen to make the last one, which is computed in full, nearly full.
     elements = -(-feed.order.steps_per_epoch // feed.order.windows) * feed.local_replicas
     return -(-elements // -(-elements // most))
 
 
 def split(element: tuple[Any, ...], replicas: int | None) -> tuple[Any, ...]:
-    """Returns each replica's part of an element: equal runs of its rows.
+    """Splits an element into the replicas' parts: equal runs of its rows.
 
     Args:
-      element: components with the same number of rows, which may be RaggedTensors.
-      replicas: number of parts; None: the element is returned as it is.
+      element: components with equal numbers of rows, which may be RaggedTensors.
+      replicas: number of parts; None to return the element itself.
     """
     if replicas is None:
         return element
@@ -455,13 +456,13 @@ def split(element: tuple[Any, ...], replicas: int | None) -> tuple[Any, ...]:
 
 
 def slices(together: tuple[Any, ...], replicas: int | None) -> tf.data.Dataset:
-    """Returns the dataset of elements that lie together, each split as by `split`, in the same memory.
+    """Returns a dataset of the elements in one block of memory, each split as by `split`, without copying.
 
-    No function runs per element, because a call would cost several times as much as the slices.
+    No function runs per element: a call would cost several times as much as the slices.
 
     Args:
       together: components of shape (elements, rows, ...).
-      replicas: as for `split`.
+      replicas: number of parts, as in `split`.
     """
     if replicas is None:
         return tf.data.Dataset.from_tensor_slices(together)
@@ -471,7 +472,7 @@ def slices(together: tuple[Any, ...], replicas: int | None) -> tf.data.Dataset:
 
 
 def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
-    """Returns a plan whose elements are the parts of one replica each: part r of element e is `e * replicas + r`.
+    """Returns a plan whose elements are single replicas' parts: part r of element e is `e * replicas + r`.
 
     `num_elements` stays the number of whole elements.
     """
@@ -480,12 +481,12 @@ def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
 
 
 def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns the numbers in a `_cut` plan of the parts of some elements, int64 (n,), one replica after the other."""
+    """Returns the numbers, in a `_cut` plan, of the parts of some elements, int64 (n,), replica by replica."""
     return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:
-    """Returns equal runs of rows, also for a RaggedTensor, which `tf.split` does not take."""
+    """Returns equal runs of rows, even of a RaggedTensor, which `tf.split` does not accept."""
     if isinstance(component, tf.RaggedTensor):
         rows = component.nrows() // replicas
         return [component[replica * rows : (replica + 1) * rows] for replica in range(replicas)]

@@ -1,4 +1,4 @@
-"""Which record an error of a batch comes from: `tf.data` makes batches, and its errors name no record."""
+"""Finds the record that caused an error in a batch, as errors of `tf.data` name no record."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pipeline.order.order import MAX_STEP
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedRequest, resolve_all
 
-_OF_INPUT = "IteratorGetNext"  # the op that passes on the errors of `tf.data`, in their messages
+_OF_INPUT = "IteratorGetNext"  # the op that raises `tf.data`'s errors, as their messages name it
 _ADVICE = "convert the data again, or skip it with on_corrupt='skip' (--on_corrupt=skip)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """Steps of a request that may have failed.
+    """Steps of a request in which an error may have occurred.
 
     Attributes:
-      request: options of the input that makes the batches.
-      first_step, last_step: range of steps, from the first to the one after the last.
+      request: request of the input that makes the batches.
+      first_step, last_step: first step, and the one after the last.
     """
 
     request: Request
@@ -36,10 +36,10 @@ class Fed:
 
 @contextlib.contextmanager
 def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
-    """Context in which an error of `tf.data` that comes from one record becomes a DataError that names it.
+    """Context that turns an error of `tf.data` caused by one record into a DataError that names the record.
 
     Args:
-      fed: returns the steps that may have failed; called after an error.
+      fed: function that returns the steps that may have failed; called after an error.
 
     Raises:
       DataError: a record is invalid.
@@ -55,9 +55,9 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
 
 
 def unusable(fed: Fed) -> DataError | None:
-    """Returns the error for the first invalid record of some steps; None: there is none.
+    """Returns an error about the first invalid record of some steps; None if there is none.
 
-    The records of these steps are read again and decoded one by one, or parsed as in their batches.
+    The records are read again and decoded one by one, or parsed as in their batches.
     """
     try:
         with tf.device("CPU:0"):
@@ -68,12 +68,12 @@ def unusable(fed: Fed) -> DataError | None:
                 for number, part in enumerate(resolved.parts)
             )
             return next(filter(None, each), None)
-    except (PipelineError, tf.errors.OpError):  # what the caller knows says more
+    except (PipelineError, tf.errors.OpError):  # the original error says more
         return None
 
 
 def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataError | None:
-    """Returns the error for the first invalid record of some of a source's own steps."""
+    """Returns an error about the first invalid record of some of a source's own steps; None if there is none."""
     request, judge = part.request, judge_of(part)
     plain = dataclasses.replace(
         request,
@@ -89,7 +89,7 @@ def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataEr
         max_corrupt=0,
         portable=False,
     )
-    # The order is that of the request: the size of an example, on which it depends, is another one without images.
+    # Keep the request's order: it depends on the size of an example, which differs without images.
     made = maker(dataclasses.replace(part, request=plain))
     for records, *_, ids in made(first_step, last_step, None, False):
         problems = judge.problems(records.numpy().tolist())

@@ -1,4 +1,4 @@
-"""A whole split in memory: its images are decoded once, and batches take rows of it, or crops of these."""
+"""A whole split in memory: images are decoded once, and batches take whole images or crops."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import BOUNDS, GOOD, MEMORY, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
-_DECODED_TOGETHER = 256  # images, so that there is no second copy of the split in memory
+_DECODED_TOGETHER = 256  # images at a time, to avoid a second copy of the split in memory
 _COPIED_BYTES = 16 << 20  # 16 MiB of records, for the same reason
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Crops:
-    """Takes the crops with which a recipe begins, which costs less than taking whole images.
+    """Takes the crops with which a recipe begins, which is cheaper than taking whole images.
 
     Attributes:
-      recipe: begins with these crops.
+      recipe: recipe that begins with these crops.
       image_shape: (height, width, channels) of the images.
-      keys_of: returns the keys, uint64, of an epoch and records.
+      keys_of: function that returns the keys, uint64, given an epoch and record ids.
     """
 
     recipe: CropFirst
@@ -48,13 +48,13 @@ class Crops:
         return *self.recipe.crop_size(self.image_shape), self.image_shape[2]
 
     def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the crops of some images: uint8 (..., values of a crop).
+        """Returns crops of images, uint8 (..., values of a crop).
 
         Args:
           images: uint8 (n, values of an image).
           epoch: int64 scalar.
-          rows: numbers of the images, int64 (...).
-          ids: their record ids, of which their keys are made; int64 (...).
+          rows: indices of the images, int64 (...).
+          ids: record ids of the images, from which keys are made, int64 (...).
         """
         height, width, channels = self.image_shape
         tall, wide, _ = self.shape
@@ -74,9 +74,9 @@ class ResidentRows:
     """A whole split in memory.
 
     Attributes:
-      columns: one row per record, in the selection's order; of a view, those that it may take.
-      crops: takes crops of the column `image`; None: images are taken whole.
-      times: of a view; None: the numbers of rows are the record ids.
+      columns: columns with one row per record, in the selection's order; for a view, only the records it may take.
+      crops: crops to take of the column `image`; None to take whole images.
+      times: number of times that a view takes each record; None if row numbers are record ids.
     """
 
     columns: Columns
@@ -84,7 +84,7 @@ class ResidentRows:
     times: Times | None = None
 
     def take(self, epoch: tf.Tensor, ids: tf.Tensor) -> Columns:
-        """Returns the columns of some records by their ids, int64 (...)."""
+        """Returns the columns of records, given their ids, int64 (...)."""
         rows = ids if self.times is None else self._rows(self.times, ids)
         if self.crops is None:
             return {RECORD_ID: ids, **gather(self.columns, rows)}
@@ -98,7 +98,7 @@ class ResidentRows:
 
     @functools.cached_property
     def _row_of(self) -> tf.Tensor | None:
-        """Number of each record's row, int64 (records of the selection,)."""
+        """Row number of each record, int64 (records of the selection,)."""
         if self.times is None or self.times.records is None:
             return None
         with tf.init_scope():
@@ -108,16 +108,16 @@ class ResidentRows:
 
 
 def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
-    """Reads a whole selection; returns its rows, and the `Batches` that make elements of them.
+    """Reads a whole selection; returns its rows, and the `Batches` that make elements from them.
 
-    Images are decoded, unless each batch decodes other parts of them.
+    Images are decoded, unless each batch decodes different parts of them.
 
     Raises:
       DataError: a shard is missing, changed or corrupt.
     """
     selection, form, times = batches.resolved.selection, batches.form, batches.resolved.order.times
     columns = reader.load(all_pieces(selection, None if times is None else times.records))
-    # A recipe that crops decodes another part of each image in every epoch. Its images stay encoded.
+    # A recipe that crops decodes a different part of each image in every epoch, so images stay encoded.
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection, times)
     elif isinstance(form, Serialized):
@@ -132,11 +132,11 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
 
 
 def _crops(batches: Batches) -> Crops | None:
-    """Returns the `Crops` with which the recipe begins; None: images are taken whole."""
+    """Returns the `Crops` with which the recipe begins; None to take whole images."""
     first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None
-    if batches.resolved.request.images_per_record > 1:  # each copy has another crop of one image
+    if batches.resolved.request.images_per_record > 1:  # each copy has its own crop of the image
         return None
     return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
@@ -167,7 +167,7 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Ti
 
 
 def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
-    """Returns the columns and form with which batches decode images from where they are in memory, if that can be."""
+    """Returns the columns and form that let batches decode images in place, if possible."""
     decoder = form.decoder
     if not decoder.in_place or form.parser.features or MEMORY not in columns or GOOD in columns:
         return columns, form
@@ -177,7 +177,7 @@ def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
     for first in range(0, count, together):
         records = _records(columns, first, min(first + together, count))
         places, labels = form.parser.places(records)
-        if tf.reduce_any(places[:, 0] < 0):  # of records that other writers made otherwise TensorFlow's parser copies
+        if tf.reduce_any(places[:, 0] < 0):  # an unusual record: TensorFlow's parser copies it
             return columns, form
         is_jpeg = decoder.encoding == "jpeg"
         sizes = operations.jpeg_sizes(records, places) if is_jpeg else tf.zeros_like(places, tf.int32)
@@ -199,7 +199,7 @@ def _undecodable(
     selection: Selection,
     error: tf.errors.OpError,
 ) -> DataError:
-    """Returns the error for the first row from number `first` on that cannot be decoded; `ids` are of their records."""
+    """Returns an error about the first row, from number `first`, that cannot be decoded; `ids` are record ids."""
     for number, record in enumerate(ids, first):
         try:
             decode(_records(columns, number, number + 1), tf.constant([record], tf.int64))

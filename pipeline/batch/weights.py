@@ -1,7 +1,7 @@
-"""The sample weights as Keras takes them: one axis per axis of the target, and nothing else in their place.
+"""Sample weights in the form that Keras needs: one axis per axis of the target, and nothing else in their place.
 
-Keras reads an element by its length, `x`, `(x, y)` or `(x, y, sample_weight)`, and multiplies losses by weights as
-NumPy broadcasts: the weights (rows,) of masks (rows, height, width, 1) would weigh columns of pixels.
+Keras interprets an element by its length, `x`, `(x, y)` or `(x, y, sample_weight)`, and multiplies losses by weights
+with broadcasting: weights (rows,) for masks (rows, height, width, 1) would weight columns of pixels.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ _UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_op
 
 
 def of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns the sample weights with axes of length 1 up to a rank, (rows, 1, ..., 1), if they have fewer axes."""
+    """Returns the sample weights with axes of length 1 appended up to a rank: (rows, 1, ..., 1)."""
     return weights[(..., *[tf.newaxis] * (rank - weights.shape.rank))]
 
 
 def of_targets(weights: Any, targets: Any) -> Any:
-    """Returns the sample weights as Keras' losses and metrics multiply them.
+    """Returns the sample weights in the shape by which Keras' losses and metrics multiply correctly.
 
     A loss has the rank of its target, or one axis less. Weights of the target's rank fit both, because Keras drops a
-    last axis of length 1. Only where a loss has one number per row in any case do they stay (rows,).
+    last axis of length 1. They stay (rows,) only if every loss has one number per row.
 
     Args:
-      weights: sample weights, float32 (rows,), or with more axes that lie within a row; or a structure of
-        them that `are_paired`.
-      targets: a tensor, or a structure of them, then with a structure of weights if any needs more axes.
+      weights: sample weights, float32 (rows,), or with further axes within a row; or a structure of them that
+        `are_paired`.
+      targets: tensor, or a structure of tensors, in which case a structure of weights is returned if any needs more
+        axes.
     """
     leaves = tf.nest.flatten(targets)
     if not any(_is_dense(leaf) for leaf in leaves):
@@ -44,7 +45,7 @@ def of_targets(weights: Any, targets: Any) -> Any:
 
 
 def are_paired(weights: Any, targets: Any) -> bool:
-    """Returns whether each target has weights at its place: one tensor is for all, one leaf for a single target."""
+    """Returns whether each target has its own weights in the structure: one tensor is for all targets."""
     if not tf.nest.is_nested(weights) or len(tf.nest.flatten(weights)) == len(tf.nest.flatten(targets)) == 1:
         return True
     try:
@@ -55,28 +56,28 @@ def are_paired(weights: Any, targets: Any) -> bool:
 
 
 def _is_dense(target: Any) -> bool:
-    """Returns whether a loss of a target may have several numbers per row."""
+    """Returns whether a target's loss may have several numbers per row."""
     if not isinstance(target, tf.Tensor | tf.TensorSpec) or target.shape.rank is None:
         return False
-    # Numbers of rank 2 are regressed, or are the probabilities of a row's classes. Integers may be classes of tokens,
-    # with a loss each, or several classes of a row. (rows, 1) is right for both, but F1Score and FBetaScore fail with
-    # it; (rows,) would weigh columns of as many tokens as a batch has rows. A single column is the same with either.
+    # Floats of rank 2 are regression targets or class probabilities. Integers may be classes of tokens, each with a
+    # loss, or several classes of a row. (rows, 1) is right for both, although F1Score and FBetaScore fail with it;
+    # (rows,) would weight columns if there are as many tokens as rows. For a single column either will do.
     return target.shape.rank > 2 or (target.shape.rank == 2 and target.dtype.is_integer and target.shape[1] != 1)
 
 
 def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -> tf.Tensor:
-    """Returns the factors of rows by their classes, by Keras' rule: 1 for a class without one.
+    """Returns the factor of each row's class, by Keras' rule: 1 for a class without a factor.
 
-    A class is a number, or the greatest of several probabilities. Masks (rows, height, width, 1) or
-    (rows, height, width, classes) have a factor per pixel.
+    A class is a number, or the largest of several probabilities. Masks (rows, height, width, 1) or (rows, height,
+    width, classes) have a factor per pixel.
 
     Args:
-      class_weight: factors by class numbers.
+      class_weight: {class number: factor}.
       labels: targets (rows, ...), or (elements, rows, ...) of several batches.
-      is_image: whether they are labels of images: classes if they are integers, else probabilities.
+      is_image: whether these are labels of images: classes if they are integers, else probabilities.
 
     Returns:
-      float32, of the shape of the labels without the axis of probabilities.
+      Factors, float32, with the shape of the labels without the axis of probabilities.
 
     Raises:
       UsageError: the labels are not classes.
@@ -95,29 +96,29 @@ def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -
     if are_numbers and labels.dtype.is_floating:
         labels = tf.round(labels)
     numbers = tf.cast(labels, tf.int64) if are_numbers else tf.argmax(labels, axis=-1)
-    factors = [class_weight.get(number, 1.0) for number in range(max(class_weight) + 2)]  # the last is that of others
+    factors = [class_weight.get(number, 1.0) for number in range(max(class_weight) + 2)]  # the last: all other classes
     last = len(factors) - 1
     places = tf.where((numbers >= 0) & (numbers < last), numbers, last)
     return tf.gather(tf.constant(factors, tf.float32), places)
 
 
 def times(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Returns the product of weights of the same rows, of which one may have more axes within a row."""
+    """Returns the product of two weights of the same rows; one may have more axes within a row."""
     return of_rank(one, other.shape.rank) * of_rank(other, one.shape.rank)
 
 
 @tf.autograph.experimental.do_not_convert
 def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
-    """Returns the dataset of a request, with weights of the rank of the targets; Keras refuses what it would misread.
+    """Returns a request's dataset for Keras: weights have their targets' rank; what Keras would misread, it refuses.
 
     Args:
       dataset: batches of `make_dataset`, not split for replicas.
-      request: options that `dataset` was made with.
+      request: request that `dataset` was made from.
     """
     spec, has_weights = dataset.element_spec, request.weights != "none"
     own_parts = len(spec) - request.record_ids - has_weights
     if own_parts == 1:
-        # With weights="none" it is (parsed,), which Keras takes for x: that is right.
+        # With weights="none" elements are (parsed,), which Keras rightly takes for x.
         parts = "(parsed, weights)" if has_weights else "(parsed, record ids)"
         problem = (
             f"parse returns neither (x, y) nor (x, y, sample_weight), so that an element is {parts}: Keras would take "
@@ -151,16 +152,16 @@ def _places(structure: Any) -> Any:
 
 
 class NotForKeras(UnaryUnchangedStructureDataset):  # type: ignore[misc]
-    """A dataset for loops: Keras' `fit` and `evaluate` refuse it, `predict` takes its first part.
+    """A dataset for custom loops: Keras' `fit` and `evaluate` refuse it, `predict` takes its first component.
 
-    Methods that keep the elements as they are keep this, too.
+    Methods that keep the elements unchanged return a dataset of this type, too.
     """
 
     def __init__(self, dataset: tf.data.Dataset, problem: str) -> None:
-        """Makes it.
+        """Wraps a dataset.
 
         Args:
-          dataset: to hand on.
+          dataset: dataset to wrap.
           problem: what Keras would do, and what to do instead.
         """
         self._problem = problem
@@ -170,16 +171,16 @@ class NotForKeras(UnaryUnchangedStructureDataset):  # type: ignore[misc]
         """Returns the number of elements. Keras asks for it before it reads any.
 
         Raises:
-          UsageError: Keras asks, for another method than `predict`.
+          UsageError: called by a Keras method other than `predict`.
         """
         self._check(sys._getframe(1))
         return super().cardinality()
 
     def map(self, *arguments: Any, **named: Any) -> tf.data.Dataset:
-        """Returns the elements mapped, as by `tf.data.Dataset`. Keras maps class weights before it asks for anything.
+        """Maps the elements like `tf.data.Dataset.map`. Keras maps class weights before it asks for anything else.
 
         Raises:
-          UsageError: as `cardinality`.
+          UsageError: see `cardinality`.
         """
         self._check(sys._getframe(1))
         return super().map(*arguments, **named)

@@ -1,1 +1,1 @@
-"""`python -m pipeline.bench`: what each stage of an input costs, and which of them bounds it."""
+"""`python -m pipeline.bench`: what each stage of an input costs, and which of them is the bottleneck."""

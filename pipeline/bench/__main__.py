@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with quiet.loading():
         from pipeline.bench import measure  # noqa: PLC0415, here because it loads TensorFlow
 
-    # TensorFlow warns of a function that is traced many times; here each part of an input has its own.
+    # TensorFlow warns about a function that is traced many times; here each part of an input has its own.
     with quiet.logs(), measure.input_errors():
         if resolved.request.is_mixture:
             _measure_mixture(config, resolved)

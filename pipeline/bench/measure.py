@@ -1,4 +1,4 @@
-"""Measures the parts of an input in turns, so that a change in the machine's speed affects all of them alike."""
+"""Measures the parts of an input in turns, so that changes in the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ from pipeline.read.sidecars import Sidecars
 from pipeline.read.window import LocalReader
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-READY = 5 + CORES  # elements that may be ready when a round begins: tf.data's buffers, and one per parallel call
+READY = 5 + CORES  # elements that may be ready when a round begins: tf.data's buffers, plus one per parallel call
 _LONGEST = 2.0  # seconds; a round that would take longer need not hold whole windows
-_SHORTEST = 0.1  # of the wanted time; a shorter first run says too little about the speed
-_IDLE, _IDLE_SECONDS = 0.1, 0.005  # less of a core over this time: other parts' threads have filled their buffers
+_SHORTEST = 0.1  # of the desired time; a shorter first run says too little about the speed
+# Below this share of a core for this long, other parts' threads have filled their buffers.
+_IDLE, _IDLE_SECONDS = 0.1, 0.005
 _MOST_WAITS = 100
-_DECODED_TOGETHER = 256  # as many as where a split is kept in memory
+_DECODED_TOGETHER = 256  # as for a split that is kept in memory
 MOST_BYTES = 128 << 20  # 128 MiB of shards per round
-_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # those of `RowsReader`
-_FROM_DISK = 0.05  # of the bytes; fewer are reads of the system itself
+_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as in `RowsReader`
+_FROM_DISK = 0.05  # of the bytes; fewer are the system's own reads
 _PROC_IO = pathlib.Path("/proc/self/io")
 
 
 @dataclasses.dataclass
 class Part:
-    """Something that is measured.
+    """A part of an input to measure.
 
     Attributes:
-      name: of the part.
-      take: does a number of units of work (steps, windows, passes) and returns their rows.
-      ready: units to take before each round, because they may have been made before it.
-      whole: units that belong together, such as the steps of a window: a round has a multiple of them.
-      by_steps: whether --steps sets the units of a round.
+      name: name of the part.
+      take: function that does a number of units of work (steps, windows, passes) and returns the number of rows.
+      ready: number of units to take before each round, because they may have been made before it.
+      whole: number of units that belong together, such as the steps of a window: rounds have multiples of them.
+      by_steps: whether --steps sets the number of units in a round.
       settles: whether to wait before each round until the threads of other parts are idle.
-      count: units of a round.
+      count: number of units in a round.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Part:
 
     def calibrate(self, seconds: float, steps: int | None) -> None:
         """Sets `count` so that a round takes about `seconds`, or to `steps`."""
-        self.take(1)  # traces and compiles, which no round is to include
+        self.take(1)  # traces and compiles, which rounds must not include
         count, took = 1, _seconds(self.take, 1)
         while took < _SHORTEST * seconds:
             count *= 4
@@ -89,11 +90,11 @@ def measure(
     """Returns the samples of each part, by name; shows progress on a terminal.
 
     Args:
-      parts: to measure.
-      rounds: samples of each part.
-      seconds: that a sample takes, about.
-      steps: of a sample, for parts that are counted in steps; None: as many as take `seconds`.
-      text: of the progress bar.
+      parts: parts to measure.
+      rounds: number of samples of each part.
+      seconds: approximate duration of a sample.
+      steps: steps per sample, for parts counted in steps; None for as many as take `seconds`.
+      text: label of the progress bar.
     """
     found: dict[str, list[Sample]] = {part.name: [] for part in parts}
     with tqdm.tqdm(total=len(parts) * (rounds + 1), desc=text, unit=" rounds", disable=None, leave=False) as bar:
@@ -123,11 +124,11 @@ def _settle() -> None:
 
 
 def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], int]:
-    """Returns a function that decodes images in the way of a split that is kept in memory, and returns how many.
+    """Returns a function that decodes images as for a split that is kept in memory, and returns their number.
 
     Args:
-      form: of the records.
-      records: serialized, string (n,). The function decodes 256 of them, as many times as its argument says.
+      form: form of the records.
+      records: serialized records, string (n,). The function decodes 256 of them, as many times as its argument says.
       ids: ids of the records, int64 (n,).
     """
     count = min(_DECODED_TOGETHER, int(records.shape[0]))
@@ -147,11 +148,11 @@ def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], 
 
 
 def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
-    """Returns a function that takes elements, in one `tf.function` as the trainer does, and returns their rows.
+    """Returns a function that takes elements in one `tf.function`, as the trainer does, and returns the number of rows.
 
     Args:
-      batches: an endless dataset, of a strategy or not.
-      rows_of: returns the number of rows of an element, an int or an int64 scalar.
+      batches: endless dataset, distributed or not.
+      rows_of: function that returns the number of rows of an element, an int or an int64 scalar.
     """
     iterator = iter(batches)
 
@@ -173,7 +174,7 @@ def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
 
 @contextlib.contextmanager
 def input_errors() -> Iterator[None]:
-    """Context in which TensorFlow's error for a failed input becomes the error that caused it.
+    """Context that replaces TensorFlow's error about a failed input with the error that caused it.
 
     Raises:
       DataError: a shard is missing, changed or corrupt, or the user's function failed.
@@ -187,7 +188,7 @@ def input_errors() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes that were read, and how many of them came from disks (None: the system does not say)."""
+    """Bytes that were read, and how many of them came from disks (None if the system does not say)."""
 
     asked: int = 0
     delivered: int | None = 0
@@ -196,8 +197,8 @@ class Traffic:
         """Adds a read.
 
         Args:
-          asked: bytes that were read.
-          before, after: what `bytes_from_disks` returned before and after it.
+          asked: number of bytes read.
+          before, after: results of `bytes_from_disks` before and after it.
         """
         self.asked += asked
         known = self.delivered is not None and before is not None and after is not None
@@ -205,7 +206,7 @@ class Traffic:
 
     @property
     def source(self) -> str:
-        """Where the bytes came from."""
+        """Text that says where the bytes came from."""
         if self.delivered is None:
             return "a disk or the page cache, this system does not say which"
         share = min(1.0, self.delivered / max(1, self.asked))
@@ -216,13 +217,13 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """The records that a window, or a split that is kept in memory, reads: all of them, or a part of many.
+    """The records that a window or a split in memory reads: all of them, or a part if there are many.
 
     Attributes:
-      shards: of the selection.
+      shards: shards of the selection.
       pieces: segment, first record and end of each piece, int64 (p, 3).
-      row_of: the row of each record, int64 (n,); None: a split that is kept in memory, read in its order.
-      traffic: bytes that `bytes_only` has read.
+      row_of: row of each record, int64 (n,); None for a split that is kept in memory, which is read in its own order.
+      traffic: bytes read by `bytes_only`.
     """
 
     shards: Shards
@@ -236,7 +237,7 @@ class Reads:
         return int((self.pieces[:, 2] - self.pieces[:, 1]).sum())
 
     def bytes_only(self, passes: int) -> int:
-        """Reads the bytes `passes` times, without looking at them; returns the rows."""
+        """Reads the bytes `passes` times without looking at them; returns the number of rows."""
         sidecars = Sidecars(self.shards)
         is_packed = any(segment.shard.compression for segment in self.shards.segments)
         parts = self.shards.parts(self.pieces, None if is_packed else _READ_TASK)
@@ -248,7 +249,7 @@ class Reads:
 
     def _read_part(self, sidecars: Sidecars, segment: int, start: int, stop: int) -> int:
         shard = self.shards.segments[segment].shard
-        if not shard.is_seekable:  # its records can only be read from its beginning
+        if not shard.is_seekable:  # records can only be read from the beginning
             begin, end = 0, shard.num_bytes
         elif shard.compression:
             table = sidecars.members(segment)
@@ -264,19 +265,19 @@ class Reads:
 
     @property
     def source(self) -> str:
-        """Where the bytes came from."""
+        """Text that says where the bytes came from."""
         is_remote = folder(self.shards.data_dir).is_remote
         return f"{self.shards.data_dir}, a remote folder" if is_remote else self.traffic.source
 
     def checked(self, reader: LocalReader, passes: int) -> int:
-        """Has the reader read, check and place the records `passes` times; returns the rows."""
+        """Has the reader read, check and place the records `passes` times; returns the number of rows."""
         for _ in range(passes):
             reader.arrays(self.pieces, self.row_of)
         return passes * self.rows
 
 
 def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None) -> Reads:
-    """Returns the first pieces, up to `MOST_BYTES`; whole shards if one of them can only be read forward."""
+    """Returns the first pieces, up to `MOST_BYTES`; whole shards if one of them can only be read sequentially."""
     counts = [segment.num_examples for segment in shards.segments]
     is_forward = not all(segment.shard.is_seekable for segment in shards.segments)
     if is_forward:
@@ -297,7 +298,7 @@ def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64]
 
 
 def bytes_from_disks() -> int | None:
-    """Returns the bytes that disks have delivered to this process so far; None: the system does not say."""
+    """Returns the bytes that disks have delivered to this process so far; None if the system does not say."""
     try:
         lines = dict(line.split(": ") for line in _PROC_IO.read_text(encoding="ascii").splitlines())
         return int(lines["read_bytes"])

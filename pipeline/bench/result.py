@@ -1,6 +1,6 @@
-"""The stages of an input, the cost of each, and what bounds the input: as lines of text, or as a JSON object.
+"""The stages of an input, the cost of each, and the bottleneck, as lines of text or as a JSON object.
 
-A mixture is timed from end to end, in each segment of its schedule; the stages of a source are timed by itself.
+A mixture is timed end to end, in each segment of its schedule; to time the stages of a source, run it by itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pipeline.commands.text import count_of, table
 from pipeline.request import BOTH, DEVICE, HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
-# Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
-# they overlap.
+# Parts measured in addition to the stages of a batch. The last four are sections, which overlap as each has its own
+# threads.
 BYTES = "bytes"
 READER, ORDER, BATCHES, DEVICES = "reader", "order", "batches", "devices"
 SECTIONS = {
@@ -30,19 +30,19 @@ SECTIONS = {
     BATCHES: "making batches",
     DEVICES: "making and copying batches",
 }
-_SECTION_OF = {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}  # the other stages: BATCHES
-_IN_JSON = {AUGMENT: "distort"}  # other programs know the stage by this; see `pipeline.commands.aliases`
+_SECTION_OF = {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}  # all other stages: BATCHES
+_IN_JSON = {AUGMENT: "distort"}  # the name that other programs know; see `pipeline.commands.aliases`
 CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
 TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
 _MICRO, _MB = 1e6, 1e6
 _LAST = "share of the processor time"
-_SHARE = 5  # columns of a share in front of its bar
+_SHARE = 5  # columns for the share in front of its bar
 _LEAST_BAR, _MOST_BAR = 10, 60
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 _PLAIN = "#"
 _BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
-_COLUMNS = 80  # where there is no terminal
+_COLUMNS = 80  # without a terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Stage:
     """A stage of an input.
 
     Attributes:
-      name: `read`, `check`, ...
-      terms: its cost, as measured parts to add (1) and to subtract (-1); empty: this input does not have the stage.
-      note: how it is done, or why it does not occur.
-      row_bytes: bytes that it hands on per row; None: nothing that has a size.
-      once: whether it is done once per run, not per epoch.
+      name: name of the stage: `read`, `check`, ...
+      terms: cost, as measured parts to add (1) and to subtract (-1); empty if this input does not have the stage.
+      note: remark on how it is done, or why it does not occur.
+      row_bytes: bytes that it hands on per row; None if that has no size.
+      once: whether it is done once per run rather than per epoch.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Stage:
 
 
 def of_prefixes(prefixes: list[str]) -> dict[str, dict[str, int]]:
-    """Returns the terms of the stages that make a batch: the cost up to a stage minus that up to the one before.
+    """Returns the terms of the stages that make a batch: the cost up to a stage minus the cost up to the previous one.
 
     Args:
-      prefixes: the stages after which the input can stop, in order; empty: a batch is a slice of a window.
+      prefixes: stages after which the input can stop, in order; empty if a batch is a slice of a window.
     """
     terms = {later: {later: 1, sooner: -1} for sooner, later in itertools.pairwise(prefixes)}
     return terms | {"batch": {WEIGHTS: 1} if prefixes else {BATCHES: 1}}
 
 
 class Sample(NamedTuple):
-    """One round: rows, seconds by the clock, and seconds of processor time of all threads of this process."""
+    """One round: rows, wall-clock seconds, and seconds of processor time over all threads of this process."""
 
     rows: int
     seconds: float
@@ -89,7 +89,7 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """A figure over the rounds: the median, the lowest and the highest."""
+    """A figure over the rounds: median, lowest and highest."""
 
     median: float
     lowest: float
@@ -97,20 +97,20 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Returns the spread of some values, one at least."""
+        """Returns the spread of at least one value."""
         ordered = sorted(values)
         return cls(statistics.median(ordered), ordered[0], ordered[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a stage costs.
+    """The cost of a stage.
 
     Attributes:
       stage: the stage.
       processor: microseconds of processor time per row, over all cores.
-      clock: microseconds per row, by the clock, that it adds to the stages before it in its section.
-      share: its part, 0..1, of the processor time of all stages that each epoch repeats; 0 if it is done once.
+      clock: wall-clock microseconds per row that it adds to the earlier stages of its section.
+      share: share, 0..1, of the processor time of all stages that each epoch repeats; 0 if it is done once.
     """
 
     stage: Stage
@@ -125,13 +125,13 @@ class Result:
 
     Attributes:
       stages: all stages, in order.
-      costs: by name, of the stages that occur.
-      sections: rows per second of each section by itself.
-      rate: rows per second from end to end.
+      costs: costs of the stages that occur, by name.
+      sections: rows per second of each section alone.
+      rate: rows per second end to end.
       processor: microseconds of processor time per row, of the whole process.
-      busy: part of the cores' time that this process used, 0..1.
-      bound: name of the stage that bounds the input.
-      is_processor_bound: whether it does so because the cores have no time left, at least not for this process.
+      busy: share of the cores' time that this process used, 0..1.
+      bound: name of the stage that is the bottleneck.
+      is_processor_bound: whether that is because the cores have no time left, at least not for this process.
     """
 
     stages: Sequence[Stage]
@@ -147,13 +147,13 @@ class Result:
 def result_of(
     stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
 ) -> Result:
-    """Returns the costs of the stages, and what bounds the input.
+    """Returns the costs of the stages and the bottleneck.
 
     Args:
-      stages: of the input.
-      samples: of each measured part, by name.
+      stages: stages of the input.
+      samples: samples of each measured part, by name.
       whole: samples of the whole input.
-      cores: of this machine.
+      cores: number of cores of this machine.
     """
     found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
     total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
@@ -167,7 +167,7 @@ def result_of(
     repeated = [cost for cost in costs.values() if not cost.stage.once]
     within = [cost for cost in repeated if _SECTION_OF.get(cost.stage.name, BATCHES) == slowest] or repeated
     rate = Spread.of(_rate(s) for s in whole)
-    # Sections that are each much faster than the whole compete for the cores, even if these are not all busy.
+    # If every section alone is much faster than the whole, they compete for the cores, even if not all are busy.
     by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
     return Result(
@@ -191,7 +191,7 @@ def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
 
 
 def _repeated(stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """Returns the sections that work in each epoch."""
+    """Returns the sections that are active in every epoch."""
     reads_once = any(stage.once and stage.name == "read" for stage in stages)
     return [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]
 
@@ -201,7 +201,7 @@ def _rate(sample: Sample) -> float:
 
 
 def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
-    """Returns the lines that say what is timed."""
+    """Returns lines that describe what is timed."""
     made, spec, order, request = resolved.manifest, resolved.spec, resolved.order, resolved.request
     image = made.features["image"]
     size = "x".join("?" if side is None else str(side) for side in image.shape)
@@ -218,13 +218,13 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
 
 
 def recipe_text(request: Request) -> str:
-    """Returns in words how images are augmented, and where."""
+    """Returns text that says how and where images are augmented."""
     recipe = "unaugmented" if request.augment in (None, "none") else f"augmented by {request.augment}"
     return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.augment_on]
 
 
 def stage_lines(result: Result, num_records: int) -> list[str]:
-    """Returns the table of the stages, with a bar for each that is done in every epoch."""
+    """Returns the table of stages, with a bar for each one that every epoch repeats."""
     plain = table([_row(result, stage, num_records, "") for stage in result.stages], left=(_LAST,))
     bars = Bars()
     before = len(plain[0]) - len(_LAST) + _SHARE
@@ -260,12 +260,12 @@ def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple
 
 
 def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
-    """Returns the lines with the rates, and with what bounds the input.
+    """Returns lines with the rates and the bottleneck.
 
     Args:
-      result: the figures.
-      cores: of this machine.
-      source: where the bytes came from, in words.
+      result: measurement.
+      cores: number of cores of this machine.
+      source: text that says where the bytes came from.
     """
     total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
     sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
@@ -281,7 +281,7 @@ def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
 
 
 def reason(result: Result) -> str:
-    """Returns in words which stage bounds the input, and why."""
+    """Returns text that says which stage is the bottleneck, and why."""
     cost = result.costs[result.bound]
     if result.is_processor_bound:
         text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
@@ -306,7 +306,7 @@ def _spread(spread: Spread, digits: int = 0) -> str:
 def as_object(
     result: Result, resolved: ResolvedRequest, devices: Sequence[str], cores: int, source: str
 ) -> dict[str, Any]:
-    """Returns the result as JSON can hold it."""
+    """Returns the result as a JSON-compatible object."""
     spec, request = resolved.spec, resolved.request
     return {
         "dataset": resolved.manifest.dataset,
@@ -351,7 +351,7 @@ def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
 
 
 class Bars:
-    """Draws bars in the characters and colours that standard output can show."""
+    """Draws bars in characters and colours that standard output can show."""
 
     def __init__(self) -> None:
         """Finds out what standard output can show."""
@@ -370,7 +370,7 @@ class Bars:
         Args:
           share: length of the bar, 0..1.
           width: columns of the longest bar.
-          is_bound: whether it belongs to the stage that bounds the input, which has another colour.
+          is_bound: whether it is the bar of the bottleneck, which has a different colour.
         """
         eighths = round(min(max(share, 0.0), 1.0) * width * 8)
         if self._has_blocks:
@@ -382,12 +382,12 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Steps of a mixture that have the same rows of each source.
+    """Consecutive steps of a mixture with the same rows of each source.
 
     Attributes:
-      first_step: of the segment.
-      rows: of each source in a step.
-      request: endless steps of this segment, in the units of the whole schedule.
+      first_step: first step of the segment.
+      rows: number of rows of each source in a step.
+      request: request for endless steps of this segment, in the units of the whole schedule.
     """
 
     first_step: int
@@ -396,12 +396,12 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """What its part is called."""
+        """Name of its part."""
         return f"from step {self.first_step}"
 
 
 def mixture_heading(mixture: ResolvedInput, devices: Sequence[str]) -> list[str]:
-    """Returns the lines that say which mixture is timed."""
+    """Returns lines that describe the mixture that is timed."""
     request = mixture.request
     unit = f"; units of {count_of(request.shares.units[0], 'row')}" if request.schedule else ""
     return [
@@ -437,7 +437,7 @@ def mixture_as_object(
     devices: Sequence[str],
     cores: int,
 ) -> dict[str, Any]:
-    """Returns the result of a mixture as JSON can hold it."""
+    """Returns the result for a mixture as a JSON-compatible object."""
     found = []
     for segment in segments:
         rate, processor, busy = _figures(samples[segment.name])
@@ -463,7 +463,7 @@ def mixture_as_object(
 
 
 def _figures(samples: Sequence[Sample]) -> tuple[Spread, Spread, float]:
-    """Returns images per second, microseconds of processor time per image, and how many cores are busy."""
+    """Returns images per second, microseconds of processor time per image, and the number of busy cores."""
     rate = Spread.of(one.rows / one.seconds for one in samples)
     processor = Spread.of(one.processor / one.rows * _MICRO for one in samples)
     return rate, processor, statistics.median(one.processor / one.seconds for one in samples)

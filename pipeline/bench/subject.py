@@ -1,4 +1,4 @@
-"""The input to time: a window in memory, from which batches are made up to any stage, and the parts to measure."""
+"""The input to time: a window in memory, from which batches are made up to any stage, and its parts."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Subject:
     """An input, with one window of it in memory.
 
     Attributes:
-      resolved: the arguments of `input_fn`, with the data set.
-      strategy: whose replicas get the batches; None: one replica, which reads them from host memory.
-      reader: reads windows.
-      chosen: makes batches of rows as the reader returns them.
-      batches: makes batches of `held`; differs from `chosen` if a split that is kept in memory is decoded there.
-      run: the steps of the whole run.
-      window: the number, within its epoch, of the window in memory.
-      held: the rows of that window; if the split is kept in memory, all rows.
-      reads: the bytes and records to read.
+      resolved: arguments of `input_fn`, with the data set.
+      strategy: strategy whose replicas get the batches; None for one replica that reads host memory.
+      reader: reader of windows.
+      chosen: maker of batches from rows as the reader returns them.
+      batches: maker of batches from `held`; differs from `chosen` if a split in memory is decoded there.
+      run: steps of the whole run.
+      window: number, within its epoch, of the window in memory.
+      held: rows of that window; all rows if the split is kept in memory.
+      reads: bytes and records to read.
     """
 
     resolved: ResolvedRequest
@@ -76,7 +76,7 @@ class Subject:
             assert isinstance(reader, LocalReader)
             feed = make_feed(resolved.order, None, NumpyArrays())
             run = Run(feed, 0, MAX_STEP)
-            # The first window of an epoch that completes an element: a small one may only fill the next one's tail.
+            # The first window that completes an element: a small one may only fill the next one's tail.
             windows = range(feed.order.windows)
             window = next(w for w in windows if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))
             selection = resolved.selection
@@ -87,7 +87,7 @@ class Subject:
                 pieces, row_of = all_pieces(selection, None if times is None else times.records), None
             else:
                 plan, _ = next(iter(_repeated(run, window, reader.assigns_rows)))
-                read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
+                read = tf.function(reader.read, autograph=False)  # in a graph, whose errors keep the reader's message
                 held, batches = read(plan.pieces, plan.slots, plan.times), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
@@ -96,12 +96,12 @@ class Subject:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the split is read once and kept in memory."""
+        """Whether the split is read once and then kept in memory."""
         return self.resolved.order.windows == 1
 
     @property
     def rows(self) -> int:
-        """Rows of a batch."""
+        """Number of rows in a batch."""
         return self.resolved.order.global_batch_size
 
     @property
@@ -118,7 +118,7 @@ class Subject:
         return [NUMBERS, GATHER, *([DECODE] if decodes else []), *augment]
 
     def dataset(self, until: str | None = None) -> tf.data.Dataset:
-        """Returns endless batches of the window in memory, or with `until`, the results of that stage."""
+        """Returns endless batches of the window in memory or, with `until`, the results of that stage."""
         if until not in self._datasets:
             self._datasets[until] = self._made(dataclasses.replace(self.batches, until=until))
         return self._datasets[until]
@@ -129,7 +129,7 @@ class Subject:
             if isinstance(self.held, ResidentRows):
                 return resident(run, batches, self.held, self.plans())
             held, in_place = self.held, self.reader.assigns_rows
-            # Each time the window is due, it gets the columns that were read once.
+            # Every repetition of the window gets the same columns, which were read once.
             loaded = self.plans().map(lambda plan, first: (plan, first, {RECORD_ID: plan.records, **held}))
             return of_windows(run, batches, with_tails(loaded), in_place)
 
@@ -154,16 +154,16 @@ class Subject:
         return self.strategy is None or all("CPU" in name for name in self.strategy.extended.worker_devices)
 
     def whole(self) -> Any:
-        """Returns the input as a run has it, including reading."""
+        """Returns the input as in a run, including reading."""
         order = self.resolved.order
-        epochs = None if order.training else (1 << 50) // order.steps_per_epoch  # whose end no benchmark reaches
+        epochs = None if order.training else (1 << 50) // order.steps_per_epoch  # more than any benchmark reaches
         request = dataclasses.replace(self.resolved.request, epochs=epochs)
         if self.strategy is None:
             return make_dataset(request)
         return distribute_request(self.strategy, request, grouped=True)
 
     def parts(self) -> list[Part]:
-        """Returns the parts of the input that are measured one by one."""
+        """Returns the parts of the input, to be measured one by one."""
         reads = self.reads
         contiguous = self.reader.assigns_rows and not self.is_resident
         plans = self.run.plans(contiguous)
@@ -186,13 +186,13 @@ class Subject:
         return found
 
     def whole_part(self) -> Part:
-        """Returns the input as a run has it, as a part to measure."""
+        """Returns the whole input, as in a run, as a part to measure."""
         order = self.resolved.order
         window = 1 if self.is_resident else -(-order.steps_per_epoch // order.windows)
         return steps("whole", self.whole(), self.rows, window)
 
     def stages(self) -> list[Stage]:
-        """Returns the stages of the input, in the order in which a row passes through them."""
+        """Returns the stages of the input in the order in which rows pass through them."""
         made, found = self.resolved, of_prefixes(self.prefixes())
         segments = made.selection.segments
         stored = sum(s.shard.num_bytes for s in segments) / max(1, sum(s.shard.num_examples for s in segments))
@@ -233,7 +233,7 @@ class Subject:
         ]
 
     def _ids(self) -> np.ndarray:
-        """Returns the ids of the records that are read, in their order, int64 (n,)."""
+        """Returns the ids of the records to read, in order, int64 (n,)."""
         counts = np.array([segment.num_examples for segment in self.resolved.selection.segments], np.int64)
         segments, first, stop = self.reads.pieces.T
         return consecutive(NumpyArrays(), (np.cumsum(counts) - counts)[segments] + first, stop - first)
@@ -271,13 +271,13 @@ def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
 
 
 def steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
-    """Returns the part that takes batches.
+    """Returns a part that takes batches.
 
     Args:
-      name: of the part.
-      batches: an endless dataset.
-      rows: of a batch.
-      whole: batches of a window, for an input that reads: its rounds hold whole windows and follow each other.
+      name: name of the part.
+      batches: endless dataset.
+      rows: number of rows in a batch.
+      whole: number of batches in a window, for an input that reads: its rounds are consecutive and hold whole windows.
     """
     take = taking(batches, lambda _: tf.constant(rows, tf.int64))
     if whole is None:
@@ -286,7 +286,7 @@ def steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
 
 
 def _row_bytes(spec: Any, rows: int, stored: float) -> float:
-    """Returns the bytes per row of the elements; a string is a serialized record of `stored` bytes."""
+    """Returns the bytes per row of the elements; a string counts as a serialized record of `stored` bytes."""
     total = 0.0
     for leaf in tf.nest.flatten(spec, expand_composites=True):
         if leaf.dtype == tf.string:
@@ -297,11 +297,12 @@ def _row_bytes(spec: Any, rows: int, stored: float) -> float:
 
 
 def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.Strategy | None:
-    """Returns the strategy with `replicas` replicas; None: one replica that reads host memory.
+    """Returns a strategy with `replicas` replicas; None for one replica that reads host memory.
 
     Args:
-      replicas: on the first GPUs, or on logical CPUs if there are none; None: all GPUs, or one CPU.
-      global_batch_size: rows that the replicas share.
+      replicas: number of replicas, on the first GPUs, or on logical CPUs if there are none; None for all GPUs, or one
+        CPU.
+      global_batch_size: number of rows that the replicas share.
 
     Raises:
       UsageError: there are fewer GPUs, or the replicas do not divide the global batch.
@@ -326,18 +327,18 @@ def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.S
 
 
 def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
-    """Returns the devices of the replicas, as `CPU:0`."""
+    """Returns the device names of the replicas, such as `CPU:0`."""
     if strategy is None:
         return ["CPU:0"]
     return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
 
 
 def segments_of(mixture: ResolvedInput) -> list[Segment]:
-    """Returns the segments of a mixture; without a schedule it has one."""
+    """Returns the segments of a mixture; without a schedule there is one."""
     request, schedule, segments = mixture.request, mixture.request.schedule, mixture.request.shares.segments
     if not schedule:
         return [Segment(*segments[0], request)]
-    # All segments take a step each, so that the units stay the same; then the one that is timed does not end.
+    # One step for each segment, so that the units stay the same; then the segment to time, endless.
     short = [(step, weights) for step, (_, weights) in enumerate(schedule)]
     last = len(schedule)
     return [
@@ -347,7 +348,7 @@ def segments_of(mixture: ResolvedInput) -> list[Segment]:
 
 
 def segment_part(segment: Segment, strategy: tf.distribute.Strategy | None) -> Part:
-    """Returns a segment as a part to measure: the input as a run has it, including reading."""
+    """Returns a segment as a part to measure: the input as in a run, including reading."""
     request = segment.request
     batches = make_dataset(request) if strategy is None else distribute_request(strategy, request)
     return steps(segment.name, batches, request.global_batch_size, whole=1)

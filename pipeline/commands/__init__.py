@@ -1,1 +1,1 @@
-"""Shared by all commands: flags, exit codes, one-line errors, a quiet start."""
+"""Code shared by all commands: flags, exit codes, one-line errors, a quiet start."""

@@ -1,7 +1,7 @@
-"""Other names of options, flags and functions: earlier ones, and that of a classic program. They keep working.
+"""Aliases of options, flags and functions: earlier names, and the name that a classic program uses.
 
-Scripts may use them, and runs of earlier versions have stored them. What other programs read, or compiled code
-registers, has kept its earlier name: the keys `distort` and `distort_on` and the stage `distort` in the JSON of
+Scripts may use them, and runs of earlier versions have stored them. Names that other programs read, or that compiled
+code registers, stay the earlier ones: the keys `distort` and `distort_on` and the stage `distort` in the JSON of
 `pipeline.bench`, the key `distort` in export.json, the features `distort_key` and `distort_epoch` of batches that a
 device augments, and the operations `StepfeedDistort` and `StepfeedDistortToFloats`.
 """
@@ -19,12 +19,12 @@ TODAY = {"distort": "augment", "distort_on": "augment_on", "task_id": "task_inde
 
 
 def renamed(given: Mapping[str, _Value], known: Collection[str], where: str = "") -> dict[str, _Value]:
-    """Returns options by today's names.
+    """Returns options by their current names.
 
     Args:
-      given: values by name.
-      known: today's names of the options that there are.
-      where: beginning of the message of an error, such as `input_fn: `.
+      given: values by name, in either form.
+      known: current names of the available options.
+      where: beginning of an error's message, such as `input_fn: `.
 
     Raises:
       UsageError: an option is given by both of its names.
@@ -34,16 +34,16 @@ def renamed(given: Mapping[str, _Value], known: Collection[str], where: str = ""
 
 
 def stored(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the flags that a run of this version or an earlier one has stored in groups, by today's names."""
+    """Returns the flags that a run of this or an earlier version stored in groups, by their current names."""
     return {TODAY.get(name, name): value for members in groups.values() for name, value in members.items()}
 
 
 def arguments(tokens: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Returns the arguments of a command with today's names of its flags.
+    """Returns a command's arguments with the current names of its flags.
 
     Args:
-      tokens: the arguments.
-      flags: names of the command's flags, without dashes.
+      tokens: command-line arguments.
+      flags: flag names of the command, without dashes.
     """
     names = [token.partition("=")[0] for token in tokens]
     today = {f"--{other}": f"--{name}" for other, name in TODAY.items() if name in flags}
@@ -60,9 +60,9 @@ def check_once(given: Iterable[str], where: str = "", dashes: str = "") -> None:
     """Raises UsageError if an option is given by both of its names.
 
     Args:
-      given: names of what is given.
+      given: option names that were given.
       where: beginning of the message, such as `input_fn: `.
-      dashes: what stands before a name in the message.
+      dashes: prefix of a name in the message.
     """
     names = set(given)
     for other, name in TODAY.items():

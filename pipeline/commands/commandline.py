@@ -32,8 +32,8 @@ _EXTRA_OF = {
 }
 
 
-# By the names that other trainers and scripts use, among them TensorFlow's classic programs: our flags. A command
-# suggests the first that it has.
+# {name in other trainers and scripts, among them TensorFlow's classic programs: our flags}. A command suggests the
+# first of them that it has.
 _USUAL = {
     **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
     **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
@@ -75,7 +75,7 @@ _USUAL = {
         ("log_steps", "logging_steps", "log_interval", "log_frequency", "display_step", "print_freq"), ("log_every",)
     ),
 }
-# Where one of these names means something else than our flag does.
+# How these names differ in meaning from our flag.
 _DIFFERENCES = {
     "global_batch_size": "it counts the rows of all replicas together, not of each",
     "model_dir": "a run in it is resumed, not wiped; --fresh starts over",
@@ -91,14 +91,14 @@ _BOOLS = {
 
 
 class _Switch(argparse.Action):
-    """`--deep` and `--nodeep`."""
+    """Action for `--deep` and `--nodeep`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         setattr(namespace, self.dest, option == self.option_strings[0])
 
 
 class _Negatable(argparse.Action):
-    """`--jit_compile`, `--jit_compile=auto` and `--nojit_compile`, which has the value `off`."""
+    """Action for `--jit_compile`, `--jit_compile=auto` and `--nojit_compile`, which means the value `off`."""
 
     def __init__(self, off: str, **options: Any) -> None:
         super().__init__(**options)
@@ -112,13 +112,13 @@ class _Negatable(argparse.Action):
 
 
 class _NoValue(NamedTuple):
-    """In place of a value that cannot be parsed: what is wrong. argparse itself would only report the first one."""
+    """Stands for a value that cannot be parsed, and says why: argparse itself would only report the first one."""
 
     problem: str
 
 
 class _Listing(argparse.Action):
-    """`--flags`: prints the names of all flags, for `stepfeed completion`."""
+    """Action for `--flags`, which prints the names of all flags, for `stepfeed completion`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         print(*(name for name in parser.actions if name.startswith("--")), "--help", sep="\n")
@@ -132,11 +132,11 @@ class _Parser(argparse.ArgumentParser):
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
         super().__init__(prog=errors.name_of(command), description=f"{description} {about(kind)}", allow_abbrev=False)
         self.given: list[str] = []
-        self.wrong: set[str] = set()  # names of flags without a usable value
-        self.is_mended = False  # whether parsing again avoids the last error
-        self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
+        self.wrong: set[str] = set()  # flags without a usable value
+        self.is_mended = False  # whether another try avoids the last error
+        self.actions: dict[str, argparse.Action] = {}  # by name on the command line
         self.num_places = 0
-        self.free: list[str] = []  # the flag that takes all arguments without a name, if there is one
+        self.free: list[str] = []  # the flag that takes all unnamed arguments, if there is one
         self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
         for group in groups:
             section = self.add_argument_group("flags" if group is kind else about(group).rstrip("."))
@@ -152,7 +152,7 @@ class _Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        """Raises UsageError; first takes the fault out, if possible, so that the arguments can be parsed again."""
+        """Raises UsageError; first removes the faulty argument, if possible, so that the rest can be parsed again."""
         if message.startswith(_REQUIRED):
             raise self._missing([name.split("/")[0] for name in message.removeprefix(_REQUIRED).split(", ")])
         names, _, problem = message.removeprefix("argument ").partition(": ")
@@ -166,7 +166,7 @@ class _Parser(argparse.ArgumentParser):
         raise errors.UsageError(f"{name}: expected a value, as in {name}=VALUE")
 
     def _missing(self, names: Sequence[str]) -> errors.UsageError:
-        """Returns the error for missing flags, except those that the user most likely meant by an unknown one."""
+        """Returns an error about missing flags, except those that an unknown one most likely stands for."""
         for action in self._actions:
             if action.required and str(next(iter(action.option_strings), action.metavar)) in names:
                 self.wrong.add(action.dest)
@@ -182,7 +182,7 @@ class _Parser(argparse.ArgumentParser):
         return errors.MistakesError(told)
 
     def parsed(self, mistakes: Mistakes) -> tuple[dict[str, Any], list[str]]:
-        """Parses `given`; returns the values by names of flags, and the other arguments. Notes mistakes."""
+        """Parses `given`, noting mistakes; returns the values by flag name, and the other arguments."""
         while True:
             try:
                 known, rest = self.parse_known_args(self.given)
@@ -196,7 +196,7 @@ class _Parser(argparse.ArgumentParser):
         for name in [name for name, value in values.items() if isinstance(value, _NoValue)]:
             self.wrong.add(name)
             mistakes.found.append(errors.UsageError(f"--{name}: {values.pop(name).problem}"))
-        for name in self.free:  # argparse itself takes only those before the first flag
+        for name in self.free:  # argparse itself only takes those before the first flag
             values[name] = [*values.get(name, []), *(token for token in rest if not token.startswith("-"))]
             rest = [token for token in rest if token.startswith("-")]
         return values, rest
@@ -208,7 +208,7 @@ def about(kind: type) -> str:
 
 
 def names_of(flag: Flag) -> tuple[str, ...]:
-    """Returns the names of a flag on the command line."""
+    """Returns a flag's names on the command line."""
     if flag.field.metadata.get("positional"):
         return (flag.name,)
     negatable = flag.kind is bool or flag.field.metadata.get("off")
@@ -216,13 +216,13 @@ def names_of(flag: Flag) -> tuple[str, ...]:
 
 
 def options_of(flag: Flag, default: Any) -> dict[str, Any]:
-    """Returns the arguments of argparse's `add_argument` for a flag with a default."""
+    """Returns the arguments of argparse's `add_argument` for a flag with a default value."""
     metadata = flag.field.metadata
     of = f" of {metadata['default_of']}" if metadata.get("default_of") else ""
     shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"
     if default is None and metadata.get("unset"):
         shown = f" (None: {metadata['unset']})"
-    # A flag that is not given is then no attribute of the namespace, so that the dataclass's default applies.
+    # A flag that is not given then has no attribute in the namespace, so that the dataclass's default applies.
     options: dict[str, Any] = {
         "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),
         "default": argparse.SUPPRESS,
@@ -245,7 +245,7 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
 
 
 def _parser_of(flag: Flag) -> Callable[[str], Any]:
-    """Returns what makes the value of a flag of its text."""
+    """Returns the function that parses the text of a flag's value."""
     parse = flag.field.metadata.get("parse")
     if parse is None:
         return {int: _whole_number, float: _number}.get(flag.kind, str)
@@ -260,30 +260,30 @@ def _parser_of(flag: Flag) -> Callable[[str], Any]:
 
 
 def _usual(name: str, flags: Sequence[str]) -> str | None:
-    """Returns the flag that has another name elsewhere; None: there is none."""
+    """Returns our flag for a name used elsewhere; None if there is none."""
     usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
     return next((flag for flag in usual if flag in flags), None)
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
-    """Returns the flag that the user most likely meant by an unknown one; None: there is no guess."""
+    """Returns the flag that the user most likely meant by an unknown one; None without a guess."""
     earlier = {f"--{old}": f"--{new}" for old, new in aliases.TODAY.items() if f"--{new}" in flags}
     near = _usual(name, flags) or errors.nearest(name, [*flags, *earlier])
     return earlier.get(near, near) if near else None
 
 
 def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
-    """Returns the error for an unknown flag, with what the user most likely meant."""
+    """Returns an error about an unknown flag that says what the user most likely meant."""
     near = _nearest(name, flags)
     differs = _DIFFERENCES.get((_usual(name, flags) or "").lstrip("-"), "")
-    if "--fresh" in differs and "--fresh" not in flags:  # a command that writes no run
+    if "--fresh" in differs and "--fresh" not in flags:  # the command writes no run
         differs = ""
     asked = f"did you mean {near!r}{f' ({differs})' if differs else ''}? " if near else ""
     return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
 
 
 def _whole_number(text: str) -> int | _NoValue:
-    """Returns the number that a text such as 1000 or 1e3 stands for."""
+    """Parses a whole number, such as 1000 or 1e3."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(ValueError):
@@ -304,8 +304,8 @@ def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
     """Raises one UsageError for all arguments that a command does not have.
 
     Args:
-      arguments: arguments that its parser does not know.
-      flags: names that it knows.
+      arguments: arguments unknown to the command's parser.
+      flags: flag names that it knows.
     """
     with Mistakes() as mistakes:
         for argument in arguments:
@@ -329,21 +329,22 @@ def parse(
     unsettled: Collection[str] = (),
     most: float | None = None,
 ) -> _Config:
-    """Returns the arguments as a config: a dataclass of type `kind`.
+    """Parses the command line into a config, a dataclass of type `kind`.
 
     Args:
-      command: its name, for --help.
+      command: name of the command, for --help.
       description: description for --help.
-      kind: a dataclass; each of its fields is a flag, or a dataclass of flags.
-      argv: the arguments; None for those of the process.
-      default: defaults by the names of flags, where they differ from those of the fields.
-      check: checks the config beyond its fields and its class; raises UsageError.
-      others: takes the arguments that are not flags of `kind`, and the names of its flags; raises UsageError for them.
+      kind: dataclass each of whose fields is a flag, or a dataclass of flags.
+      argv: command-line arguments; None for the process's own.
+      default: defaults by flag name, where they differ from the fields' defaults.
+      check: function that checks the config beyond its fields and its class; raises UsageError.
+      others: function of the arguments that are not flags of `kind` and the names of its flags; raises UsageError to
+        reject them.
       unsettled: flags whose value is not known yet; nothing that depends on them is checked.
-      most: as for `flags.make`.
+      most: largest value, as in `flags.make`.
 
     Raises:
-      UsageError: flags are unknown or missing, or values cannot work, or not together; it reports all of that.
+      UsageError: flags are unknown or missing, or values cannot work alone or together; it reports all mistakes.
     """
     config, rest, flags = parse_known(
         command, description, kind, argv, default, check=check, others=others, unsettled=unsettled, most=most
@@ -365,14 +366,14 @@ def parse_known(
     unsettled: Collection[str] = (),
     most: float | None = None,
 ) -> tuple[_Config, list[str], list[str]]:
-    """Returns the config as `parse` does, the arguments that it has no flags for, and the names of its flags.
+    """Parses like `parse`; returns the config, the arguments without a flag in it, and the names of its flags.
 
     Args:
-      command, description, kind, argv, default, check, unsettled, most: as for `parse`.
-      others: as for `parse`, but only called if there are other mistakes to report.
+      command, description, kind, argv, default, check, unsettled, most: see `parse`.
+      others: function as in `parse`, but only called if there are other mistakes to report.
 
     Raises:
-      UsageError: flags are missing, or values cannot work, or not together; it reports all of that.
+      UsageError: flags are missing, or values cannot work alone or together; it reports all mistakes.
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
@@ -400,10 +401,10 @@ def parse_known(
 
 
 def with_folder(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments with the folder that they begin with in the form that the command takes.
+    """Returns the arguments with a leading folder in the form that the command takes.
 
-    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it needs a
-    run alone, `RUN` and `--model_dir=RUN` do.
+    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it only
+    needs a run, `RUN` and `--model_dir=RUN` do.
     """
     found, data = list(tokens), flags.get("data_dir")
     if data is not None and data.field.metadata.get("positional"):
@@ -442,7 +443,7 @@ def _with_plain_switches(
 
 
 def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
-    """Refuses `--unknown VALUE DIR`, because VALUE would be taken for our positional argument.
+    """Refuses `--unknown VALUE DIR`, because VALUE would be mistaken for our positional argument.
 
     Raises:
       UsageError: there is such an argument.
@@ -459,10 +460,10 @@ def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
 
 
 def _with_home(token: str) -> str:
-    """Returns an argument with the home folder in place of a leading `~`, which shells do not replace after a `=`.
+    """Expands a leading `~` in an argument's value, which shells do not do after a `=`.
 
     Raises:
-      UsageError: there is no such home, or the value is a URL with a typo that would name a local folder.
+      UsageError: there is no such home folder, or the value is a URL with a typo that would name a local folder.
     """
     flag, equals, value = token.rpartition("=") if token.startswith("-") else ("", "", token)
     nearly = _NEARLY_URL.fullmatch(value)
@@ -477,7 +478,7 @@ def _with_home(token: str) -> str:
 
 
 def require(*modules: str) -> None:
-    """Raises UsageError with the `pip install` that brings a missing optional package."""
+    """Raises UsageError with the `pip install` command if an optional package is missing."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise errors.UsageError(
@@ -486,7 +487,7 @@ def require(*modules: str) -> None:
 
 
 def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command's main and exits: 0, or the error's code after one line on stderr."""
+    """Runs a command's main and exits with 0, or prints one line to stderr and exits with the error's code."""
     _open_closed_streams()
     command = errors.name_of(command)
     try:
@@ -498,7 +499,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         sys.stdout.flush()
     except errors.PipelineError as error:
         for mistake in error.mistakes:
-            _complain(f"{command}: {printable(str(mistake))}")  # a name may hold a newline
+            _complain(f"{command}: {printable(str(mistake))}")  # a name may contain a newline
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _complain(f"{command}: interrupted")
@@ -510,21 +511,21 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     except OSError as error:
         if error.errno not in _FULL or error.filename:
             raise
-        discard(sys.stdout)  # else Python would try to write its buffer again at the exit
+        discard(sys.stdout)  # or Python would try to write its buffer again at exit
         _complain(f"{command}: the output cannot be written: {errors.reason_of(error)}")
         sys.exit(errors.EXIT_DATA)
     sys.exit(0)
 
 
 def discard(stream: TextIO) -> None:
-    """Sends a stream's buffer, and all that is written to it later, to the null device."""
+    """Redirects a stream's buffer, and everything written to it later, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def _complain(line: str) -> None:
-    """Prints a line to stderr; if nobody can read it, the exit code alone says what happened."""
+    """Prints a line to stderr; if nobody can read it, the exit code has to do."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -532,13 +533,13 @@ def _complain(line: str) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Opens standard streams that the caller has closed (`>&-`) on the null device.
+    """Opens standard streams that the caller has closed (`>&-`) to the null device.
 
-    Python sets a closed stream to None and leaves its descriptor free: the next file to be opened, such as a
-    checkpoint, would get that number, and with it what libraries print.
+    Python sets a closed stream to None and leaves its descriptor free: the next file opened, such as a checkpoint,
+    would get that number and, with it, whatever libraries print.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: that of the stream
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number: the stream's
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode))

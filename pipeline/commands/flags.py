@@ -1,4 +1,4 @@
-"""Flags as fields of dataclasses: `flag` declares one with its bounds and its --help; `check` checks values."""
+"""Flags as fields of dataclasses: `flag` declares one with its bounds and help text; `check` checks values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.errors import MistakesError, PipelineError, UsageError, unknown
 
 _Config = TypeVar("_Config")
 
-# For each kind of bound: the check of a value, and the words for it in a message.
+# {kind of bound: (check of a value, its wording in messages)}
 _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "least": (operator.ge, "{} or more"),
     "above": (lambda value, bound: math.isfinite(value) and value > bound, "a number above {}"),
@@ -26,7 +26,7 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 class Mistakes:
-    """Context that collects mistakes in flags and raises all of them together at its end.
+    """Context that collects mistakes in flags and raises all of them together at the end.
 
         with Mistakes() as mistakes:
             with mistakes.noted():
@@ -56,7 +56,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Context of a check, whose error is raised at the end."""
+        """Context for a check, whose error is raised at the end."""
         try:
             yield
         except UsageError as error:
@@ -67,10 +67,10 @@ class Flag(NamedTuple):
     """A flag of a command.
 
     Attributes:
-      field: of the dataclass that declares the flag.
-      kind: type of its value: str, int, float or bool; if it may be given several times, the type of one.
-      is_optional: whether its value may be None.
-      group: that dataclass.
+      field: field of the dataclass that declares the flag.
+      kind: type of the value: str, int, float or bool; of one value if the flag may be given several times.
+      is_optional: whether the value may be None.
+      group: dataclass that declares the flag.
     """
 
     field: dataclasses.Field[Any]
@@ -80,12 +80,12 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name, without dashes."""
+        """Name of the flag, without dashes."""
         return self.field.name
 
     @property
     def is_required(self) -> bool:
-        """Whether it must be given."""
+        """Whether the flag must be given."""
         return self.field.default is self.field.default_factory is dataclasses.MISSING
 
 
@@ -109,27 +109,28 @@ def flag(
     needs: str = "",
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns a field of a dataclass that is a flag of a command.
+    """Declares a dataclass field that is a flag of a command.
 
     Args:
-      default: its value if it is not given; without a default the flag is required.
+      default: value if the flag is not given; without a default the flag is required.
       text: help text.
-      least: smallest value allowed. A value of None is compared with no bound.
-      above: bound that values must exceed; they must be finite, too.
+      least: smallest value allowed. None as a value is not compared with bounds.
+      above: bound that values must exceed; they must also be finite.
       below: bound that values must stay below.
       most: largest value allowed; only `check_most` compares it.
-      known: names allowed.
-      default_of: help text of what else the default may come from, such as "the model".
-      unset: help text of what a default of None stands for.
-      metavar: name of its value in --help.
-      positional: whether it is given by its place, without its name.
-      repeated: whether it may be given several times; its value is a list, empty without a default.
-      bare: its value if its name alone is given; None: a value must follow.
-      off: its value if its name is given with `no` before it; None: there is no such name.
-      parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
-        ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
-      needs: attribute of its dataclass without which it has no effect, so that `check_needs` refuses it.
-      meaning: more metadata of the field.
+      known: allowed names.
+      default_of: help text on where else the default may come from, such as "the model".
+      unset: help text on what a default of None means.
+      metavar: name of the value in --help.
+      positional: whether it is given by position, without its name.
+      repeated: whether it may be given several times; the value is a list, empty by default.
+      bare: value if the name is given alone; None if a value must follow.
+      off: value if the name is given with a `no` prefix; None if there is no such name.
+      parse: function that makes the value from a text, or from what a Python caller passes, and returns a finished
+        value unchanged; raises ValueError that says what it must be. Bounds only apply to numbers. None to parse by the
+        type of the field.
+      needs: attribute of its dataclass without which the flag has no effect, so that `check_needs` refuses it.
+      meaning: further metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
     metadata = {
@@ -153,7 +154,7 @@ def flag(
 
 
 def fields_with(flags: Any, meaning: str) -> list[dataclasses.Field[Any]]:
-    """Returns the fields of a dataclass of flags whose declaration has a meaning."""
+    """Returns the fields of a dataclass of flags that declare a meaning."""
     return [field for field in dataclasses.fields(flags) if field.metadata.get(meaning)]
 
 
@@ -162,7 +163,7 @@ def flags_of(kind: type) -> Mapping[str, Flag]:
     return _by_name(kind)
 
 
-@functools.cache  # not `flags_of` itself: mypy takes no dataclass for hashable
+@functools.cache  # not `flags_of` itself: mypy does not consider dataclasses hashable
 def _by_name(kind: type) -> Mapping[str, Flag]:
     return {flag.name: flag for flag in _flags_of(kind)}
 
@@ -186,19 +187,20 @@ def make(
     wrong: Collection[str] = (),
     most: float | None = None,
 ) -> _Config:
-    """Returns a dataclass of flags, or of groups of flags, with some values.
+    """Makes a dataclass of flags, or of groups of flags, from values.
 
     Args:
-      kind: the dataclass.
-      values: by the names of flags; names that are not flags of it are ignored.
-      mistakes: notes values that cannot work; None: they are raised. A value that is wrong by itself is noted once.
+      kind: dataclass to make.
+      values: {flag name: value}; names of other flags are ignored.
+      mistakes: collector of values that cannot work; None to raise them. A value that is wrong by itself is noted once.
         Reading it from the result raises an error without a message, so that a check of several flags is silent if it
-        needs that value, and is made if it does not.
-      wrong: names of flags that are known to be wrong or missing.
-      most: as `default` of `check_most`; None: values are not compared with the largest ones.
+        needs that value, and still made if it does not.
+      wrong: flag names known to be wrong or missing.
+      most: largest value for fields that declare none, as in `check_most`; None not to compare values with the largest
+        ones.
 
     Raises:
-      UsageError: values cannot work; it reports all of them.
+      UsageError: values cannot work; the error reports all of them.
     """
     if mistakes is None:
         with Mistakes() as own:
@@ -226,7 +228,7 @@ def make(
 
 
 def _hiding(kind: Any, hidden: Collection[str]) -> type:
-    """Returns a subclass in which some attributes raise an error without a message when they are read."""
+    """Returns a subclass in which reading some attributes raises an error without a message."""
 
     class Hiding(kind):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
@@ -238,7 +240,7 @@ def _hiding(kind: Any, hidden: Collection[str]) -> type:
 
 
 def check_all(*checks: Callable[[], Any]) -> None:
-    """Makes all checks and raises one UsageError with everything that they find."""
+    """Runs all checks and raises one UsageError with everything they find."""
     with Mistakes() as mistakes:
         for one in checks:
             with mistakes.noted():
@@ -246,10 +248,10 @@ def check_all(*checks: Callable[[], Any]) -> None:
 
 
 def check(flags: Any) -> None:
-    """Checks the values of a dataclass against the known names and the bounds that its fields declare, except `most`.
+    """Checks a dataclass's values against the known names and bounds that its fields declare, except `most`.
 
     Raises:
-      UsageError: values are unknown or break a bound.
+      UsageError: a value is unknown or breaks a bound.
     """
     with Mistakes() as mistakes:
         for field in dataclasses.fields(flags):
@@ -276,11 +278,11 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def check_most(flags: Any, default: float = math.inf) -> None:
-    """Checks the values of a dataclass against the largest values that its fields declare.
+    """Checks a dataclass's values against the largest values that its fields declare.
 
     Args:
-      flags: the dataclass.
-      default: largest whole number for fields that declare none.
+      flags: dataclass of flags.
+      default: largest whole number for fields that do not declare one.
 
     Raises:
       UsageError: a value is larger.
@@ -299,7 +301,7 @@ def _check_most(field: dataclasses.Field[Any], value: Any, default: float) -> No
 
 
 def check_name(flag: str, value: str, known: Iterable[str]) -> None:
-    """Raises UsageError with the nearest known name if the value is none of the known names."""
+    """Raises UsageError, with the nearest known name, if the value is not a known name."""
     if value not in known:
         raise unknown(f"--{flag}", value, known)
 
@@ -310,14 +312,14 @@ def shown(name: str, value: Any) -> str:
 
 
 def check_needs(flags: Any, **why: str) -> None:
-    """Checks that flags that have no effect without another one, by their `needs`, are not given without it.
+    """Checks that a flag with `needs`, which has no effect without another one, is not given without it.
 
     Args:
-      flags: the dataclass.
-      **why: for an attribute that is needed, what the error says; without it: that the flag of that name is needed.
+      flags: dataclass of flags.
+      **why: {needed attribute: message of the error}; by default, that the flag of that name is needed.
 
     Raises:
-      UsageError: a flag has another value than its default, and what it needs is None, False or empty.
+      UsageError: a flag has a value other than its default while the attribute it needs is None, False or empty.
     """
     with Mistakes() as mistakes:
         for field in fields_with(flags, "needs"):
@@ -332,12 +334,12 @@ def _is_empty(value: Any) -> bool:
 
 
 def check_ending(flag: str, path: str | None, ending: str) -> None:
-    """Raises UsageError if a file to write is given, and its name has another ending."""
+    """Raises UsageError if the name of a file to write has the wrong ending; None passes."""
     if path is not None and not path.endswith(ending):
         raise UsageError(f"--{flag}={path}: the file's name must end in {ending}")
 
 
 def words(bounds: Mapping[str, float]) -> str:
-    """Returns bounds in words: `0 or more and below 1`."""
+    """Returns bounds as text: `0 or more and below 1`."""
     shown = {name: f"{bound:g}" if isinstance(bound, float) else str(bound) for name, bound in bounds.items()}
     return " and ".join(_BOUNDS[name][1].format(bound) for name, bound in shown.items())

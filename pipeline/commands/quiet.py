@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# TF_CPP_MIN_LOG_LEVEL works only once TensorFlow has set up its log; before that its libraries write straight to file
+# TF_CPP_MIN_LOG_LEVEL only works once TensorFlow has set up its log; before, its libraries write straight to file
 # descriptor 2.
 _HARMLESS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
@@ -21,9 +21,9 @@ _HARMLESS = re.compile(
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Context for importing TensorFlow or Beam: drops harmless notes, and shows the rest of stderr at the end.
+    """Context for importing TensorFlow or Beam that drops harmless notes and shows the rest of stderr at the end.
 
-    Beam's notes are warnings about optional cloud libraries. TensorFlow stays quiet after the import, too, unless
+    Beam's notes are warnings about optional cloud libraries. TensorFlow stays quiet after the import as well, unless
     TF_CPP_MIN_LOG_LEVEL is set.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -45,7 +45,7 @@ def loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logs() -> Iterator[None]:
-    """Context that drops log entries up to the level of warnings."""
+    """Context that drops log entries up to warnings."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

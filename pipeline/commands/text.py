@@ -1,4 +1,4 @@
-"""Text for people: numbers with nouns, sizes, aligned columns. Text from people: calls such as `crop(size=24)`."""
+"""Text for people: numbers with nouns, sizes, tables. Text from people: calls such as `crop(size=24)`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.errors import UsageError
 
-_JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
+_JOINERS = "\u200c\u200d"  # unprintable by Python's rule, but part of words (Persian, Hindi) and emoji
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -21,41 +21,41 @@ def printable(text: str) -> str:
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun: `1 worker`, `1,024 workers`; `plural` is for nouns that do not just add an s."""
+    """Returns a number with its noun: `1 worker`, `1,024 workers`; `plural` is for irregular nouns."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def shape_of(sizes: Iterable[int | None]) -> str:
-    """Returns the sizes of an array: `28x28x1`, `?x?x3` where some vary."""
+    """Returns the shape of an array as text: `28x28x1`, or `?x?x3` if some sizes vary."""
     return "x".join("?" if size is None else str(size) for size in sizes)
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Returns the first of some names, up to a number of them: `a, b`, or `a, b, c, ...` if there are more."""
+    """Returns the first names, at most `most`: `a, b`, or `a, b, c, ...` if there are more."""
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def range_of(values: Iterable[float], digits: int = 0) -> str:
-    """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` if they are equal."""
+    """Returns the range of some numbers: `9 to 11`, or `9` if they are equal."""
     ordered = sorted(values)
     low, high = (f"{value:,.{digits}f}" for value in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 
 def scale_of(num_bytes: int) -> tuple[int, str]:
-    """Returns the unit that fits a number of bytes: its size in bytes and its name."""
+    """Returns the unit suited to a number of bytes: its size in bytes and its name."""
     power = min(len(_UNITS) - 1, max(0, int(num_bytes).bit_length() - 1) // 10)
     return 1 << 10 * power, _UNITS[power]
 
 
 def size_of(num_bytes: int) -> str:
-    """Returns a number of bytes in the unit that fits it: `740 bytes`, `8.4 MiB`."""
+    """Returns a number of bytes in a suitable unit: `740 bytes`, `8.4 MiB`."""
     scale, unit = scale_of(num_bytes)
     return f"{num_bytes / scale:,.{0 if scale == 1 else 1}f} {unit}"
 
 
 def sizes_of(values: Iterable[int]) -> str:
-    """Returns the smallest and the largest of some numbers of bytes: `9.0 to 11.5 MiB`, or `9.0 MiB` if equal."""
+    """Returns the range of some numbers of bytes: `9.0 to 11.5 MiB`, or `9.0 MiB` if equal."""
     ordered = sorted(values)
     low, high = size_of(ordered[0]), size_of(ordered[-1])
     if low == high:
@@ -65,11 +65,11 @@ def sizes_of(values: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ()) -> list[str]:
-    """Returns the lines of a table: the names of the columns, then the rows, in aligned columns, all `printable`.
+    """Returns the lines of a table with aligned columns: the column names, then the rows, all `printable`.
 
     Args:
-      rows: (name of the column, cell), the same columns in each row; without rows there are no lines.
-      left: columns to align left, like the first; the others are aligned right.
+      rows: (column name, cell) pairs, with the same columns in each row; without rows there are no lines.
+      left: columns to align left, like the first; all others are aligned right.
     """
     if not rows:
         return []
@@ -84,12 +84,12 @@ def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ())
 
 
 def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]:
-    """Returns the name and the arguments of a call.
+    """Parses a call into its name and arguments.
 
     Args:
-      text: a name, or a name with keyword arguments that are literals.
-      flag: name of the flag or argument that has the text, for errors.
-      what: the kind of thing that it should name, for errors.
+      text: name, or a name with keyword arguments that are literals.
+      flag: name of the flag or argument that the text is from, for errors.
+      what: kind of thing that it should name, for errors.
 
     Raises:
       UsageError: the text is not such a call.
@@ -102,7 +102,7 @@ def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]
 
 
 def parse_calls(text: str, flag: str, what: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns the names and the arguments of one or more calls, `a | b(c=1)`; otherwise like `parse_call`."""
+    """Parses one or more calls, `a | b(c=1)`; otherwise like `parse_call`."""
     calls = _calls(text)
     if calls is None:
         raise UsageError(f"{flag}: {text!r} is not {what}; write name(argument=value), and | between several")

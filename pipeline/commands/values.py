@@ -1,6 +1,7 @@
 """Parses the values of flags that hold several things: `224x224`, `a,b`, `image:image_raw,label:label`.
 
-Every function raises UsageError, with the flag and the value, where a text has another form than its docstring says.
+Every function raises UsageError, naming the flag and the value, if the text does not have the form that its docstring
+says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _MAX_SIDE = 1 << 14  # pixels
 
 
 def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
-    """Returns `count` sizes, in 1..16384, of a text like 28x28; None of an empty text."""
+    """Parses `count` sizes in 1..16384 from a text like 28x28; None for an empty text."""
     if not text:
         return None
     example = "x".join(["224", "224", "3"][:count])
@@ -26,7 +27,7 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
 
 
 def names(flag: str, text: str) -> tuple[str, ...]:
-    """Returns the names of a text like a,b, each once; none of an empty text."""
+    """Parses distinct names from a text like a,b; empty for an empty text."""
     if not text:
         return ()
     values = tuple(name.strip() for name in text.split(","))
@@ -36,7 +37,7 @@ def names(flag: str, text: str) -> tuple[str, ...]:
 
 
 def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
-    """Returns the pairs of a text like image:image_raw,label:label, each first name once; none of an empty text."""
+    """Parses pairs with distinct first names from a text like image:image_raw,label:label; empty for an empty text."""
     if not text:
         return ()
     values = [tuple(part.strip().split(":", 1)) for part in text.split(",")]

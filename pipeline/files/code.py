@@ -1,6 +1,6 @@
-"""The source files that compute: digests of our packages, and of a user's modules with what they import beside them.
+"""Digests of the source files that compute: our packages, the user's modules and what these import from beside them.
 
-Workers compare them at their start, and checkpoints store them, so that a resume says what has changed since.
+Workers compare them when they start, and checkpoints store them, so that a resume can say what has changed.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Digests: TypeAlias = dict[str, list[str]]  # {path of a source file: [its digest
 
 _PACKAGE = "stepfeed"
 _COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
-_SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whose versions are its own affair
+_SITE = ("site-packages", "dist-packages")  # pip installs here; the versions of installed packages say enough
 _LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _MOST_NAMED = 5  # files in one message
 _MAIN = "__main__"
 
 
 def of_program(modules: Sequence[str], packages: Sequence[str] = _COMPUTING) -> dict[str, Any]:
-    """Returns what computes in this process, as JSON holds it: `versions`, `packages` (our sources) and `modules`.
+    """Returns the code of this process, JSON-compatible: `versions`, `packages` (our sources) and `modules`.
 
     Args:
       modules: full names of the user's modules; `__main__` is the script that runs.
-      packages: those of ours that take part.
+      packages: packages of ours that take part.
     """
     own = {"packages": code_of_packages(packages), "modules": code_of_modules(modules)}
     return {"versions": versions(), **own}
 
 
 def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Returns how two programs differ: `m.py was edited`, `TensorFlow was 2.20.0, is 2.21.0`.
+    """Returns the differences of two programs: `m.py was edited`, `TensorFlow was 2.20.0, is 2.21.0`.
 
     Args:
-      was: what `of_program` returned; None: an earlier version stored nothing, so nothing is said.
-      now: likewise.
+      was: earlier result of `of_program`; None if an earlier version stored nothing, so nothing is reported.
+      now: current result of `of_program`.
     """
     if was is None:
         return []
@@ -56,7 +56,7 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         if name in after and before[name] != after[name]
     ]
     edited = _edited(was["modules"], now["modules"])
-    if before.get(_PACKAGE) == after.get(_PACKAGE):  # otherwise its sources differ as a matter of course
+    if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has other sources anyway
         edited += [f"{_PACKAGE}'s own {one}" for one in _edited(was["packages"], now["packages"])]
     more = [f"and {len(edited) - _MOST_NAMED} more files"] if len(edited) > _MOST_NAMED else []
     return [*said, *edited[:_MOST_NAMED], *more]
@@ -70,7 +70,7 @@ def _edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, this package and the libraries that are loaded: `{"Keras": "Keras 3.10.0"}`."""
+    """Returns the versions of Python, this package and the loaded libraries: `{"Keras": "Keras 3.10.0"}`."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     found |= {name: sys.modules[module].__version__ for module, name in _LIBRARIES.items() if module in sys.modules}
     found[_PACKAGE] = _installed(_PACKAGE)
@@ -87,7 +87,7 @@ def _installed(package: str) -> str:
 def code_of_packages(names: Sequence[str] = _COMPUTING) -> Digests:
     """Returns the digest of each source file of our packages: `{"trainer/step/train_step.py": [digest]}`.
 
-    Compiled extensions are left out: the Python code that replaces them gives the same bits.
+    Compiled extensions are left out: the Python code that can replace them gives the same bits.
     """
     return {
         f"{name}/{path}": [_digest(source)]
@@ -105,13 +105,13 @@ def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
 
 
 def code_of_modules(modules: Sequence[str]) -> Digests:
-    """Returns the digest of each source file of a user's modules, and of the user's own modules that they import.
+    """Returns the digest of each source file of the user's modules, and of the user's own modules that they import.
 
-    Modules are found and parsed, not imported: importing one may need TensorFlow's cluster, which is joined later.
-    Among installed packages, only those of the given modules are followed.
+    Modules are found and parsed rather than imported: importing one may need TensorFlow's cluster, which is joined
+    later. Among installed packages, only those of the given modules are followed.
 
     Args:
-      modules: their full names; `__main__` is the script that runs.
+      modules: full names; `__main__` is the script that runs.
     """
     found: Digests = {}
     waiting = [(name, name.partition(".")[0]) for name in modules]
@@ -122,7 +122,7 @@ def code_of_modules(modules: Sequence[str]) -> Digests:
             spec = _spec(full)
             if spec is None or not _is_local(full.partition(".")[0], spec.origin or "", package):
                 break
-            if spec.origin is None or not spec.has_location:  # a namespace
+            if spec.origin is None or not spec.has_location:  # a namespace package
                 continue
             path = full.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
             stem, kind = os.path.splitext(spec.origin)
@@ -141,25 +141,25 @@ def code_of_modules(modules: Sequence[str]) -> Digests:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Returns where an import would find a module, without importing its package."""
+    """Returns the spec by which an import would find a module, without importing its package."""
     if name == _MAIN:
         return _spec_of_script()
     parent, _, last = name.rpartition(".")
     if not parent:
-        here = os.getcwd()  # where `trainer.config.model.load_code` looks, too
+        here = os.getcwd()  # `trainer.config.model.load_code` also looks here
         path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
         others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
-        known = (finder.find_spec(name, None) for finder in others)  # such as those of editable installs
+        known = (finder.find_spec(name, None) for finder in others)  # such as the finders of editable installs
         return importlib.machinery.PathFinder.find_spec(name, path) or next(filter(None, known), None)
     package = _spec(parent)
     if package is None or package.submodule_search_locations is None:
         return None
-    # By its last name: given the full one, PathFinder looks for the imported package if that is a namespace.
+    # By its last name: given the full one, PathFinder looks for the imported package if that is a namespace package.
     return importlib.machinery.PathFinder.find_spec(last, list(package.submodule_search_locations))
 
 
 def _spec_of_script() -> importlib.machinery.ModuleSpec | None:
-    """Returns where the script that runs lies; None: it is an installed command, or typed into an interpreter."""
+    """Returns the spec of the running script; None if it is an installed command, or typed into an interpreter."""
     file = getattr(sys.modules[_MAIN], "__file__", None)
     if not file or any(part in _SITE for part in file.split(os.sep)):
         return None
@@ -167,28 +167,28 @@ def _spec_of_script() -> importlib.machinery.ModuleSpec | None:
 
 
 def _is_local(top: str, origin: str, package: str) -> bool:
-    """Returns whether a module is the user's: not Python's, not ours, and not of another installed package."""
+    """Returns whether a module is the user's: not Python's, ours or another installed package's."""
     if top in sys.stdlib_module_names or top in _COMPUTING:
         return False
     return top == package or not any(part in _SITE for part in origin.split(os.sep))
 
 
 def _read(spec: importlib.machinery.ModuleSpec) -> bytes | None:
-    """Returns the content of a module's file, in a folder or a zip archive; None: it is unreadable, or bytecode."""
+    """Returns the content of a module's file, in a folder or a zip archive; None if it is unreadable or bytecode."""
     assert spec.origin is not None
-    if spec.origin.endswith(".pyc"):  # which contains its path
+    if spec.origin.endswith(".pyc"):  # bytecode contains its path
         return None
     try:
-        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # every loader of files has it
+        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # every file loader has it
     except (AttributeError, OSError):
         return None
 
 
 def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
-    """Yields the full names of all that a source imports, at any place; some may be names inside a module."""
+    """Yields the full names of everything that a source imports anywhere; some may be names inside a module."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # importing it says so
+    except (SyntaxError, ValueError):  # importing it will say so
         return
     is_package = spec.submodule_search_locations is not None
     for node in ast.walk(tree):
@@ -205,5 +205,5 @@ def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -
 
 
 def _digest(content: bytes) -> str:
-    """Returns the digest of a file, which does not depend on its line endings."""
+    """Returns a digest of a file that does not depend on its line endings."""
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""JSON objects as dataclasses, of whose fields each must be there and have its type."""
+"""Dataclasses from JSON objects, in which every field must be present and have its type."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import types
 import typing
 from typing import Any
 
-OPTIONAL = "optional"  # in a field's metadata: files of earlier releases lack it
+OPTIONAL = "optional"  # metadata of fields that files of earlier releases lack
 _fields_of = functools.cache(typing.get_type_hints)
 
 
 def from_json(kind: Any, value: Any, path: str = "") -> Any:
-    """Returns a JSON value as a dataclass, or as another type that its fields may have.
+    """Converts a JSON value to a dataclass, or to another type that fields may have.
 
     Args:
-      kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
-      value: the value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
+      kind: type: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
+      value: JSON value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
       path: place of the value in the file, for messages.
 
     Raises:
-      ValueError: a value has another type; the message names the first one, its place and its type.
+      ValueError: a value has the wrong type; the message names the first one, its place and its type.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
@@ -43,10 +43,10 @@ def from_json(kind: Any, value: Any, path: str = "") -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Returns a dataclass as dicts that `from_json` takes, without `OPTIONAL` fields that have their default.
+    """Converts a dataclass to dicts for `from_json`, leaving out `OPTIONAL` fields that have their default.
 
     Args:
-      value: a dataclass, or a value that its fields may have.
+      value: dataclass, or a value that a field may have.
     """
     if dataclasses.is_dataclass(value):
         found = {field: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,7 +1,7 @@
-"""Paths of files and folders, local ones and URLs of object stores and HDFS; and locks.
+"""Paths of files and folders, local or as URLs of object stores and HDFS; and locks.
 
-A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some more. `str` shows
-it to people; `url` is the text that `path_of` reads. An error is one line: the path, and why the system or the store
+A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some more. `str` is for
+people; `url` is the text that `path_of` parses. An error is one line: the path, and why the system or the store
 refused.
 """
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     import pyarrow
 
 PathLike = str | os.PathLike[str]
-_REQUESTS = 16  # at a time; they mostly wait
+_REQUESTS = 16  # in flight; they mostly wait
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
 class LocalPath(pathlib.PosixPath):
-    """A path on this machine, or on a file system that it has mounted. Raises `OSError` unless stated otherwise."""
+    """A path on this machine or on a mounted file system. Raises `OSError` unless stated otherwise."""
 
     is_remote = False
 
     @property
     def url(self) -> str:
-        """The path as text."""
+        """Text of the path."""
         return str(self)
 
     def open(self, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:  # type: ignore[override]
-        """Opens the file as `pathlib.Path` does; to be read, a regular file alone, so that a FIFO does not block."""
+        """Opens the file like `pathlib.Path`; for reading, only a regular file, as a FIFO would block."""
         if set(mode) & set("wax+"):
             return super().open(mode, *arguments, **options)
         given = dict(zip(("buffering", "encoding", "errors", "newline"), arguments, strict=False)) | options
@@ -52,13 +52,13 @@ class LocalPath(pathlib.PosixPath):
         return os.path.relpath(self, str(folder))
 
     def open_native(self) -> pyarrow.NativeFile:
-        """Opens the file for pyarrow. Any thread may call its `read_at`.
+        """Opens the file with pyarrow. Any thread may call its `read_at`.
 
-        It is not memory-mapped, because a mapped file that is truncated while it is read kills the process.
+        The file is not memory-mapped, because truncating a mapped file while it is read kills the process.
         """
         import pyarrow  # noqa: PLC0415, pip installs it for conversion
 
-        os.close(opener(str(self), os.O_RDONLY))  # which does not block, as pyarrow would
+        os.close(opener(str(self), os.O_RDONLY))  # does not block, as pyarrow would
         return pyarrow.OSFile(str(self))
 
     def open_file(self) -> OpenFile:
@@ -70,39 +70,39 @@ class LocalPath(pathlib.PosixPath):
         return local
 
     def size_and_time(self) -> tuple[int, int]:
-        """Returns the file's size in bytes and the time of its last change in ns (in most stores, whole seconds)."""
+        """Returns the file's size in bytes and its modification time in ns (whole seconds in most stores)."""
         status = self.stat()
         return status.st_size, status.st_mtime_ns
 
     def identity(self) -> Identity:
-        """Returns the file's identity now. Raises `DataError` if it is missing."""
+        """Returns the file's current identity. Raises `DataError` if it is missing."""
         try:
             return Identity.of(self.stat())
         except OSError as error:
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the names of the files in this folder, sorted; with `recursive`, also those below it, as `a/b`."""
+        """Returns the sorted names of the files in this folder; with `recursive`, also in subfolders, as `a/b`."""
         found = self.rglob("*") if recursive else self.iterdir()
         return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
     def names(self) -> list[str]:
-        """Returns the names of everything in this folder; in a store, of files alone. Raises `DataError`."""
+        """Returns the names of everything in this folder; in a store, only of files. Raises `DataError`."""
         with one_line(self, "listed"):
             return os.listdir(self)
 
     def make_folder(self) -> None:
-        """Makes this folder and those above it if they are missing. Raises `DataError`."""
+        """Creates this folder and missing parents. Raises `DataError`."""
         with one_line(self, "made"):
             self.mkdir(parents=True, exist_ok=True)
 
     def move_to(self, new: StoragePath) -> None:
         """Renames the file within its file system or store. Raises `DataError`."""
         with one_line(new, "written"):
-            os.replace(self, str(new))  # a link at `new` is replaced, never followed
+            os.replace(self, str(new))  # a link at `new` is replaced, not followed
 
     def remove(self) -> None:
-        """Removes the file, if it exists. Raises `DataError`."""
+        """Removes the file if it exists. Raises `DataError`."""
         with one_line(self, "removed"):
             self.unlink(missing_ok=True)
 
@@ -116,15 +116,15 @@ StoragePath: TypeAlias = LocalPath | RemotePath
 
 
 def path_of(text: str) -> StoragePath:
-    """Returns a path for conversion: a local path made absolute, or a URL that pyarrow reads and writes."""
+    """Returns a path for conversion: an absolute local path, or a URL that pyarrow reads and writes."""
     return RemotePath(text) if is_url(text) else LocalPath(text).absolute()
 
 
 def folder(data_dir: PathLike | RemotePath) -> StoragePath:
-    """Returns the folder of a data set to read: a local path as given, or a URL, read by TensorFlow if it can.
+    """Returns the folder of a data set to read: a local path as given, or a URL, read by TensorFlow if possible.
 
     Raises:
-      UsageError: `data_dir` is empty, or neither a text nor an `os.PathLike` of one.
+      UsageError: `data_dir` is empty, or neither a string nor an `os.PathLike` of one.
     """
     if isinstance(data_dir, LocalPath | RemotePath):
         return data_dir
@@ -137,9 +137,9 @@ def folder(data_dir: PathLike | RemotePath) -> StoragePath:
 
 
 def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
-    """Yields the result of a function for each item, in order; for remote files it runs in threads.
+    """Yields the result of a function for each item, in order; runs it in threads for remote files.
 
-    Raises what the function raises for the first item that fails.
+    Raises the function's error for the first item that fails.
     """
     if not remote:
         yield from map(function, items)
@@ -149,7 +149,7 @@ def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: boo
 
 
 def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Returns whether a path matches as in `glob.glob(recursive=True)`, where `*` and `**` match no hidden name."""
+    """Returns whether a path matches as in `glob.glob(recursive=True)`; `*` and `**` do not match hidden names."""
     if not pattern:
         return not parts
     head, *rest = pattern
@@ -173,14 +173,14 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def try_lock(descriptor: int, shared: bool = False) -> bool:
-    """Locks an open file or folder until it is closed or the process ends, however it ends.
+    """Locks an open file or folder until it is closed or the process ends, however that ends.
 
     Args:
-      descriptor: of the file or folder.
+      descriptor: descriptor of the file or folder.
       shared: whether others may share the lock.
 
     Returns:
-      Whether it is locked; False if somebody else holds a lock that forbids it.
+      Whether it is locked; False if another process holds a conflicting lock.
 
     Raises:
       OSError: the file system cannot lock it.
@@ -193,15 +193,15 @@ def try_lock(descriptor: int, shared: bool = False) -> bool:
 
 
 def share_lock(descriptor: int) -> None:
-    """Turns the lock of an open file into one that others may share."""
+    """Turns the lock of an open file into a shared one."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
 def locked(descriptor: int) -> Iterator[bool]:
-    """Locks an open file or folder and closes it at the end of the block; yields False if somebody else has locked it.
+    """Locks an open file or folder and closes it when the block ends; yields False if another process has locked it.
 
-    Some network file systems cannot lock. On them nothing keeps two processes apart.
+    Some network file systems cannot lock; there, nothing keeps two processes apart.
     """
     try:
         is_free = True
@@ -214,7 +214,7 @@ def locked(descriptor: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def alone_in(folder: pathlib.Path) -> Iterator[None]:
-    """Context that keeps other commands from writing to a data set, conversions too.
+    """Context that keeps other commands, including conversions, from writing to a data set.
 
     Raises:
       DataError: the folder cannot be opened.

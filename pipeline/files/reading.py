@@ -1,4 +1,4 @@
-"""Open files, read at any offset; and their identity, which shows whether another file has replaced one."""
+"""Open files, read at any offset, and their identity, which shows whether a file has been replaced."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NOT_REGULAR = "is not a regular file"
 
 
 def opener(path: str, flags: int) -> int:
-    """Opens a regular file to be read, for `open(..., opener=opener)`; returns its descriptor.
+    """Opens a regular file for reading, for `open(..., opener=opener)`; returns its descriptor.
 
-    A FIFO without a writer would block whoever opens it, for ever; a device or a socket has no content that ends.
+    Opening a FIFO without a writer would block forever; the content of a device or a socket has no end.
 
     Raises:
       OSError: it cannot be opened, or is a FIFO, a socket or a device; IsADirectoryError: it is a folder.
@@ -23,7 +23,7 @@ def opener(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # what Linux says of a socket
+        if error.errno == errno.ENXIO:  # Linux's error for a socket
             raise OSError(errno.EINVAL, _NOT_REGULAR, path) from None
         raise
     mode = os.fstat(descriptor).st_mode
@@ -36,18 +36,18 @@ def opener(path: str, flags: int) -> int:
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file to be read, buffered. Raises OSError, as `opener`."""
+    """Opens a regular file for buffered reading. Raises OSError like `opener`."""
     return cast(BinaryIO, open(path, "rb", opener=opener))
 
 
 def content_of(path: str | os.PathLike[str]) -> bytes:
-    """Returns what is in a regular file. Raises OSError, as `opener`."""
+    """Returns the content of a regular file. Raises OSError like `opener`."""
     with opened(path) as file:
         return file.read()
 
 
 class Identity(NamedTuple):
-    """Distinguishes a file from one that has replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
+    """Distinguishes a file from a replacement: size in bytes, modification time in ns, and inode (0 for none)."""
 
     num_bytes: int
     written: int
@@ -60,10 +60,10 @@ class Identity(NamedTuple):
 
 
 class OpenFile:
-    """A local file open for reading. A context manager. Each thread needs its own."""
+    """A local file open for reading; a context manager. Each thread needs its own."""
 
     def __init__(self, path: str, descriptor: int | None = None) -> None:
-        """Opens the file, or takes over an open descriptor of it. Raises `DataError` if it cannot be opened."""
+        """Opens the file, or takes over an open descriptor. Raises `DataError` if it cannot be opened."""
         self.path = path
         try:
             self._descriptor = opener(path, os.O_RDONLY) if descriptor is None else descriptor
@@ -72,7 +72,7 @@ class OpenFile:
 
     @property
     def descriptor(self) -> int | None:
-        """The number by which the system reads the file; None: it is read in another way."""
+        """The file descriptor; None if the file is not read through one."""
         return self._descriptor
 
     def identity(self) -> Identity:
@@ -80,7 +80,7 @@ class OpenFile:
         return Identity.of(os.fstat(self._descriptor))
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fills `view` with the bytes from `offset` on.
+        """Fills `view` with bytes starting at `offset`.
 
         Raises:
           DataError: the file cannot be read, or ends too early.
@@ -96,7 +96,7 @@ class OpenFile:
             done += count
 
     def read_at(self, offset: int, size: int) -> memoryview:
-        """Returns `size` bytes from `offset` on; raises like `read_into`."""
+        """Returns `size` bytes starting at `offset`; raises errors like `read_into`."""
         view = memoryview(bytearray(size))
         self.read_into(view, offset)
         return view
@@ -113,10 +113,10 @@ class OpenFile:
 
 
 def unreadable(path: object, error: Exception) -> DataError:
-    """Returns the error for a file that the system or the store cannot read."""
+    """Returns an error about a file that the system or the store cannot read."""
     return DataError(f"cannot be read: {reason_of(error)}", path=path)
 
 
 def short(path: str, offset: int, wanted: int, found: int) -> DataError:
-    """Returns the error for a file that has `found` bytes after an offset, not `wanted`."""
+    """Returns an error about a file that has `found` rather than `wanted` bytes after an offset."""
     return DataError(f"ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated", path=path)

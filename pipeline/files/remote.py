@@ -1,9 +1,9 @@
 """Files in an object store or on HDFS, named by a URL.
 
-pyarrow reads and writes them. TensorFlow reads `gs://` and others, too, but no longer `s3://` and `hdfs://`;
+pyarrow reads and writes them. TensorFlow also reads `gs://` and others, but no longer `s3://` and `hdfs://`;
 tensorflow-io, which adds these, does not load with TensorFlow 2.21.
 
-An object store has no folders, links, locks or renames, and an object appears once all of it is written.
+An object store has no folders, links, locks or renames, and an object appears once it is completely written.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow import fs
 
-SCHEMES = ("s3", "gs", "hdfs")  # those that pyarrow writes
+SCHEMES = ("s3", "gs", "hdfs")  # written by pyarrow
 _ONLY_ARROW = ("s3", "hdfs")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)")
-_USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
-# Options of pyarrow's stores that hold no secret. Others are left out when a URL is shown.
+_USER = re.compile(r"(?<=://)[^/@]*@")  # in `s3://key:secret@bucket`
+# Options of pyarrow's stores that hold no secret; others are left out when a URL is shown.
 _OPEN_OPTIONS = re.compile(
     r"(region|scheme|endpoint_override|force_virtual_addressing|tls_\w+|allow_\w+|background_writes|smart_defaults"
     r"|project_id|retry_limit_seconds|user|replication|buffer_size|default_block_size)=.*"
 )
 _BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; pyarrow has no options of a URL for them
+_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; pyarrow's URLs have no options for them
 _S3_ATTEMPTS = 3
 _GCS_LIMIT = datetime.timedelta(seconds=30)
 
@@ -52,31 +52,31 @@ def scheme_of(text: str) -> str:
 
 
 def needs_arrow(url: str) -> bool:
-    """Returns whether only pyarrow reads a URL. Options of the store may then follow a `?` in it."""
+    """Returns whether only pyarrow can read a URL; options of the store may then follow a `?`."""
     return url.partition("://")[0] in _ONLY_ARROW
 
 
 def in_command(path: str | os.PathLike[str], flag: str = "") -> str:
-    """Returns a path or URL to print in a command: quoted for a shell, with the options that the store needs.
+    """Returns a path or URL for printing in a command: quoted for a shell, with the options that the store needs.
 
-    It has no user, password or option that may hold a secret, because logs keep what is printed.
+    Users, passwords and options that may hold a secret are left out, because logs keep what is printed.
 
     Args:
-      path: as the user gave it.
-      flag: `--data_dir` for `--data_dir=PATH`; empty: the path alone.
+      path: path as the user gave it.
+      flag: `--data_dir` for `--data_dir=PATH`; empty for the path alone.
     """
     path = os.fspath(path)
     if needs_arrow(path):
         base, _, options = path.partition("?")
         kept = [option for option in options.split("&") if _OPEN_OPTIONS.fullmatch(option)]
         path = _USER.sub("", base) + (f"?{'&'.join(kept)}" if kept else "")
-    elif path.startswith("-") and not flag:  # else the command would take it for a flag
+    elif path.startswith("-") and not flag:  # or the command would take it for a flag
         path = f"./{path}"
     return f"{flag}={shlex.quote(path)}" if flag else shlex.quote(path)
 
 
 def credentials_of(url: str) -> str | None:
-    """Returns what the user must do before a command with `in_command` works; None: nothing."""
+    """Returns what the user must do before a command with `in_command` works; None if nothing."""
     if needs_arrow(url) and _USER.search(url) and url.startswith("s3://"):
         return "put the key and the secret of the URL into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY first"
     return None
@@ -86,7 +86,7 @@ class RemotePath:
     """A file or folder named by a URL. Raises `DataError` with the URL and pyarrow's reason.
 
     Args:
-      url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; pyarrow's options of the store may follow a `?`.
+      url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; pyarrow's options for the store may follow a `?`.
     """
 
     is_remote = True
@@ -119,22 +119,22 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that contains this."""
+        """The containing folder."""
         return self._with_base(self._base.rpartition("/")[0])
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component."""
         return self._base.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The end of the last part, from its last dot."""
+        """The end of the last component, from its last dot."""
         return pathlib.PurePosixPath(self.name).suffix
 
     @property
     def stem(self) -> str:
-        """The last part without its suffix."""
+        """The last component without its suffix."""
         return pathlib.PurePosixPath(self.name).stem
 
     def name_in(self, folder: object) -> str:
@@ -152,7 +152,7 @@ class RemotePath:
         return io.BufferedReader(stream, _BUFFER) if buffering else stream
 
     def open_native(self) -> pyarrow.NativeFile:
-        """Opens the file for reading at any offset with pyarrow; raises like `open`."""
+        """Opens the file with pyarrow for reading at any offset; raises errors like `open`."""
         with one_line(self, "read", missing=True):
             return self._opened()
 
@@ -174,11 +174,11 @@ class RemotePath:
             return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the file's text; raises like `open`."""
+        """Returns the file's text; raises errors like `open`."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """Writes the file. Readers see either the old content or all of the new one, except on HDFS.
+        """Writes the file. Except on HDFS, readers see either the old content or all of the new.
 
         Raises:
           DataError: it cannot be written.
@@ -191,15 +191,15 @@ class RemotePath:
                 stream.write(data)
 
     def exists(self) -> bool:
-        """Returns whether there is a file, or a folder that is not empty."""
+        """Returns whether there is a file or a non-empty folder."""
         return self._kind() != "NotFound"
 
     def is_dir(self) -> bool:
-        """Returns whether it is a folder that is not empty."""
+        """Returns whether this is a non-empty folder."""
         return self._kind() == "Directory"
 
     def size_and_time(self) -> tuple[int, int]:
-        """Returns the file's size in bytes and the time of its last change in ns.
+        """Returns the file's size in bytes and its modification time in ns.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -209,7 +209,7 @@ class RemotePath:
             return self._size_and_time()
 
     def identity(self) -> Identity:
-        """Returns the file's identity now.
+        """Returns the file's current identity.
 
         Raises:
           DataError: it is missing.
@@ -220,11 +220,11 @@ class RemotePath:
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the names of the files in this folder, sorted; with `recursive`, also those below it, as `a/b`."""
+        """Returns the sorted names of the files in this folder; with `recursive`, also in subfolders, as `a/b`."""
         return self._listed("File", recursive)
 
     def folders(self) -> list[str]:
-        """Returns the names of the folders in this folder, sorted, including empty ones if the store has them."""
+        """Returns the sorted names of subfolders, including empty ones if the store has them."""
         return self._listed("Directory")
 
     def names(self) -> list[str]:
@@ -235,7 +235,7 @@ class RemotePath:
         """Does nothing, because a store has no folders."""
 
     def move_to(self, new: Any) -> None:
-        """Copies the file to another path of the same store and removes it here."""
+        """Copies the file to another path in the same store and removes the original."""
         new.write_bytes(self.read_bytes())
         self.remove()
 
@@ -247,7 +247,7 @@ class RemotePath:
                 system.delete_file(path)
 
     def remove_folder(self) -> None:
-        """Removes this folder with its content. On S3, `remove` of its last file would leave an empty object for it."""
+        """Removes this folder with its content. On S3, removing its last file would leave an empty object instead."""
         with one_line(self, "removed"), contextlib.suppress(FileNotFoundError):
             system, path = self._system()
             system.delete_dir(path)
@@ -289,14 +289,14 @@ class RemotePath:
         return system, f"{root.rstrip('/')}/{path}".rstrip("/")
 
     def _with_base(self, base: str) -> RemotePath:
-        """Returns another path of the same store; `base` may contain a `?`."""
+        """Returns another path in the same store; `base` may contain a `?`."""
         other = type(self)(self._query)
         other._base, other._query = base, self._query
         return other
 
 
 class TensorFlowPath(RemotePath):
-    """A file or folder to read with TensorFlow: `gs://`, `ram://` and the like. A `?` in the URL begins no options."""
+    """A file or folder to read with TensorFlow: `gs://`, `ram://` and the like. A `?` does not begin options."""
 
     def __init__(self, url: str) -> None:
         self._base, self._query = url.rstrip("/"), ""
@@ -306,7 +306,7 @@ class TensorFlowPath(RemotePath):
 
     def read_bytes(self) -> bytes:
         """Returns the file's content; raises like `open`."""
-        size, _ = self.size_and_time()  # raises FileNotFoundError, which `open_file` does not
+        size, _ = self.size_and_time()  # raises FileNotFoundError, unlike `open_file`
         with self.open_file() as file:
             return bytes(file.read_at(0, size))
 
@@ -360,9 +360,9 @@ def _gfile() -> Any:
     return tf.io.gfile
 
 
-@functools.lru_cache(maxsize=8)  # because connecting takes longer than a small read
+@functools.lru_cache(maxsize=8)  # connecting takes longer than a small read
 def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
-    """Returns pyarrow's file system for a URL, with limits on how long it waits, and the path in it.
+    """Returns pyarrow's file system for a URL, with limited waiting times, and the path in it.
 
     Raises:
       OSError: pyarrow is not installed, or does not know the URL.
@@ -372,14 +372,14 @@ def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
     except ImportError:
         raise OSError("needs pyarrow, which is not installed: pip install 'stepfeed[remote]'") from None
     system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # by default it retries for long and may wait forever
+    if isinstance(system, fs.S3FileSystem):  # by default it retries for a long time and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        # With a delayed open, files under 10 MiB are one request. A multipart upload would be left by a kill, and
-        # pyarrow cannot list those.
+        # With a delayed open, files under 10 MiB are one request. A kill would leave a multipart upload, and pyarrow
+        # cannot list those.
         options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
         system = fs.S3FileSystem(**options)
-    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes and answers no signal meanwhile
+    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes without reacting to signals
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path

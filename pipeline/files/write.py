@@ -1,9 +1,9 @@
-"""Writes files so that each is either complete or as it was before: under a temporary name beside it, then renamed.
+"""Writes files atomically: under a temporary name beside the file, then renamed.
 
-`Drafts` are several files of a folder that get their names together.
+`Drafts` are several files in a folder that get their names together.
 
-Files of a data set are synced before the rename, and their folder after it, so that a crash of the machine leaves no
-partial file. Files that only report on a run are not synced.
+Files of a data set are synced before the rename, and their folder after it, so that a machine crash leaves no partial
+file. Files that only report on a run are not synced.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipeline.errors import named
 from pipeline.files.paths import sync
 from pipeline.files.remote import RemotePath
 
-_HIDDEN = ".pipeline.index-"  # how the names of folders of drafts begin
+_HIDDEN = ".pipeline.index-"  # prefix of draft folders' names
 
 
 class Draft:
-    """A file that does not have its name yet; for an object store, its bytes in memory. Raises `OSError`.
+    """A file that does not have its final name yet; for an object store, its bytes in memory. Raises `OSError`.
 
     Attributes:
-      file: open for writing.
+      file: file open for writing.
     """
 
     file: IO[bytes]
@@ -38,8 +38,8 @@ class Draft:
         """Opens the draft.
 
         Args:
-          path: of the finished file.
-          name: temporary name, under which a draft that a killed process left is overwritten; "": a new name.
+          path: final path of the file.
+          name: temporary name, under which a killed process's draft is overwritten; "" for a new name.
         """
         self._path = path
         if isinstance(path, RemotePath):
@@ -52,7 +52,7 @@ class Draft:
         """Gives the file its name, without syncing the folder.
 
         Args:
-          sync: whether to sync the content first; without that, a crash of the machine can leave a partial file.
+          sync: whether to sync the content first; otherwise a machine crash can leave a partial file.
         """
         if isinstance(self._path, RemotePath):
             assert isinstance(self.file, io.BytesIO)
@@ -66,7 +66,7 @@ class Draft:
         os.replace(self.file.name, self._path)
 
     def discard(self) -> None:
-        """Removes the draft, unless it is published."""
+        """Removes the draft unless it is published."""
         with contextlib.suppress(OSError):
             self.file.close()
         if not isinstance(self._path, RemotePath):
@@ -76,12 +76,12 @@ class Draft:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[IO[bytes]]:
-    """Yields a new file, which gets its name at the end of the block, or is removed if the block fails.
+    """Yields a new file, which gets its name when the block ends, or is removed if the block fails.
 
     Args:
-      path: the file. Its folder is not synced.
-      name: temporary name, as for `Draft`.
-      sync: whether a crash of the machine must leave either the old file or the new one.
+      path: final path of the file. Its folder is not synced.
+      name: temporary name, as in `Draft`.
+      sync: whether a machine crash must leave either the old or the new file.
     """
     draft = Draft(path, name)
     try:
@@ -93,22 +93,22 @@ def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[
 
 
 def replace(path: pathlib.Path, data: str | bytes, suffix: str = ".tmp") -> None:
-    """Writes a file that no other process writes; readers see the old content or the new. It is not synced.
+    """Replaces a file that no other process writes; readers see the old or the new content. It is not synced.
 
     Args:
-      path: the file.
-      data: its content.
-      suffix: of its temporary name.
+      path: path of the file.
+      data: new content.
+      suffix: suffix of the temporary name.
     """
     with replaced(path, f"{path.name}{suffix}", sync=False) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 class Drafts:
-    """Files that are written but do not have their names yet. Several threads may add some.
+    """Files that are written but do not have their final names yet. Several threads may add files.
 
     Args:
-      folder: folder in which the files get their names.
+      folder: final folder of the files.
       hidden: folder in it that holds the drafts.
     """
 
@@ -130,9 +130,9 @@ class Drafts:
             os.fsync(file.fileno())
 
     def publish(self, last: str) -> None:
-        """Moves the files into their folder, that of the name `last` after all others, which it lists.
+        """Moves the files into their folder, the file named `last`, which lists the others, at the end.
 
-        If one cannot be moved, new files are removed again.
+        If a move fails, new files are removed again.
 
         Raises:
           DataError: a file cannot be moved.
@@ -148,7 +148,7 @@ class Drafts:
                     path.mkdir(exist_ok=True)
             for name in names:
                 with named(self._folder / name, "cannot be written"):
-                    if name.name == last:  # what it lists must be on the disk before it is
+                    if name.name == last:  # the files it lists must be on disk first
                         for path in folders:
                             sync(path)
                     os.replace(self._hidden / name, self._folder / name)
@@ -163,17 +163,17 @@ class Drafts:
 
 
 def left_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the hidden folders that killed runs left in a folder, with the drafts that have no name yet."""
+    """Returns the hidden folders of drafts that killed runs left in a folder."""
     return sorted(path for path in folder.glob(f"{_HIDDEN}*") if path.is_dir() and not path.is_symlink())
 
 
 @contextlib.contextmanager
 def drafts_in(folder: pathlib.Path, advice: str = "") -> Iterator[Drafts]:
-    """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
+    """Context for the drafts of a folder. At the end, unpublished drafts are removed, including killed runs'.
 
     Args:
-      folder: of the files.
-      advice: what to do if the folder cannot be written to.
+      folder: final folder of the files.
+      advice: advice if the folder cannot be written to.
 
     Raises:
       DataError: the folder cannot be written to.

@@ -1,1 +1,1 @@
-"""`python -m pipeline.inspect`: what is in a data set, as tables and as a picture."""
+"""`python -m pipeline.inspect`: shows what is in a data set, as tables and as a picture."""

@@ -1,4 +1,4 @@
-"""`python -m pipeline.inspect DATA_DIR`: what is in a data set, as tables and as a picture; and in a step of a run."""
+"""`python -m pipeline.inspect DATA_DIR`: shows a data set, or a step of a run, as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, resolve_all
 
 COMMAND = "pipeline.inspect"
-_MOST_SIZES = 20  # of images, listed
-_CROP = 96  # pixels on a side of images that differ in size, in the contact sheet
+_MOST_SIZES = 20  # most image sizes listed
+_CROP = 96  # pixels on a side for images of different sizes in the contact sheet
 _IMAGES = 32
-_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
+_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of a smaller image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class InspectConfig:
 
     @property
     def is_of_run(self) -> bool:
-        """Whether a step or a record of a run is shown, not the data set."""
+        """Whether to show a step or a record of a run rather than the data set."""
         return self.step is not None or self.key is not None
 
     def _check_png(self) -> None:
@@ -99,7 +99,7 @@ class InspectConfig:
 
 
 def _words(flags: Mapping[str, Any]) -> list[str]:
-    """Returns the flags that are given as on the command line."""
+    """Returns the given flags as they are written on the command line."""
     return [shown(name, value) for name, value in flags.items() if value is not None and value is not False]
 
 
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
+        import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
 
     assert config.data_dir is not None
     assert config.png is not None
@@ -213,7 +213,7 @@ def _as_they_are(records: Any) -> Any:
 def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
+        import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
 
     assert config.step is not None
     rows, in_epoch = step_rows.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch

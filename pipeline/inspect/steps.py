@@ -1,4 +1,4 @@
-"""The steps at which a record is, from the manifest alone; and the input of a run, by its flags."""
+"""The steps in which a record occurs, from the manifest alone; and the input of a run, from its flags."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest
 
 
 def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `Request` for what a run trains on, by its flags: those of the same names.
+    """Returns the arguments of `Request` for a run's training input: its flags of the same names.
 
-    Its end is left out, so that steps after it can be shown, too.
+    The end of the run is left out, so that later steps can be shown as well.
     """
-    own = {"augment_on", "epochs", "schedule"}  # --schedule is that of the learning rate
+    own = {"augment_on", "epochs", "schedule"}  # --schedule is the learning rate's
     names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
     found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
 
 
 class Fed(NamedTuple):
-    """A row that a record fills: the global step, the row of the global batch, the replica, whether it is padding."""
+    """A row that a record fills: global step, row of the global batch, replica, and whether it is padding."""
 
     step: int
     row: int
@@ -43,11 +43,11 @@ class Fed(NamedTuple):
 
 
 def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
-    """Returns (source, record id in it) of a key, for each source that has it, reading records until it is found.
+    """Returns (source, record id) for each source that has a key, reading records until it is found.
 
     Raises:
-      DataError: a shard is missing, cut or corrupt.
-      UsageError: no record has that key, or the records have none.
+      DataError: a shard is missing, cut short or corrupt.
+      UsageError: no record has that key, or records have no keys.
     """
     first, places = "", []
     for source, part in enumerate(resolved.parts):
@@ -75,9 +75,9 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
     """Returns the rows that a record fills in an epoch of its source, from the manifest alone.
 
     Args:
-      resolved: what a run trains on.
-      source, record: as `find_key` returns them.
-      epoch: of that source, from 0.
+      resolved: input of a run.
+      source, record: source and record id, as returned by `find_key`.
+      epoch: epoch of that source, from 0.
       replicas: R.
     """
     part, total = resolved.parts[source], resolved.request.global_batch_size
@@ -91,12 +91,12 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
 
 
 def _rows_of_epoch(order: Order, epoch: int) -> Iterator[tuple[int, I64, NDArray[np.bool_]]]:
-    """Yields (first step, records (steps, G), whether each row is real (steps, G)) of the steps of each window."""
+    """Yields (first step, records (steps, G), mask of real rows (steps, G)) for the steps of each window."""
     feed = make_feed(order, None, NumpyArrays())
     begin, tail = 0, np.zeros(0, np.int64)
     for window in range(order.windows):
         plan = feed.plan(epoch, window)
-        # Rows of the tail have the numbers -1, -2, ..., by which NumPy counts from the end.
+        # Rows of the tail are numbered -1, -2, ..., which NumPy counts from the end.
         records = np.concatenate([plan.records % order.num_stored, tail[::-1]])
         yield begin, records[plan.take], plan.real
         begin, tail = begin + len(plan.take), records[plan.next_tail]

@@ -1,7 +1,7 @@
-"""The few array operations that window plans are written in, and NumPy's version of them.
+"""The few array operations that window plans use, and their NumPy version.
 
-`pipeline.order.tensors` has the same operations for tensors. Operations that both have in the same form (arithmetic,
-comparison, indexing) are used directly.
+`pipeline.order.tensors` has the same operations for tensors. Operations that both libraries have in the same form
+(arithmetic, comparison, indexing) are used directly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Arrays(Protocol):
         """Returns 0..stop-1."""
 
     def where(self, mask: Array, chosen: Array | int, other: Array | int) -> Array:
-        """Returns `chosen` where the mask is true, else `other`; all three broadcast."""
+        """Returns `chosen` where the mask is true, `other` elsewhere; all three broadcast."""
 
     def minimum(self, one: Array, other: Array | int) -> Array:
         """Returns the elementwise minimum; both broadcast."""
@@ -36,10 +36,10 @@ class Arrays(Protocol):
         """Returns the elementwise maximum; both broadcast."""
 
     def least(self, values: Array, bound: Number) -> Number:
-        """Returns the smallest of values (any,) and a bound."""
+        """Returns the minimum of values (any,) and a bound."""
 
     def most(self, values: Array, bound: Number) -> Number:
-        """Returns the largest of values (any,) and a bound."""
+        """Returns the maximum of values (any,) and a bound."""
 
     def size(self, values: Array) -> Number:
         """Returns the number of values (n,)."""
@@ -48,52 +48,52 @@ class Arrays(Protocol):
         """Returns the sum of an array."""
 
     def all_of_row(self, mask: Array) -> Array:
-        """Returns which rows of a mask (n, m) are true throughout: bool (n,)."""
+        """Returns whether each row of a mask (n, m) is all true: bool (n,)."""
 
     def reshape(self, values: Array, shape: Sequence[int]) -> Array:
-        """Returns the values in another shape; -1 stands for as many as are left."""
+        """Returns the values in another shape; -1 stands for the remaining size."""
 
     def sums_before(self, values: Array) -> Array:
-        """Returns the sum of all values before each (n,)."""
+        """Returns the sum of all values before each value (n,)."""
 
     def repeat(self, values: Array, counts: Array | int) -> Array:
         """Returns each value repeated by its count, or all by one number."""
 
     def gather(self, values: Array | NDArray[Any], index: Array) -> Array:
-        """Returns the values at an index of any shape; int32 become int64."""
+        """Returns the values at an index of any shape; int32 values become int64."""
 
     def select(self, values: Array, mask: Array) -> Array:
-        """Returns the rows of values (n, ...) at which the mask (n,) is true."""
+        """Returns the rows of values (n, ...) where the mask (n,) is true."""
 
     def put(self, values: Array, index: Array, new: Array) -> Array:
-        """Returns values (n,) with new ones (m,) at an index (m,)."""
+        """Returns values (n,) with new values (m,) at an index (m,)."""
 
     def searchsorted(self, ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
-        """Returns the places where values would be inserted, like `numpy.searchsorted`."""
+        """Returns the insertion points of values, like `numpy.searchsorted`."""
 
     def ends(self, times: Any, epoch: Number) -> Array | None:
-        """Returns the positions up to the end of each chosen record of a view in an epoch; None: each has one.
+        """Returns the number of positions up to the end of each chosen record in an epoch; None if each has one.
 
         Args:
-          times: `pipeline.order.views.Times`.
-          epoch: its number.
+          times: view, a `pipeline.order.views.Times`.
+          epoch: number of the epoch.
         """
 
     def stack(self, columns: Sequence[Array]) -> Array:
-        """Returns columns (n,) as a matrix (n, columns)."""
+        """Stacks columns (n,) into a matrix (n, columns)."""
 
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Returns parts (any,) one after the other."""
+        """Concatenates parts (any,)."""
 
     def key(self, domain: Domain, *arguments: Array | int) -> Array:
         """Returns `pipeline.order.hashing.derive_key`."""
 
     def permutations(self, keys: Array, sizes: Array) -> Array:
-        """Returns for each key, uint64 (n,), a permutation of 0..size-1, one after the other, by its hashes."""
+        """Returns, concatenated, a permutation of 0..size-1 for each key, uint64 (n,), by the key's hashes."""
 
 
 class NumpyArrays:
-    """`Arrays` of NumPy; its methods are documented there."""
+    """`Arrays` in NumPy; see there for the methods."""
 
     minimum = staticmethod(np.minimum)
     maximum = staticmethod(np.maximum)
@@ -107,7 +107,7 @@ class NumpyArrays:
     all_of_row = staticmethod(functools.partial(np.all, axis=1))
 
     def __init__(self, kept_permutations: int = 0) -> None:
-        """Keeps `kept_permutations` permutations for the next plan that needs them."""
+        """Keeps `kept_permutations` permutations for plans that need them again."""
         self._permutation = functools.lru_cache(kept_permutations)(hashing.permutation)
 
     @staticmethod
@@ -136,7 +136,7 @@ class NumpyArrays:
 
     @staticmethod
     def searchsorted(ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
-        # NumPy would convert `ascending`, which may be long, if it had another dtype.
+        # NumPy would convert `ascending`, which may be long, if the dtypes differed.
         return np.searchsorted(ascending, values.astype(ascending.dtype, copy=False), side)
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""Plans the part of an order that one input pipeline feeds: its rows of every global batch, and the windows it reads.
+"""Plans the part of an order that one input pipeline feeds: its rows of every global batch, and the windows to read.
 
-The plan is defined only here. `input_fn` and `pipeline.audit` evaluate it with NumPy; datasets that run in other
+The plan is only defined here. `input_fn` and `pipeline.audit` evaluate it with NumPy; datasets that run in other
 processes evaluate it with tensors (`arrays`).
 
-A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in window
-w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
-without a record, and every tail, has an additional row, which no step takes.
+A worker reads its streams window by window, all of them with the same window number w. A step whose rows begin in
+window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
+without records, and every tail, has an extra row that no step takes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pipeline.order.views import EpochPositions, is_skipped
 
 
 class LaidShards(NamedTuple):
-    """The shards (or the selected parts of them: segments) in the order of an epoch, int64 (S,) each.
+    """The shards (or their selected parts, segments) in the order of an epoch, int64 (S,) each.
 
     Attributes:
-      arrays: evaluates it.
-      segments: their numbers in the selection.
-      first_records: id of the first record of each.
-      ends: position after the last record of each.
-      counts: number of positions of each: its records, or of a view each as often as it is there.
-      first_stored: position of the first of these in the stored order; without a view, `first_records`.
-      epoch: positions of a view; None: each record has one.
+      arrays: operations that evaluate it.
+      segments: segment numbers in the selection.
+      first_records: id of the first record of each segment.
+      ends: position after the last record of each segment.
+      counts: number of positions of each segment: its records, or with a view the sum of their occurrences.
+      first_stored: first of these positions in stored order; without a view, `first_records`.
+      epoch: positions of a view; None if each record has one.
     """
 
     arrays: Arrays
@@ -49,9 +49,9 @@ class LaidShards(NamedTuple):
 
         Args:
           order: order of the selection.
-          epoch: its number.
-          arrays: evaluates it.
-          ends: ends of a view in this epoch (`Arrays.ends`); None: they are computed here.
+          epoch: number of the epoch.
+          arrays: operations that evaluate it.
+          ends: ends of a view in this epoch (`Arrays.ends`); None to compute them here.
         """
         counts = order.count_array
         firsts, positions = np.cumsum(counts) - counts, None
@@ -69,10 +69,10 @@ class LaidShards(NamedTuple):
         return cls(arrays, segments, firsts, arrays.sums_before(laid) + laid, laid, first_stored, positions)
 
     def between(self, begin: Array, end: Array) -> tuple[Array, Array, Array]:
-        """Returns the records at positions begin[i]..end[i]-1, one interval after the other.
+        """Returns the records at positions begin[i]..end[i]-1, interval by interval.
 
         Returns:
-          As in `pipeline.order.views.Located`.
+          Fields of `pipeline.order.views.Located`.
         """
         arrays, gather = self.arrays, self.arrays.gather
         begins = self.ends - self.counts
@@ -96,22 +96,20 @@ class LaidShards(NamedTuple):
 class WindowPlan(NamedTuple):
     """The records that a window reads, and the elements that it feeds. Arrays are int64 unless stated otherwise.
 
-    The records are read into n >= 1 rows. Rows of the *tail*, which the window before has left, have the numbers -1,
-    -2, ...
+    The records are read into n >= 1 rows. Rows of the *tail*, left by the previous window, are numbered -1, -2, ...
 
     Attributes:
-      epoch: scalar.
-      pieces: segment, first record and end of what is read, in this order; (p, 3).
-      times: how many rows each record that is read fills, (records read,); empty: each fills one.
-      records: record id in each row, (n,); of a view's copies plus a multiple of the selection's records.
-      slots: row of each record, in the order of reading, with its copies behind it; (n,).
+      epoch: number of the epoch, scalar.
+      pieces: segment, first record and end of each piece to read, in order; (p, 3).
+      times: number of rows that each record read fills, (records read,); empty if each fills one.
+      records: record id in each row, (n,); for a view's copies, plus a multiple of the selection's size.
+      slots: row of each record in reading order, with its copies following; (n,).
       num_elements: number of elements that this window completes, one per step and replica; scalar.
       take: rows of each element, (elements, rows of a replica).
-      real: which of these are not padding, bool (elements, rows of a replica).
-      real_rows: rows of each element's global batch that are not padding, (elements,).
+      real: mask of rows that are not padding, bool (elements, rows of a replica).
+      real_rows: number of rows of each element's global batch that are not padding, (elements,).
       next_tail: rows of this window and its tail that elements of the next window need, (m,) with m >= 1.
-      contiguous: elements from the first of these two numbers to before the second have their rows one after the other
-        at the beginning of the window; (2,).
+      contiguous: first and end of the elements whose rows follow one another at the beginning of the window; (2,).
     """
 
     epoch: Number
@@ -127,12 +125,12 @@ class WindowPlan(NamedTuple):
     contiguous: Array
 
     def with_contiguous_elements(self, arrays: Arrays) -> WindowPlan:
-        """Returns a plan in which the rows of most elements lie next to each other, so that they need no gather."""
+        """Returns a plan in which the rows of most elements are contiguous, so that they need not be gathered."""
         first, stop = self._complete_elements(arrays)
         taken = arrays.reshape(self.take[first:stop], [-1])
         count = (stop - first) * self.take.shape[1]
         slots = arrays.put(arrays.where(self.slots >= 0, -1, 0), taken, arrays.range(count))
-        # Other rows follow: of a step that another window completes, of a padded step, or of other replicas.
+        # Other rows follow: those of a step that another window completes, a padded step, or other replicas.
         is_other = arrays.where(slots < 0, 1, 0)
         slots = arrays.where(slots < 0, count + arrays.sums_before(is_other), slots)
 
@@ -148,7 +146,7 @@ class WindowPlan(NamedTuple):
         )
 
     def _complete_elements(self, arrays: Arrays) -> tuple[Number, Number]:
-        """Returns the bounds of the elements without rows of the tail (the first have them) and without padding."""
+        """Returns the bounds of the elements without padding and, unlike the first ones, without rows of the tail."""
         numbers = arrays.range(self.num_elements)
         lies_here = arrays.all_of_row(self.take >= 0)
         first = arrays.most(arrays.where(lies_here, 0, numbers + 1), 0)
@@ -157,7 +155,7 @@ class WindowPlan(NamedTuple):
 
 
 def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:
-    """Returns the feed of a shard; None: of the whole global batch, as one replica.
+    """Returns the feed of a shard; None for the whole global batch as one replica.
 
     Raises:
       UsageError: the replicas do not divide the global batch.
@@ -173,11 +171,11 @@ class Feed:
     """The part of an order that one input pipeline feeds.
 
     Attributes:
-      order: the order.
-      arrays: evaluates it; numbers and arrays below are of its kind, int64.
-      first_row: first row of every global batch that is fed; may be an int64 scalar tensor.
-      local_replicas: L; each gets the next `replica_rows` rows.
-      replica_rows: rows of a replica.
+      order: order to feed.
+      arrays: operations that evaluate it; numbers and arrays below are of its kind, int64.
+      first_row: first row of every global batch to feed; may be an int64 scalar tensor.
+      local_replicas: L, number of replicas; each gets the next `replica_rows` rows.
+      replica_rows: number of rows per replica.
     """
 
     order: Order
@@ -188,7 +186,7 @@ class Feed:
 
     @property
     def rows(self) -> int:
-        """Rows of every global batch that are fed."""
+        """Number of rows of every global batch that are fed."""
         return self.local_replicas * self.replica_rows
 
     @property
@@ -197,7 +195,7 @@ class Feed:
         return range(*self._stream_range())
 
     def _stream_range(self) -> tuple[Number, Number]:
-        """Returns the first stream and the one after the last, of the type of `first_row`."""
+        """Returns the first stream and the one after the last, with the type of `first_row`."""
         width = self.order.rows_per_stream
         return self.first_row // width, -(-(self.first_row + self.rows) // width)
 
@@ -212,19 +210,19 @@ class Feed:
         return starts, self.arrays.gather(bounds, numbers + 1) - starts
 
     def window_bounds(self, window: Array) -> tuple[Array, Array]:
-        """Returns the first position of a window of each stream, and its end; `window` (0..W-1) broadcasts."""
+        """Returns the first position and the end of a window in each stream; `window` (0..W-1) broadcasts."""
         starts, lengths = self._stream_bounds()
         count = self.order.windows
         return starts + window * lengths // count, starts + (window + 1) * lengths // count
 
     @property
     def window_records(self) -> int:
-        """Upper bound of a window's records, over all streams."""
+        """Upper bound on the number of records in a window, over all streams."""
         _, lengths = self._stream_bounds()
         return int(self.arrays.total(self.arrays.maximum(-(-lengths // self.order.windows), 1)))
 
     def steps_before(self, window: Number) -> Number:
-        """Returns the number of steps of an epoch that are complete before a window (0..W); T before W."""
+        """Returns the number of steps of an epoch that are complete before a window (0..W); T for W."""
         _, lengths = self._stream_bounds()
         read = self.arrays.least(window * lengths // self.order.windows, self.order.num_records)
         steps = self.arrays.minimum(read // self.order.rows_per_stream, self.order.steps_per_epoch)
@@ -235,32 +233,32 @@ class Feed:
         _, lengths = self._stream_bounds()
         windows, maximum = self.order.windows, self.arrays.maximum
         at = self.arrays.minimum(maximum(lengths - 1, 0), step_of_epoch * self.order.rows_per_stream)
-        # Window w begins at floor(wL / W): position p is in the last w of which wL < (p + 1)W.
+        # Window w begins at floor(wL / W): position p is in the last w with wL < (p + 1)W.
         return self.arrays.least(-(-(at + 1) * windows // maximum(lengths, 1)) - 1, windows)
 
     def window_numbers(self, first_step: int, last_step: int) -> tuple[Number, int]:
-        """Returns the first window that a run reads and the one after the last, counted over all epochs.
+        """Returns the first window that a run reads and the one after the last, counted across epochs.
 
         Args:
           first_step: global step at which the run begins.
-          last_step: global step before which it ends; MAX_STEP: never.
+          last_step: global step before which it ends; MAX_STEP for never.
         """
         epoch, step = divmod(first_step, self.order.steps_per_epoch)
         epochs = -(-last_step // self.order.steps_per_epoch)
         return epoch * self.order.windows + self.first_window(step), min(epochs * self.order.windows, MAX_STEP)
 
     def epoch_and_window(self, number: Number) -> tuple[Number, Number]:
-        """Returns the epoch of a window, counted over all epochs, and its number in that epoch."""
+        """Returns the epoch of a window, whose number counts across epochs, and its number in that epoch."""
         return number // self.order.windows, number % self.order.windows
 
     def first_element(self, first_step: int, epoch: Number, window: Number) -> Number:
-        """Returns the number of a window's first element that a run feeds; those before belong to earlier steps."""
+        """Returns the number of a window's first element that a run feeds; earlier ones belong to earlier steps."""
         first_epoch, step = divmod(first_step, self.order.steps_per_epoch)
         skipped = self.arrays.maximum(step - self.steps_before(window), 0) * self.local_replicas
         return self.arrays.where(epoch == first_epoch, skipped, 0)
 
     def plan(self, epoch: Number, window: Number, ends: Array | None = None) -> WindowPlan:
-        """Returns the plan of a window, 0..W-1; `ends` are as for `LaidShards.of`."""
+        """Returns the plan of a window, 0..W-1; for `ends` see `LaidShards.of`."""
         arrays, order = self.arrays, self.order
         first, stop = self.steps_before(window), self.steps_before(window + 1)
         laid = LaidShards.of(order, epoch, arrays, ends)
@@ -293,7 +291,7 @@ class Feed:
         arrays = self.arrays
         starts, lengths = self._stream_bounds()
         begin, end = self.window_bounds(window)
-        # A stream without positions reads in its last window the record that its padding copies.
+        # In its last window, a stream without positions reads the record that its padding copies.
         end += arrays.where((window == self.order.windows - 1) & (lengths == 0), 1, 0)
         pieces, records, times = laid.between(begin, end)
         tail_begin = starts + first_step * self.order.rows_per_stream
@@ -302,7 +300,7 @@ class Feed:
         return pieces, arrays.concat([records, unused]), times, rows
 
     def _permuted(self, epoch: Number, window: Number, sizes: Array) -> Array:
-        """Returns the row of each position of the window, stream after stream, and a zero at the end; (n + 1,)."""
+        """Returns the row of each position of the window, stream by stream, and a zero at the end; (n + 1,)."""
         arrays = self.arrays
         if self.order.training:
             keys = arrays.key(Domain.WINDOW, self.order.seed, epoch, self._stream_numbers(), window)
@@ -312,7 +310,7 @@ class Feed:
         return arrays.concat([rows, arrays.range(1)])
 
     def _rows_of_steps(self, rows: _WindowRows, steps: Array) -> tuple[Array, Array]:
-        """Returns the rows, of the window or its tail, that are fed at steps (s,), and which are real: (s, rows)."""
+        """Returns the rows, of the window or its tail, to feed at steps (s,), and a mask of real ones: (s, rows)."""
         fed = self.arrays.range(self.rows) + self.first_row
         width = self.order.rows_per_stream
         streams = fed // width - self._stream_range()[0]
@@ -320,7 +318,7 @@ class Feed:
         return rows.at(self.arrays, positions, streams), real
 
     def _positions(self, streams: Array, offsets: Array) -> tuple[Array, Array]:
-        """Returns the positions of offsets in streams, and which are real; padding copies a stream's last window.
+        """Returns the positions of offsets in streams, and a mask of real ones; padding copies a stream's last window.
 
         Args:
           streams: local numbers, (n,).
@@ -334,7 +332,7 @@ class Feed:
         return starts + arrays.where(real, offsets, padding), real
 
     def _next_tail(self, rows: _WindowRows, stop: Number) -> Array:
-        """Returns the rows of positions that are read but belong to steps from `stop` on, and an unused row."""
+        """Returns the rows of positions that are read but belong to steps from `stop` on, plus an unused row."""
         arrays = self.arrays
         starts, _ = self._stream_bounds()
         begin = starts + stop * self.order.rows_per_stream
@@ -350,7 +348,7 @@ class _WindowRows(NamedTuple):
     Attributes:
       begin: first position of each stream's window, (streams,).
       sizes: number of positions in each, (streams,).
-      row_of: row of each position, stream after stream, (n + 1,).
+      row_of: row of each position, stream by stream, (n + 1,).
       tail_begin: first position of each stream's tail, which ends where the window begins; (streams,).
     """
 
@@ -360,7 +358,7 @@ class _WindowRows(NamedTuple):
     tail_begin: Array
 
     def at(self, arrays: Arrays, positions: Array, streams: Array) -> Array:
-        """Returns the rows of positions (..., m) of local streams (m,); those of the tail are negative."""
+        """Returns the rows of positions (..., m) in local streams (m,); rows of the tail are negative."""
         begin = arrays.gather(self.begin, streams)
         offset = positions - begin + arrays.gather(arrays.sums_before(self.sizes), streams)
         row = arrays.gather(self.row_of, arrays.where(positions >= begin, offset, 0))

@@ -16,12 +16,12 @@ U64 = NDArray[np.uint64]
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
-_BLOCK = 1 << 14  # 128 KiB of uint64, so that a block and its scratch stay in a core's cache
-SHORT = 1 << 12  # numbers of a permutation; a call for each shorter one would cost more than sorting it
+_BLOCK = 1 << 14  # 128 KiB of uint64: a block and its scratch stay in a core's cache
+SHORT = 1 << 12  # length of a permutation; below, a call each would cost more than the sorting
 
 
 class Domain(enum.IntEnum):
-    """First argument of every key, so that two uses of one seed never share a stream. Values are part of the order."""
+    """First argument of every key, so that no two uses of a seed share a stream. The values are part of the order."""
 
     SHARDS = 1
     WINDOW = 2
@@ -41,11 +41,11 @@ def splitmix64(x: ArrayLike) -> U64:
     states = np.asarray(x, np.uint64)
     hashes = np.array(states, order="C")
     _mix(hashes.reshape(-1))
-    return hashes[()]  # a scalar of a scalar
+    return hashes[()]  # a scalar for a scalar
 
 
 def _mix(states: U64) -> None:
-    """Replaces states, uint64 (n,), by their outputs in place, a block at a time."""
+    """Replaces states, uint64 (n,), with their outputs in place, a block at a time."""
     scratch = np.empty(min(len(states), _BLOCK), np.uint64)
     with np.errstate(over="ignore"):
         for start in range(0, len(states), _BLOCK):
@@ -60,7 +60,7 @@ def _mix(states: U64) -> None:
 
 
 def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
-    """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), with a round of the hash each."""
+    """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), one hash round for each."""
     key = splitmix64(np.uint64(domain))
     for argument in arguments:
         key = splitmix64(key ^ np.asarray(argument, np.int64).astype(np.uint64))
@@ -70,9 +70,9 @@ def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
 def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
     """Returns a permutation of 0..n-1: the argsort of splitmix64(key + i) read as signed 64-bit.
 
-    Distinct states have distinct hashes, so there is only one argsort. It is found by sorting numbers with the upper
+    Distinct states have distinct hashes, so the argsort is unique. It is found by sorting numbers made of the upper
     bits of the hash and the lower bits of i, which takes a third of the time of `np.argsort`. The few hashes with equal
-    upper bits are then sorted by all of their bits.
+    upper bits are then sorted by all bits.
     """
     numbers = _hashes(key, np.arange(n, dtype=np.uint64))
     low = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
@@ -89,11 +89,11 @@ def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
 
 
 def short_permutations(keys: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns `permutation` of each key and size, one after the other, sorted as the rows of one matrix.
+    """Returns `permutation` for each key and size, concatenated, sorted as the rows of one matrix.
 
     Args:
       keys: uint64 (n,).
-      sizes: int64 (n,), of about one size, `SHORT` at most.
+      sizes: int64 (n,), about equal, `SHORT` at most.
     """
     index = np.arange(sizes.max(initial=0), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -104,14 +104,14 @@ def short_permutations(keys: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]
     numbers |= index
     numbers[~exists] = np.iinfo(np.int64).max  # they are sorted last
     numbers.view(np.int64).sort(axis=1)
-    if (((numbers[:, 1:] ^ numbers[:, :-1]) <= low) & exists[:, 1:]).any():  # equal upper bits: hardly ever
+    if (((numbers[:, 1:] ^ numbers[:, :-1]) <= low) & exists[:, 1:]).any():  # equal upper bits are rare
         each = [permutation(key, int(size)) for key, size in zip(keys, sizes, strict=True)]
         return np.concatenate([np.zeros(0, np.int64), *each])
     return (numbers & low).view(np.int64)[exists]
 
 
 def _hashes(key: ArrayLike, index: U64) -> U64:
-    """Replaces `index`, uint64 (n,), by splitmix64(key + index) in place; returns it."""
+    """Replaces `index`, uint64 (n,), with splitmix64(key + index) in place, and returns it."""
     with np.errstate(over="ignore"):
         index += np.asarray(key, np.uint64)
     _mix(index)
@@ -119,7 +119,7 @@ def _hashes(key: ArrayLike, index: U64) -> U64:
 
 
 def _ties(ordered: U64, low: np.uint64) -> NDArray[np.intp]:
-    """Returns the places, ascending, of numbers that differ from a neighbour only in the bits of `low`."""
+    """Returns the positions, ascending, of numbers that differ from a neighbour only in the bits of `low`."""
     found = [np.zeros(0, np.intp)]
     for start in range(0, len(ordered) - 1, _BLOCK):
         block = ordered[start : start + _BLOCK + 1]
@@ -129,11 +129,11 @@ def _ties(ordered: U64, low: np.uint64) -> NDArray[np.intp]:
 
 
 def uniform(keys: ArrayLike, draw: int) -> NDArray[np.float32]:
-    """Returns draw number `draw` of each key: float32 in [0, 1), the top 24 bits of the hash.
+    """Returns draw number `draw` for each key: float32 in [0, 1), the top 24 bits of the hash.
 
     Args:
       keys: uint64, any shape; one per example, from `derive_key`.
-      draw: number of the draw, 0 and up.
+      draw: number of the draw, from 0.
     """
     with np.errstate(over="ignore"):
         hashes = splitmix64(np.asarray(keys, np.uint64) + np.uint64(draw))

@@ -1,4 +1,4 @@
-"""Logs of the keys that a run saw, as JSON lines: `trainer.run --log_keys` writes them, `pipeline.audit` checks them.
+"""Logs of the keys that a run saw, as JSON lines, written by `trainer.run --log_keys` and checked by `pipeline.audit`.
 
 One file per worker. A header line, then a line for each step and replica:
 
@@ -6,9 +6,9 @@ One file per worker. A header line, then a line for each step and replica:
     {"step": 17, "replica": 0, "keys": ["train#3", "train#1"], "weights": [1.0, 1.0]}
 
 `step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. Under a schedule
-(docs/views.md) `step` is the number of the source's own unit, of which a line has the replica's part, and the global
-step that takes it is beside it: `"global_step": 5`. A resumed run appends another header, with the global step that it
-begins at, `start`, and logs the steps from there on again. If a kill cuts the last line of a file, the next writer
+(docs/views.md) `step` is the number of the source's own unit, of which a line has the replica's part, along with the
+global step that takes it: `"global_step": 5`. A resumed run appends another header, with the global step at which it
+begins, `start`, and logs the steps from there on again. If a kill cuts the last line of a file short, the next writer
 removes it.
 """
 
@@ -38,14 +38,14 @@ _MARK = b'"format"'  # in every header; in an entry's keys its quotes would be e
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """The first line of a file, and of each resumed run's part of it: the order, and the worker that writes.
+    """The first line of a file, and of each resumed run's part: the order, and the worker that writes.
 
     Attributes:
-      manifest_digest: identifies the data.
-      spec: the arguments of the order.
-      worker: index, 0..workers-1.
-      workers, replicas: workers and replicas in the job; each worker feeds replicas / workers of them.
-      start: global step at which the job begins; None: not told, as by earlier releases.
+      manifest_digest: digest that identifies the data.
+      spec: arguments of the order.
+      worker: index of the worker, 0..workers-1.
+      workers, replicas: number of workers and replicas in the job; each worker feeds replicas / workers of them.
+      start: global step at which the job begins; None if an earlier release did not record it.
     """
 
     manifest_digest: str
@@ -58,7 +58,7 @@ class Header:
 
     @classmethod
     def of(cls, spec: OrderSpec, worker: int, workers: int, replicas: int, start: int | None = None) -> Header:
-        """Returns the header of a worker of a run in the order of `spec`."""
+        """Returns the header for a worker of a run in the order of `spec`."""
         return cls(spec.manifest_digest, spec, worker, workers, replicas, start=start)
 
 
@@ -67,9 +67,9 @@ class Entry:
     """One replica's rows of one step.
 
     Attributes:
-      step, replica: step and replica that the rows belong to.
+      step, replica: step and replica of the rows.
       keys, weights: keys and weights of the rows, in order.
-      global_step: global step that takes the unit `step` of a source under a schedule; None: `step` itself.
+      global_step: global step that takes the unit `step` of a source under a schedule; None for `step` itself.
     """
 
     step: int
@@ -80,12 +80,11 @@ class Entry:
 
 
 class Part(NamedTuple):
-    """What one job has logged in a file: from its header to the next one.
+    """The part of a file logged by one job: from its header to the next one.
 
     Attributes:
       header: header of the job.
-      start: global step at which the job began, or that of its first entry if the header does not tell it; None: there
-        is neither.
+      start: global step at which the job began, or its first entry's if the header does not tell; None without either.
     """
 
     header: Header
@@ -93,18 +92,18 @@ class Part(NamedTuple):
 
 
 def key_text(key: bytes) -> str:
-    """Returns a record's key as the log has it; different keys have different texts, UTF-8 or not."""
+    """Returns a record's key as text for the log; different keys have different texts, UTF-8 or not."""
     return key.decode("utf-8", "surrogateescape")
 
 
 class KeyLogWriter:
-    """Appends to one worker's log. A context manager.
+    """Appends to one worker's log; a context manager.
 
-    Call `flush` before a checkpoint is saved: a run that is killed and resumed then logs each step at least once.
+    Call `flush` before saving a checkpoint, so that a run that is killed and resumed logs each step at least once.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Header) -> None:
-        """Opens a log, or continues that of an earlier run, and writes the header.
+        """Opens a log, or continues an earlier run's, and writes the header.
 
         Raises:
           DataError: the file cannot be written.
@@ -126,7 +125,7 @@ class KeyLogWriter:
         weights: Sequence[float],
         global_step: int | None = None,
     ) -> None:
-        """Adds one replica's rows of one step. After `flush` they survive a kill of the process.
+        """Adds one replica's rows of one step. After `flush` they survive a killed process.
 
         Args:
           step, replica, keys, weights, global_step: see `Entry`.
@@ -167,7 +166,7 @@ def _fields(line: Any) -> dict[str, Any]:
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
-    """Removes what follows the last newline: a line that a kill cut."""
+    """Removes text after the last newline: a line cut short by a kill."""
     with path.open("r+b") as file:
         if os.path.getsize(path):
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -176,9 +175,9 @@ def _cut_torn_line(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
-    """Yields the file and line, the header that is in force, and the entry; None for the line of a header itself.
+    """Yields the file and line, the header in force, and the entry, or None if the line is itself a header.
 
-    A last line that was cut is left out.
+    A last line that was cut short is left out.
 
     Raises:
       DataError: the file cannot be read, or a line does not have the format.
@@ -187,7 +186,7 @@ def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
 
 
 def parts(path: pathlib.Path) -> list[Part]:
-    """Returns the parts of a log. Only headers and the entries after them are parsed; raises as `read`."""
+    """Returns the parts of a log. Only headers and the entries after them are parsed; raises errors like `read`."""
     found: list[Part] = []
     for _, header, entry in _read(path, only_starts=True):
         if entry is None:
@@ -252,13 +251,13 @@ def _entry(content: dict[str, Any], header: Header) -> Entry:
 
 
 class SourceLogs:
-    """One worker's key logs. A context manager.
+    """One worker's key logs; a context manager.
 
     Without a mixture this is `DIR/worker-00000.jsonl`; with one, each source has its own: `DIR/source-0/...` and so on.
     """
 
     def __init__(self, folder: str, spec: Spec, worker: int, workers: int, replicas: int, start_step: int) -> None:
-        """Opens the logs and writes their headers, which say that the job begins at the global step `start_step`.
+        """Opens the logs and writes their headers, with `start_step` as the global step at which the job begins.
 
         Raises:
           DataError: a file cannot be written.
@@ -277,7 +276,7 @@ class SourceLogs:
         ]
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
-        """Adds each of one replica's rows of one global step to the log of its source."""
+        """Adds one replica's rows of one global step, each to the log of its source."""
         units = self._shares.units_at(step)
         sizes = [self._shares.units[source] for source, _ in units]
         parts = sum(sizes) // len(keys)

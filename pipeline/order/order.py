@@ -1,4 +1,4 @@
-"""The arguments of the order of examples, and what follows from them for the whole job (docs/order.md).
+"""The arguments of the order of examples, and their consequences for the whole job (docs/order.md).
 
 Positions 0..N-1 of an epoch are cut into K streams, and each stream into W windows, which are permuted one by one. Step
 t takes positions tq..(t+1)q-1 of every stream, with q = G / K. `pipeline.order.feed` plans the rows that they fill.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
 from pipeline.files.fields import OPTIONAL, as_json
-from pipeline.order.sharding import (  # noqa: F401, some are imported from here
+from pipeline.order.sharding import (  # noqa: F401, some are re-exported
     REMAINDERS,
     SHUFFLE_BYTES,
     check_replicas,
@@ -29,16 +29,16 @@ from pipeline.order.shares import Segments, Shares, segments_before, segments_te
 from pipeline.order.views import Intervals, Times, covers, skipped_before, skips_text
 
 ORDER_VERSION = 1
-MAX_STREAMS = 64  # more readers do not help a job, and would leave fewer divisors of G
-STREAM_ROWS = 128  # per stream in very large batches, which many workers share, so that no two need the same stream
-STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window, which is one request to an object store
-MAX_STEP = 1 << 62  # at which an endless run ends
+MAX_STREAMS = 64  # more readers do not help a job, and leave fewer divisors of G
+STREAM_ROWS = 128  # per stream in very large batches, so that of many workers no two need the same stream
+STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window, one request to an object store
+MAX_STEP = 1 << 62  # the end of an endless run
 
 I64 = NDArray[np.int64]
 _SKIPS = "skip_steps"
-AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps that lie ahead
-_OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
-MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
+AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps still ahead
+_OMITTED = ("view", _SKIPS)  # fields that are not stored if empty
+MIXTURE_VERSION = 1  # version of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class OrderSpec:
       seed: seed of every permutation and augmentation.
       global_batch_size: G, batch rows over all replicas.
       streams: K.
-      shuffle_bytes: decoded bytes that the windows of all streams may take together.
+      shuffle_bytes: number of decoded bytes that the windows of all streams may take together.
       remainder: `pad` or `drop`.
-      training: False: the identity instead of every permutation, K = 1.
-      record_bytes: bytes of an example in a window.
+      training: whether records are permuted; otherwise every permutation is the identity, and K = 1.
+      record_bytes: number of bytes of an example in a window.
       version: version of the rules in this module.
-      view: the choice of records and the content of its columns, in words; empty: each record once.
+      view: choice of records and content of its columns, as text; empty if each record occurs once.
       skip_steps: (first, end) of global steps that are not trained on.
 
-    A spec without a view or steps to skip is stored without these two fields, as before there were any.
+    A spec without a view or steps to skip is stored without these two fields, as in earlier releases.
     """
 
     manifest_digest: str
@@ -76,7 +76,7 @@ class OrderSpec:
     skip_steps: Intervals = dataclasses.field(default=(), metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # of JSON, too
+        object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # or lists
 
     def is_skipped(self, step: int) -> bool:
         """Returns whether a global step is not trained on."""
@@ -88,7 +88,7 @@ class OrderSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal; without `skip_steps`, of which those to come may change."""
+        """SHA-256 of `to_json()`, hexadecimal, without `skip_steps`, as future ones may change."""
         rest = dataclasses.replace(self, skip_steps=())
         return hashlib.sha256(rest.to_json().encode()).hexdigest()
 
@@ -98,18 +98,19 @@ class OrderSpec:
         return found
 
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
-        """Returns {field: (here, other's)} of the fields in which a stored spec differs.
+        """Returns {field: (here, other's)} for the fields in which a stored spec differs.
 
         Args:
           other: fields of the stored spec.
-          step: the global step from which a run resumes; steps to skip may then differ from there on. None: nowhere.
+          step: global step from which a run resumes; steps to skip may differ from there on. None if they must not
+            differ.
         """
         if "sources" in other:  # a mixture
             return {"sources": (1, other["sources"])}
         return _differing(self.fields(), other, step)
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns, in words, which `AHEAD` fields of a stored spec differ, but only from a step on; None: none."""
+        """Returns text on the `AHEAD` fields of a stored spec that differ only from a step on; None if none do."""
         return _later_changes(self.fields(), other, step)
 
 
@@ -125,7 +126,7 @@ def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) ->
 
 
 def _before(name: str, fields: dict[str, Any], step: int) -> str:
-    """Returns, in words, the part of a field of `AHEAD` that lies before a step."""
+    """Returns, as text, the part of an `AHEAD` field before a step."""
     if name == _SKIPS:
         return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
     segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
@@ -146,11 +147,11 @@ class Order:
     """The order of one selection of records.
 
     Attributes:
-      counts: records of each segment (a shard or the selected part of one), in the manifest's order; zeros allowed.
+      counts: number of records in each segment (a shard or its selected part), in manifest order; zeros allowed.
       global_batch_size, streams, remainder, seed, training: as in the spec.
-      windows: W, per stream.
-      times: how often each record is in an epoch, by a view; None: once.
-      skip_steps: (first, end) of global steps whose rows have weight 0.
+      windows: W, the number of windows per stream.
+      times: number of times that a view has each record in an epoch; None if each occurs once.
+      skip_steps: (first, end) of ranges of global steps whose rows have weight 0.
     """
 
     counts: tuple[int, ...]
@@ -165,7 +166,7 @@ class Order:
 
     @functools.cached_property
     def num_records(self) -> int:
-        """N, the records of an epoch: those of the selection, or of a view each as often as it is there."""
+        """N, the number of records in an epoch: the selection's, or with a view the sum of their occurrences."""
         return self.num_stored if self.times is None else self.times.total
 
     @functools.cached_property
@@ -175,7 +176,7 @@ class Order:
 
     @property
     def repeats(self) -> bool:
-        """Whether a record may be in an epoch more than once."""
+        """Whether a record may occur more than once in an epoch."""
         return self.times is not None and self.times.repeats
 
     @functools.cached_property
@@ -185,7 +186,7 @@ class Order:
 
     @property
     def rows_per_stream(self) -> int:
-        """q, the rows that a stream fills in each global batch."""
+        """q, the number of rows that a stream fills in each global batch."""
         return self.global_batch_size // self.streams
 
     @property
@@ -199,13 +200,13 @@ class Order:
 
 
 def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int, times: Times | None = None) -> Order:
-    """Returns the order of segments of `counts` records by a spec.
+    """Returns the order, by a spec, of segments with `counts` records.
 
     Args:
-      spec: the arguments of the order.
-      counts: records of each segment.
-      record_bytes: decoded bytes of a record.
-      times: of the spec's view.
+      spec: arguments of the order.
+      counts: number of records in each segment.
+      record_bytes: number of decoded bytes in a record.
+      times: resolved view of the spec.
 
     Raises:
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.
@@ -272,8 +273,8 @@ def default_streams(
 ) -> int:
     """Returns K: 1 if the decoded split fits shuffle_bytes, else the largest divisor of G up to 64.
 
-    For batches of more than 8,192 rows it may be up to G / 128, but no more than there are shards, and so that each
-    window has 1 MiB. If rows are mixed in pairs, it is a divisor of G / 2.
+    For batches of more than 8,192 rows it may be up to G / 128, but no more than the number of shards, and such that
+    each window has 1 MiB. If rows are mixed in pairs, it is a divisor of G / 2.
     """
     if num_records * record_bytes <= shuffle_bytes:
         return 1
@@ -287,10 +288,10 @@ class MixtureSpec:
     """The arguments of the order of several sources.
 
     Attributes:
-      parts: spec of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
-        `skip_steps` count.
-      schedule: (first step, rows of each source) of each segment; empty: the same rows in all steps.
-      skip_steps: (first, end) of global steps that are not trained on.
+      parts: spec of each source; its `global_batch_size` is its share of G, or the unit of a schedule, in which case
+        its `skip_steps` count units.
+      schedule: (first step, rows of each source) of each segment; empty if all steps have the same rows.
+      skip_steps: (first, end) of ranges of global steps that are not trained on.
     """
 
     parts: tuple[OrderSpec, ...]
@@ -303,7 +304,7 @@ class MixtureSpec:
 
     @property
     def shares(self) -> Shares:
-        """The rows of each source in a step."""
+        """Number of rows of each source in a step."""
         units = tuple(part.global_batch_size for part in self.parts)
         return Shares(self.schedule or ((0, units),), units)
 
@@ -318,11 +319,11 @@ class MixtureSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal; without what may change ahead, like that of `OrderSpec`."""
+        """SHA-256 of `to_json()`, hexadecimal, without the fields that may change ahead, as in `OrderSpec`."""
         return hashlib.sha256(MixtureSpec(self.parts).to_json().encode()).hexdigest()
 
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
-        """Returns {field: (here, other's)} of the fields in which a stored spec differs, like `OrderSpec`."""
+        """Returns {field: (here, other's)} for the fields in which a stored spec differs, as in `OrderSpec`."""
         mine = self.fields()
         if other.get("sources", 1) != mine["sources"]:
             return {"sources": (mine["sources"], other.get("sources", 1))}
@@ -334,7 +335,7 @@ class MixtureSpec:
         return found
 
     def _unit_text(self, wanted: int, step: int | None) -> str:
-        """Returns this schedule's unit in words, and what would give it the wanted one."""
+        """Returns text on this schedule's unit, and on how to give it the wanted one."""
         near = with_unit(self.schedule, wanted, MAX_STEP if step is None else step)
         like = f", such as {segments_text(near)}" if near and near != self.schedule else ""
         return (
@@ -343,7 +344,7 @@ class MixtureSpec:
         )
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns how the steps to skip and the schedule differ, like `OrderSpec`."""
+        """Returns text on how the steps to skip and the schedule differ, as in `OrderSpec`."""
         return _later_changes(self.fields(), other, step)
 
     def fields(self) -> dict[str, Any]:
@@ -362,23 +363,23 @@ Spec: TypeAlias = OrderSpec | MixtureSpec
 
 
 def times_read(streams: int, workers: int) -> float:
-    """Returns how many times all workers together read the split in an epoch: 1 if no two share a stream.
+    """Returns how often all workers together read the split in an epoch: 1 if no two share a stream.
 
-    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 are the same. So there are
-    W + K - gcd(W, K) pairs of a worker and a stream that it reads.
+    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 coincide. So there are W +
+    K - gcd(W, K) pairs of a worker and a stream that it reads.
     """
     return (workers + streams - math.gcd(workers, streams)) / streams
 
 
 def streams_read_once(global_batch_size: int, streams: int, workers: int) -> int:
-    """Returns the number of streams nearest to K with which no two workers share a stream; W must divide G."""
+    """Returns the number of streams nearest to K for which no two workers share a stream; W must divide G."""
     return min((workers * k for k in divisors(global_batch_size // workers)), key=lambda k: (abs(k - streams), k))
 
 
 def sharing_note(spec: OrderSpec, order: Order, workers: int) -> str | None:
-    """Returns a note on how often the split is read, with flags by which it is read once.
+    """Returns a note on how often the split is read, with flags that would make it read once.
 
-    None: it is read once already, is kept in memory, or this is an evaluation.
+    Returns None if it is already read once or kept in memory, or this is an evaluation.
     """
     times = times_read(spec.streams, workers)
     if times == 1 or not spec.training or (order.windows == 1 and order.streams == 1):

@@ -1,4 +1,4 @@
-"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone."""
+"""The streams, shards and bytes that each worker reads, computed from the manifest alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.manifest.splits import Selection
 
 _MOST_REPLICAS = 1 << 20
-_WINDOWS_IN_MEMORY = 2  # this one and the next
+_WINDOWS_IN_MEMORY = 2  # the current one and the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Topology:
     """Workers and replicas of a job.
 
     Attributes:
-      workers: W, processes that read.
-      replicas: R; each worker feeds R / W of them.
+      workers: W, the number of processes that read.
+      replicas: R, the number of replicas; each worker feeds R / W of them.
       global_batch_size: G.
 
     Raises:
@@ -51,7 +51,7 @@ class Topology:
 
     @property
     def local_replicas(self) -> int:
-        """Replicas that a worker feeds."""
+        """Number of replicas that a worker feeds."""
         return self.replicas // self.workers
 
     def __str__(self) -> str:
@@ -59,33 +59,33 @@ class Topology:
         return f"{self.workers:,} worker{workers}, {self.replicas:,} replica{replicas}"
 
     def shard(self, worker: int) -> Shard:
-        """Returns a worker's shard, as the input gets it."""
+        """Returns a worker's shard, as passed to the input."""
         return Shard(worker, self.workers, self.local_replicas)
 
     def worker_rows(self) -> I64:
-        """Returns the first row of each worker and the one after its last: int64 (W, 2)."""
+        """Returns the first row of each worker and the one after the last: int64 (W, 2)."""
         bounds = np.arange(self.workers + 1) * self.global_batch_size // self.workers
         return np.stack([bounds[:-1], bounds[1:]], axis=1)
 
     def name_of_row(self, row: int) -> str:
-        """Names the replica that has a row of the global batch."""
+        """Returns the name of the replica that gets a row of the global batch."""
         replica = row * self.replicas // self.global_batch_size
         return f"replica {replica} (worker {replica // self.local_replicas} of {self.workers})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What the workers of a topology read in one epoch.
+    """The data that a topology's workers read in one epoch.
 
-    A worker opens the streams that overlap its replicas' rows, and reads each of them from its first position to its
-    last. If these are all streams, and each has one window, it reads them once per run and keeps them in memory. The
-    bytes of a part of a shard are its share of the file, which is exact if all records have the same length.
+    A worker opens the streams that overlap its replicas' rows, and reads each of them from the first position to the
+    last. If it has all streams, and each has one window, it reads them once per run and keeps them in memory. The bytes
+    of a part of a shard are a proportion of the file, which is exact if all records have the same length.
 
     Attributes:
       order: order of the records.
       spec: arguments of the order.
-      selection: the records.
-      epoch: epoch that is read.
+      selection: records of the split.
+      epoch: number of the epoch.
       topology: workers and replicas of the job.
     """
 
@@ -97,18 +97,18 @@ class Reading:
 
     @cached_property
     def streams(self) -> I64:
-        """First stream of each worker and the one after its last: int64 (W, 2)."""
+        """First stream of each worker and the one after the last: int64 (W, 2)."""
         rows, q = self.topology.worker_rows(), self.order.rows_per_stream
         return np.stack([rows[:, 0] // q, -(-rows[:, 1] // q)], axis=1)
 
     @cached_property
     def positions(self) -> I64:
-        """First position of each worker and the one after its last: int64 (W, 2)."""
+        """First position of each worker and the one after the last: int64 (W, 2)."""
         return self.order.stream_bounds()[self.streams]
 
     @cached_property
     def laid(self) -> I64:
-        """First position of each shard, in the epoch's order, and the end of the last: int64 (S + 1,)."""
+        """First position of each shard in the epoch's order, and the end of the last: int64 (S + 1,)."""
         return np.concatenate([[0], np.cumsum(self._shards.counts[self._shards.counts > 0])])
 
     @cached_property
@@ -117,7 +117,7 @@ class Reading:
 
     @cached_property
     def segments(self) -> I64:
-        """Segments of which records are read, in the epoch's order."""
+        """Segments with records to read, in the epoch's order."""
         return self._shards.segments[self._shards.counts > 0]
 
     @cached_property
@@ -129,7 +129,7 @@ class Reading:
 
     @cached_property
     def _records_read(self) -> I64:
-        """Records of each segment that are read, of a view those that the epoch has: int64 (S,)."""
+        """Number of records to read of each segment; with a view, only records that the epoch has: int64 (S,)."""
         order = self.order
         if order.times is None:
             return order.count_array
@@ -138,12 +138,12 @@ class Reading:
         return np.bincount(np.searchsorted(ends, read, "right"), minlength=len(ends))
 
     def bytes_before(self, positions: I64) -> I64:
-        """Returns the bytes of all records that lie before each position: int64, of the shape of `positions`."""
+        """Returns the bytes of all records before each position: int64, with the shape of `positions`."""
         return np.rint(np.interp(positions, self.laid, self._laid_bytes)).astype(np.int64)
 
     @cached_property
     def split_bytes(self) -> int:
-        """Bytes of the records of the split."""
+        """Bytes of all records of the split."""
         return int(self.bytes_before(self.laid[-1:])[0])
 
     @cached_property
@@ -153,12 +153,12 @@ class Reading:
 
     @property
     def amplification(self) -> float:
-        """Bytes that all workers read together, over those of the split."""
+        """Bytes that all workers read together, divided by the split's bytes."""
         return float(self.worker_bytes.sum() / self.split_bytes)
 
     @cached_property
     def worker_shards(self) -> I64:
-        """First shard that each worker opens and the one after its last, in the epoch's order: int64 (W, 2)."""
+        """First shard that each worker opens and the one after the last, in the epoch's order: int64 (W, 2)."""
         first = np.searchsorted(self.laid, self.positions[:, 0], "right") - 1
         return np.stack([first, np.searchsorted(self.laid, self.positions[:, 1], "left")], axis=1)
 
@@ -170,9 +170,9 @@ class Reading:
 
     @cached_property
     def memory(self) -> I64:
-        """Bound on the decoded bytes in each worker's memory: int64 (W,).
+        """Upper bound on the decoded bytes in each worker's memory: int64 (W,).
 
-        It is 2 x shuffle_bytes x its streams / K: a window and the next one of each of its streams.
+        It is 2 x shuffle_bytes x its streams / K: two windows, the current and the next, of each of its streams.
         """
         spec = self.spec
         return _WINDOWS_IN_MEMORY * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]
@@ -181,7 +181,7 @@ class Reading:
     def windows_memory(self) -> I64:
         """Decoded bytes of the two largest windows of each worker's streams: int64 (W,)."""
         order = self.order
-        least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows that have one more
+        least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows with one more
         in_memory = min(_WINDOWS_IN_MEMORY, order.windows)
         largest = in_memory * least + np.minimum(larger, in_memory)
         sums = np.concatenate([[0], np.cumsum(largest)]) * self.spec.record_bytes
@@ -189,10 +189,10 @@ class Reading:
 
     @cached_property
     def padding(self) -> I64:
-        """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
+        """Number of rows of weight 0 that each worker has in the last step of the epoch: int64 (W,)."""
         order, width = self.order, self.order.rows_per_stream
         left = np.diff(order.stream_bounds()) - (order.steps_per_epoch - 1) * width
-        real = np.append(np.clip(left, 0, width), width)  # of each stream's rows; padding comes after them
+        real = np.append(np.clip(left, 0, width), width)  # real rows of each stream; padding comes after them
         stream, row = np.divmod(self.topology.worker_rows(), width)
         before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
         return np.diff(before)[:, 0]

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from pipeline.errors import UsageError
 
-SHUFFLE_BYTES = 1 << 30  # 1 GiB, so that MNIST, CIFAR and the like fit and are shuffled as a whole
+SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
 REMAINDERS = ("pad", "drop")
 _INT64 = 1 << 63
 
 
 def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
-    """Returns `value` as an int. NumPy's integers are accepted, truth values are not.
+    """Returns `value` as an int. Accepts NumPy integers, but not bools.
 
     Raises:
       UsageError: it is not a whole number, or not in least..2^63 - 1.
@@ -34,19 +34,19 @@ def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
 
 
 def truth_value(name: str, value: Any) -> bool:
-    """Returns `value` as a bool. NumPy's are accepted, numbers are not.
+    """Returns `value` as a bool. Accepts NumPy bools, but not numbers.
 
     Raises:
       UsageError: it is neither True nor False.
     """
-    numpy = sys.modules.get("numpy")  # loaded if there is a value of its type; an import would cost --help 0.1 s
+    numpy = sys.modules.get("numpy")  # loaded if a value has its type; importing it would cost --help 0.1 s
     if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
         return bool(value)
     raise UsageError(f"{name}={value!r}: must be True or False")
 
 
 def check_replicas(global_batch_size: int, num_replicas: int) -> None:
-    """Raises UsageError, with the nearest G that work, if R does not divide G."""
+    """Raises UsageError, with the nearest values of G that work, if R does not divide G."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if global_batch_size % num_replicas:
@@ -76,7 +76,7 @@ def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_re
 
 
 def check_streams(global_batch_size: int, streams: int) -> None:
-    """Raises UsageError, with the nearest K that work, if K does not divide G."""
+    """Raises UsageError, with the nearest values of K that work, if K does not divide G."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if streams < 1 or global_batch_size % streams:
@@ -88,10 +88,10 @@ def check_streams(global_batch_size: int, streams: int) -> None:
 
 
 def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas: int = 1) -> None:
-    """Raises UsageError if a replica or a stream has an odd number of rows, for a recipe that mixes pairs of rows.
+    """Raises UsageError if a recipe mixes pairs of rows and a replica or a stream has an odd number of rows.
 
     Args:
-      recipe: recipe in words, for the error.
+      recipe: recipe as text, for the error.
       global_batch_size: G; R and K divide it.
       streams: K.
       num_replicas: R.
@@ -112,7 +112,7 @@ def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas:
 
 
 def divisors(value: int) -> set[int]:
-    """Returns the divisors of a number; beyond 2^40 only those up to 2^20 and their quotients."""
+    """Returns the divisors of a number; beyond 2^40, only divisors up to 2^20 and their cofactors."""
     found = [k for k in range(1, min(math.isqrt(value), 1 << 20) + 1) if value % k == 0]
     return {*found, *(value // k for k in found)}
 
@@ -123,7 +123,7 @@ def _nearest_multiples(value: int, divisor: int) -> str:
 
 
 class InputContext(Protocol):
-    """The attributes of `tf.distribute.InputContext` that are used here."""
+    """The attributes of `tf.distribute.InputContext` used here."""
 
     input_pipeline_id: int
     num_input_pipelines: int
@@ -136,8 +136,8 @@ class Shard:
 
     Attributes:
       index: number of this input pipeline, 0..count-1 (a Horovod or JAX rank).
-      count: input pipelines in the job.
-      local_replicas: replicas that each input pipeline feeds.
+      count: number of input pipelines in the job.
+      local_replicas: number of replicas that each input pipeline feeds.
     """
 
     index: int
@@ -154,7 +154,7 @@ class Shard:
 
     @property
     def num_replicas(self) -> int:
-        """R, replicas in the job."""
+        """R, the number of replicas in the job."""
         return self.count * self.local_replicas
 
     def replica_rows(self, local_replica: int, global_batch_size: int) -> tuple[int, int]:
@@ -170,10 +170,10 @@ class Shard:
 
 
 def as_shard(shard: Shard | InputContext | None) -> Shard | None:
-    """Returns a `tf.distribute.InputContext` as a `Shard`; a `Shard` or None as it is.
+    """Converts a `tf.distribute.InputContext` to a `Shard`; returns a `Shard` or None unchanged.
 
     Raises:
-      UsageError: it is none of these, or the context's workers have unequal numbers of replicas.
+      UsageError: it is neither, or the context's workers have unequal numbers of replicas.
     """
     if shard is None or isinstance(shard, Shard):
         return shard

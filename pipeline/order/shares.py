@@ -1,4 +1,4 @@
-"""The share of each source in the rows of a step, whatever the number of replicas, and its changes."""
+"""Each source's share of the rows of a step, independent of the number of replicas, and its changes over time."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 
-_LOOKED_AT = 4096  # batch sizes to try on either side, for an error to name one that works
-_LARGEST = 1 << 20  # rows of the largest batch that an error suggests
+_LOOKED_AT = 4096  # batch sizes tried on either side, for an error to suggest one that works
+_LARGEST = 1 << 20  # largest batch size that an error suggests
 
-Weights: TypeAlias = Sequence[tuple[str, float]]  # of the sources, by their names
+Weights: TypeAlias = Sequence[tuple[str, float]]  # (source, weight) pairs
 Segments: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (first step, rows of each source), from step 0 on
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Says which rows of a step each source fills; a single data set fills all of them, at every step.
+    """The rows of a step that each source fills; a single data set fills all rows of every step.
 
     A source is an input of its own, whose steps are its *units*. A step takes the next units of each source.
 
     Attributes:
       segments: (first step, rows of each source), from step 0 on; one segment if the rows never change.
-      units: rows of a unit of each source.
+      units: number of rows in a unit of each source.
     """
 
     segments: Segments
     units: tuple[int, ...]
 
     def rows_at(self, step: int) -> tuple[int, ...]:
-        """Returns the rows of each source in a global step."""
+        """Returns the number of rows of each source in a global step."""
         return [rows for first, rows in self.segments if first <= step][-1]
 
     def units_before(self, source: int, step: int) -> int:
-        """Returns the units of a source that the steps before a global step take."""
+        """Returns the number of units of a source that are taken before a global step."""
         stops, unit = [first for first, _ in self.segments[1:]] + [step], self.units[source]
         each = zip(self.segments, stops, strict=True)
         return sum(max(0, min(stop, step) - first) * rows[source] // unit for (first, rows), stop in each)
 
     def units_at(self, step: int) -> list[tuple[int, int]]:
-        """Returns (source, number of its unit) of the units that a step takes, in the order of a block's rows."""
+        """Returns (source, unit number) for the units that a step takes, in the order of a block's rows."""
         return [
             (source, self.units_before(source, step) + i)
             for source, count in enumerate(self.rows_at(step))
@@ -54,25 +54,25 @@ class Shares:
         ]
 
     def step_of_unit(self, source: int, number: int) -> int | None:
-        """Returns the global step that takes a unit of a source; None: the source has ended before that unit."""
+        """Returns the global step that takes a unit of a source; None if the source ends before that unit."""
         first, rows = [one for one in self.segments if self.units_before(source, one[0]) <= number][-1]
         each = rows[source] // self.units[source]
         return first + (number - self.units_before(source, first)) // each if each else None
 
     def between(self, start: int, stop: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Returns (first step, the one after the last, units of each source per step) of the segments of some steps."""
+        """Returns (first step, end, units of each source per step) for the segments in a range of steps."""
         stops = [first for first, _ in self.segments[1:]] + [stop]
         found = [
             (max(first, start), min(end, stop), tuple(n // unit for n, unit in zip(rows, self.units, strict=True)))
             for (first, rows), end in zip(self.segments, stops, strict=True)
         ]
-        # If nothing is left to feed, the last segment says how the elements look.
+        # If nothing is left to feed, the last segment tells the form of the elements.
         return [one for one in found if one[0] < one[1]] or [(start, start, found[-1][2])]
 
     def place(self, source: int, unit: int, row: int) -> tuple[int, int] | None:
-        """Returns the global step that takes a unit of a source, and the row of the global batch that its row fills.
+        """Returns the global step that takes a unit of a source, and the row of the global batch for one of its rows.
 
-        None: the source has ended before that unit.
+        Returns None if the source ends before that unit.
         """
         step = self.step_of_unit(source, unit)
         if step is None:
@@ -83,7 +83,7 @@ class Shares:
 
 
 def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns the rows of each weight by the largest remainder method; of equal remainders the earlier one wins."""
+    """Distributes rows by weight with the largest remainder method; ties go to the earlier weight."""
     exact = _as_written(weights)
     quotas = [rows * weight / sum(exact) for weight in exact]
     shares = [math.floor(quota) for quota in quotas]
@@ -94,7 +94,7 @@ def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Returns the rows of each source in the joint batch, int64 (share,) each, in the source's order.
+    """Returns the rows of the joint batch that each source fills, int64 (share,) each, in the source's order.
 
     The batch consists of equal blocks, as many as the greatest common divisor of the shares. Each block has the next
     rows of the first source, then of the second, and so on.
@@ -106,7 +106,7 @@ def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
 
 
 def checked_shares(rows: int, sources: Weights) -> tuple[int, ...]:
-    """Returns the rows of each (source, weight), like `shares_of`.
+    """Returns the number of rows of each (source, weight), like `shares_of`.
 
     Raises:
       UsageError: a source with a weight above 0 has no row.
@@ -126,7 +126,7 @@ def checked_shares(rows: int, sources: Weights) -> tuple[int, ...]:
 
 
 def _as_written(weights: Sequence[float]) -> list[Fraction]:
-    """Returns the weights as decimal fractions, whose sums are neither rounded nor too large."""
+    """Returns the weights as decimal fractions, whose sums neither round nor overflow."""
     return [Fraction(repr(float(weight))) for weight in weights]
 
 
@@ -138,10 +138,10 @@ def check_divided(rows: int, sources: Weights, parts: int, what: str = "replicas
     """Raises UsageError, with the nearest weights and rows that work, if `parts` does not divide every share.
 
     Args:
-      rows: G.
-      sources: (source, weight) of each.
-      parts: R, or V.
-      what: name of these parts, for the error.
+      rows: G, the global batch size.
+      sources: (source, weight) pairs.
+      parts: R or V, the number of parts.
+      what: name of the parts, for the error.
     """
     shares = checked_shares(rows, sources)
     if not any(share % parts for share in shares):
@@ -183,9 +183,9 @@ def segments_before(segments: Segments, step: int) -> Segments:
 
 
 def with_unit(segments: Segments, unit: int, step: int) -> Segments | None:
-    """Returns segments whose rows from a step on are the nearest ones by which the schedule has a certain unit.
+    """Returns segments changed as little as possible, from a step on, to give the schedule a certain unit.
 
-    None: the nearest multiples of the unit do not give it.
+    Returns None if rounding to multiples of the unit does not give it.
     """
     rows = sum(segments[0][1])
     near = tuple(
@@ -202,5 +202,5 @@ def with_unit(segments: Segments, unit: int, step: int) -> Segments | None:
 
 
 def segments_text(segments: Segments) -> str:
-    """Returns the rows of each source from each step on: `0:115+13,10000:64+64`, or `none`."""
+    """Returns segments as text, the rows of each source from each step on: `0:115+13,10000:64+64`, or `none`."""
     return ",".join(f"{first}:{'+'.join(map(str, rows))}" for first, rows in segments) or "none"

@@ -13,7 +13,7 @@ from pipeline.order.arrays import Array, Number
 from pipeline.order.hashing import GAMMA, MIX_1, MIX_2, Domain
 from pipeline.order.views import ONE, Strata, Times
 
-# Hashing takes integer operations only, so that host and device, XLA or not, agree.
+# Hashing only uses integer operations, so that host and device, with XLA or without, agree.
 
 
 def _u64(value: int) -> tf.Tensor:
@@ -35,7 +35,7 @@ def splitmix64(x: tf.Tensor) -> tf.Tensor:
 def derive_key(domain: Domain, *arguments: tf.Tensor | int) -> tf.Tensor:
     """Returns the uint64 key of int64 arguments (scalars or tensors that broadcast)."""
     known = list(itertools.takewhile(lambda argument: isinstance(argument, int), arguments))
-    key = _u64(int(hashing.derive_key(domain, *known)))  # in NumPy, which saves nodes in the graph
+    key = _u64(int(hashing.derive_key(domain, *known)))  # in NumPy, to save graph nodes
     for argument in arguments[len(known) :]:
         key = splitmix64(tf.bitwise.bitwise_xor(key, tf.bitcast(tf.convert_to_tensor(argument, tf.int64), tf.uint64)))
     return key
@@ -53,22 +53,22 @@ def permutation(key: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
 
 
 def uniform(keys: tf.Tensor, draw: int) -> tf.Tensor:
-    """Returns draw number `draw` of each key: float32 in [0, 1), of the shape of `keys`."""
+    """Returns draw number `draw` for each key: float32 in [0, 1), with the shape of `keys`."""
     hashes = splitmix64(keys + _u64(draw))
     top = tf.cast(tf.bitwise.right_shift(hashes, _u64(40)), tf.int32)
     return tf.cast(top, tf.float32) * tf.constant(2**-24, tf.float32)
 
 
 def _operation(name: str, **options: Any) -> Any:
-    """Returns an operation of TensorFlow as a static method; it is looked up when it is called."""
+    """Returns a TensorFlow operation as a static method, looked up when it is called."""
     return staticmethod(lambda *values: getattr(tf, name)(*values, **options))
 
 
 class TensorArrays:
-    """`Arrays` of TensorFlow; its methods are documented there. All integers are int64.
+    """`Arrays` in TensorFlow; see there for the methods. All integers are int64.
 
-    Building the graph takes most of a dataset's start-up, 0.3 ms of processor time per node. So operations that
-    TensorFlow composes of dozens of nodes are written with few, and values that are known beforehand stay in NumPy.
+    Building the graph takes most of a dataset's start-up time, 0.3 ms of processor time per node. So operations that
+    TensorFlow composes of dozens of nodes are written with a few, and values known beforehand stay in NumPy.
     """
 
     key = staticmethod(derive_key)
@@ -123,7 +123,7 @@ class TensorArrays:
         return tf.gather(values, self.searchsorted(ends, self.range(tf.reduce_sum(counts)), "right"))
 
     def permutations(self, keys: Array, sizes: Array) -> Array:
-        # The sizes differ by one at most: the permutations are sorted as rows of one matrix, missing entries last.
+        # Sizes differ by at most one: permutations are sorted as rows of one matrix, missing entries last.
         index = self.range(tf.reduce_max(sizes))
         hashes = permutation_hashes(tf.expand_dims(keys, 1), index)
         exists = index < tf.expand_dims(sizes, 1)
@@ -138,7 +138,7 @@ class TensorArrays:
         return None
 
     def _balanced(self, strata: Strata, seed: int, epoch: Number) -> Array:
-        """Returns what `Times.of` does for `balance`. The permutations of all classes are sorted together."""
+        """Returns the result of `Times.of` for `balance`, sorting the permutations of all classes together."""
         stratum = self.repeat(np.arange(len(strata.counts)), strata.counts)
         firsts = np.cumsum(strata.counts) - strata.counts
         rank = tf.range(len(strata.members), dtype=tf.int64) - self.gather(firsts, stratum)
@@ -149,7 +149,7 @@ class TensorArrays:
         return _scattered(tf.gather(strata.members, turn), (rank + 1) * size // count - rank * size // count)
 
     def _weighed(self, weights: np.ndarray, seed: int, epoch: Number) -> Array:
-        """Returns what `Times.of` does for `weigh`, of the whole line at once."""
+        """Returns the result of `Times.of` for `weigh`, computing the whole line at once."""
         turn = permutation(self.key(Domain.WEIGH, seed, epoch), len(weights))
         room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
         at = tf.cast(self.key(Domain.WEIGH_START, seed, epoch) % tf.constant(room, tf.uint64), tf.int64)
@@ -159,7 +159,7 @@ class TensorArrays:
 
 
 def _scattered(index: Array, values: Array) -> Array:
-    """Returns values (n,), of which each goes to its place in a permutation of 0..n-1."""
+    """Scatters values (n,) to their places in a permutation of 0..n-1."""
     return tf.scatter_nd(tf.expand_dims(tf.cast(index, tf.int64), 1), values, tf.shape(values, tf.int64))
 
 

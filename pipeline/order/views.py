@@ -1,4 +1,4 @@
-"""Views: how often each record is in an epoch, as integers that follow from columns, seed and epoch alone.
+"""Views: how often each record occurs in an epoch, as integers that follow from columns, seed and epoch alone.
 
     classes  the records of some classes, whose labels are numbered anew
     where    a record is in an epoch, or is not
@@ -6,8 +6,9 @@
     balance  each class fills M positions of every epoch, a record of a class of n floor(M/n) or ceil(M/n) of them
     weigh    a record of weight w fills floor(w) or ceil(w) positions, in the mean w, of floor(sum w) in every epoch
 
-An epoch's positions are then the records of the permuted shards, each as often as it is wanted; all else is as in
-docs/order.md. Sums are integers, because floating-point sums over many records would lose the law (docs/views.md).
+An epoch's positions are then the records of the permuted shards, each repeated as often as it occurs; everything else
+is as in docs/order.md. Sums are integers, because floating-point sums over many records would break the rules
+(docs/views.md).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ Where: TypeAlias = "str | Callable[[Mapping[str, NDArray[Any]]], Any] | None"
 LABEL = "label"  # column of the labels
 ONE_BITS = 20
 ONE = 1 << ONE_BITS  # weights in fixed point
-_MOST_POSITIONS = 1 << 40  # of an epoch, so that no product or sum below overflows
-_BLOCK = 1 << 20  # weights that are converted at once
+_MOST_POSITIONS = 1 << 40  # per epoch, so that no product or sum below overflows
+_BLOCK = 1 << 20  # weights converted at once
 _MOST_NAMED = 20  # classes in a message
 _NUMPY = NumpyArrays()
-_KEPT_EPOCHS = 2  # whose positions stay in memory: this one, and the one that is being planned
+_KEPT_EPOCHS = 2  # epochs whose positions stay in memory: the current one, and the one being planned
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
@@ -62,36 +63,36 @@ _OPERATORS = "and, or, not, in, not in, ==, !=, <, <=, >, >=, +, -, *, /, %"
 
 
 class Columns(Protocol):
-    """What a view needs of `pipeline.manifest.columns.Columns`."""
+    """The part of `pipeline.manifest.columns.Columns` that views need."""
 
     @property
     def used(self) -> dict[str, str]:
-        """CRC32Cs of the columns that were read, by name."""
+        """CRC32C of each column that was read, by name."""
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Returns a column's values, by record id."""
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Returns what the values 0, 1, ... stand for."""
+        """Returns the names that the values 0, 1, ... stand for."""
 
     def is_text(self, name: str) -> bool:
-        """Whether it has strings."""
+        """Returns whether a column has strings."""
 
     def name_of(self, record: int) -> str:
-        """Names a record."""
+        """Returns the name of a record, for messages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The records that an epoch has, and how often; empty: each record once.
+    """The choice of an epoch's records, and how often each occurs; by default every record once.
 
     Attributes:
-      where: an expression over columns, or a function of them that returns a mask.
-      limit: the number of records, or `500 per label`.
-      balance: the column whose values get equally many positions, or `sqrt(label)` for the way between that and the
+      where: expression over columns, or a function of them that returns a mask.
+      limit: number of records, or `500 per label`.
+      balance: column whose values get equally many positions, or `sqrt(label)` for half way between that and the
         natural share.
-      weigh: the column of weights.
-      classes: names of the classes whose records are taken, in the order of their new numbers; or a text with commas.
+      weigh: column of weights.
+      classes: classes whose records are taken, by name, in the order of their new numbers; or a text with commas.
 
     Raises:
       UsageError: a value cannot work with any data.
@@ -126,25 +127,25 @@ class View:
 
     @property
     def repeating(self) -> dict[str, Any]:
-        """Those of its values, by name, by which a record may be in an epoch more than once."""
+        """The values, by name, that may make a record occur more than once in an epoch."""
         given = {"balance": self.balance, "weigh": self.weigh}
         return {name: value for name, value in given.items() if value is not None}
 
     def resolve(self, columns: Columns, num_records: int, seed: int, split: str) -> tuple[Times, str]:
-        """Returns how often each record of a selection is in an epoch, and the text of the view for the order spec.
+        """Returns how often each record of a selection occurs in an epoch, and the view's text for the order spec.
 
         Args:
-          columns: of the selection.
-          num_records: of the selection.
-          seed: of the order.
-          split: its text, for messages.
+          columns: columns of the selection.
+          num_records: number of records in the selection.
+          seed: seed of the order.
+          split: split as text, for messages.
 
         Raises:
-          DataError: a column's file is missing, or of another conversion.
+          DataError: a column's file is missing, or from another conversion.
           UsageError: an unknown column, class or operator, a view without a record, or a weight that is not a number.
         """
         mask = self.mask(columns, num_records)
-        # 32 bits where they are enough: half of the memory.
+        # 32 bits if possible: half the memory.
         kind = np.int32 if num_records < 1 << 31 else np.int64
         chosen: NDArray[Any] = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
         if not len(chosen):
@@ -162,7 +163,7 @@ class View:
         return times, self._text(columns, mask)
 
     def _text(self, columns: Columns, mask: NDArray[np.bool_] | None) -> str:
-        """Returns the view in words, with the CRC32Cs of its columns, by which other values are noticed."""
+        """Returns the view as text, with the CRC32Cs of its columns, which reveal changed values."""
         where = ast.unparse(_parsed(self.where)) if isinstance(self.where, str) else None
         if callable(self.where) and mask is not None:
             where = f"mask {hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()[:16]}"
@@ -179,7 +180,7 @@ class View:
         return "; ".join(parts)
 
     def _limited(self) -> tuple[int, str | None] | None:
-        """Returns the number of records, and the column per whose values it counts."""
+        """Returns the number of records, and the column per value of which it applies."""
         if self.limit is None:
             return None
         match = None if isinstance(self.limit, bool) else _LIMIT.fullmatch(str(self.limit).strip())
@@ -188,14 +189,14 @@ class View:
         return int(match[1]), match[2]
 
     def _balanced(self) -> tuple[str, bool]:
-        """Returns the column to balance by, and whether by the square root."""
+        """Returns the column to balance by, and whether to balance by the square root."""
         match = _BALANCE.fullmatch(self.balance) if isinstance(self.balance, str) else None
         if match is None:
             raise UsageError(f"balance={self.balance!r}: must be the name of a column, or such as 'sqrt(label)'")
         return match[1] or match[2], match[2] is not None
 
     def mask(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
-        """Returns which records `classes` and `where` keep, bool (records,); None: all."""
+        """Returns the mask of records that `classes` and `where` keep, bool (records,); None for all."""
         of_classes, of_where = self._of_classes(columns), self._of_where(columns, num_records)
         if of_classes is None or of_where is None:
             return of_where if of_classes is None else of_classes
@@ -221,7 +222,7 @@ class View:
         return found
 
     def _first(self, chosen: NDArray[Any], columns: Columns) -> NDArray[Any]:
-        """Returns the records of the limit. A record's place depends on its id alone, not on the others."""
+        """Returns the records within the limit. A record's rank depends on its id alone, not on other records."""
         limit, per = self._limited() or (len(chosen), None)
         with np.errstate(over="ignore"):
             keys = derive_key(Domain.LIMIT, chosen)
@@ -252,7 +253,7 @@ class View:
         codes = self._codes(name, columns, "balance", chosen)
         members = np.argsort(codes, kind="stable").astype(chosen.dtype)
         found, counts = np.unique(codes, return_counts=True)
-        # A class that `where` leaves out on purpose is not missed.
+        # A class that `where` leaves out on purpose is not missing.
         is_chosen = isinstance(self.where, str) and name in _names_in(self.where)
         is_chosen |= self.classes is not None and name == LABEL
         for code, text in enumerate(columns.names_of(name)):
@@ -281,7 +282,7 @@ class View:
                 f"weigh={self.weigh!r}: the weight of {columns.name_of(record)} is {weights[wrong[0]]}, must be 0 or "
                 f"more; leave such records out with where ({len(wrong):,} of {len(weights):,})"
             )
-        # Half a unit rounds up, as docs/views.md says. Most weights take 32 bits, half of the memory of 64.
+        # Half a unit rounds up, as docs/views.md says. Most weights fit into 32 bits, half the memory of 64.
         most = float(weights.max()) if len(weights) else 0.0
         if float(weights.sum(dtype=np.float64)) >= _MOST_POSITIONS:
             raise UsageError(f"weigh={self.weigh!r}: weights up to {most:g} make too long an epoch; divide them")
@@ -299,11 +300,11 @@ class View:
 
 
 class Strata(NamedTuple):
-    """Classes that are balanced.
+    """The classes to balance.
 
     Attributes:
-      members: numbers of the chosen records, class by class, int32 or int64 (n,).
-      codes, counts, sizes: of each class its value, its records, and the positions that they fill; (classes,).
+      members: chosen records, by number, class by class, int32 or int64 (n,).
+      codes, counts, sizes: value, number of records and number of positions of each class; (classes,).
     """
 
     members: NDArray[Any]
@@ -314,16 +315,16 @@ class Strata(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Times:
-    """How often each record of a selection is in an epoch.
+    """How often each record of a selection occurs in an epoch.
 
     Attributes:
-      num_stored: records of the selection. Copy j of record r has the id r + j * num_stored, so that copies are
-        augmented differently.
-      records: those that are ever in an epoch, ascending, int32 or int64 (n,); None: all.
-      total: positions of every epoch.
-      seed: of the order.
-      strata: of `balance`.
-      weights: of `weigh`, of each of `records`, in units of 1 / ONE.
+      num_stored: number of records in the selection. Copy j of record r has the id r + j * num_stored, so that copies
+        are augmented differently.
+      records: records that ever occur, ascending, int32 or int64 (n,); None for all.
+      total: number of positions in every epoch.
+      seed: seed of the order.
+      strata: classes to balance; None without `balance`.
+      weights: weight of each of `records`, in units of 1 / ONE; None without `weigh`.
     """
 
     num_stored: int
@@ -334,7 +335,7 @@ class Times:
     weights: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        """Makes the memory of the latest epochs."""
+        """Creates the cache of the latest epochs."""
         object.__setattr__(self, "_kept", {})
         object.__setattr__(self, "_lock", threading.Lock())
 
@@ -343,12 +344,12 @@ class Times:
 
     @property
     def repeats(self) -> bool:
-        """Whether a record may be there more than once."""
+        """Whether a record may occur more than once."""
         return self.strata is not None or self.weights is not None
 
     @property
     def num_chosen(self) -> int:
-        """Number of records that are ever in an epoch."""
+        """Number of records that ever occur."""
         return self.num_stored if self.records is None else len(self.records)
 
     @property
@@ -358,11 +359,11 @@ class Times:
         return sum(array.nbytes for array in (self.records, self.weights, members) if array is not None)
 
     def ids(self, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
-        """Returns the record ids of numbers among the chosen, which are of the kind of `arrays`."""
+        """Returns the record ids for numbers of chosen records, arrays of the kind of `arrays`."""
         return numbers if self.records is None else arrays.gather(self.records, numbers)
 
     def of(self, epoch: int) -> NDArray[Any]:
-        """Returns how often each chosen record is in an epoch, (n,)."""
+        """Returns how often each chosen record occurs in an epoch, (n,)."""
         if self.strata is not None:
             return self._balanced(self.strata, epoch)
         if self.weights is not None:
@@ -374,16 +375,16 @@ class Times:
         return np.int32 if self.total < 1 << 31 else np.int64
 
     def ends(self, epoch: int) -> NDArray[Any] | None:
-        """Returns the positions of an epoch up to the end of each chosen record, (n,); None: each has one.
+        """Returns the number of positions of an epoch up to the end of each chosen record, (n,); None if each has one.
 
-        Those of the last two epochs are kept. `TensorArrays.ends` computes the same numbers in a graph.
+        The results for the last two epochs are kept. `TensorArrays.ends` computes the same numbers in a graph.
         """
         if not self.repeats:
             return None
         kept: dict[int, NDArray[Any]] = self._kept  # type: ignore[attr-defined]
         with self._lock:  # type: ignore[attr-defined]
             if epoch not in kept:
-                while len(kept) >= _KEPT_EPOCHS:  # before the memory for another one is taken
+                while len(kept) >= _KEPT_EPOCHS:  # before taking memory for another one
                     kept.pop(next(iter(kept)))
                 kept[epoch] = np.cumsum(self.of(epoch), dtype=self._dtype)
             return kept[epoch]
@@ -398,13 +399,13 @@ class Times:
         return times
 
     def _weighed(self, weights: NDArray[Any], epoch: int) -> NDArray[Any]:
-        # Every weight is an interval on a line, laid in a permuted order; a record is there once for each whole
-        # number that its interval ends at or passes. The line begins where it holds `total` of them in every epoch.
+        # Every weight is an interval on a line, in permuted order; a record occurs once for each whole number that its
+        # interval passes or ends at. The line begins where it contains `total` of them in every epoch.
         turn = permutation(derive_key(Domain.WEIGH, self.seed, epoch), len(weights))
         room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
         at = int(derive_key(Domain.WEIGH_START, self.seed, epoch)) % room
         times = np.empty(len(weights), self._dtype)
-        for start in range(0, len(turn), _BLOCK):  # so that only the permutation takes 64 bits for each record
+        for start in range(0, len(turn), _BLOCK):  # so that only the permutation takes 64 bits per record
             some = turn[start : start + _BLOCK]
             ends = np.cumsum(weights[some], dtype=np.int64) + at
             times[some] = np.diff(ends >> ONE_BITS, prepend=at >> ONE_BITS)
@@ -415,16 +416,16 @@ class Times:
         """Returns the number of chosen records before each record id, int64."""
         if self.records is None:
             return firsts
-        return np.searchsorted(self.records, firsts.astype(self.records.dtype))  # which would be copied otherwise
+        return np.searchsorted(self.records, firsts.astype(self.records.dtype))  # or `records` would be copied
 
 
 class Located(NamedTuple):
-    """Records at some positions.
+    """The records at some positions.
 
     Attributes:
-      pieces: what is read, in this order: segment, first record and end; int64 (p, 3). Neighbours are one piece.
-      ids: of each position, (n,): of the record, plus a multiple of `num_stored` for its copies.
-      times: how many of the positions each record that is read fills, (records read,); empty: each fills one.
+      pieces: segment, first record and end of each piece to read, in order, int64 (p, 3). Neighbours are one piece.
+      ids: record id at each position, (n,), plus a multiple of `num_stored` for copies.
+      times: number of the positions that each record read fills, (records read,); empty if each fills one.
     """
 
     pieces: Array
@@ -434,12 +435,12 @@ class Located(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EpochPositions:
-    """The records of an epoch in the stored order, each as often as it is there: its stored positions.
+    """An epoch's records in stored order, each repeated as often as it occurs: the stored positions.
 
     Attributes:
-      arrays: evaluates them; arrays here are of its kind.
-      times: of the view.
-      ends: stored position after the last of each chosen record, (n,); None: each is there once.
+      arrays: operations that evaluate them; arrays here are of its kind.
+      times: occurrences of records in the view.
+      ends: stored position after the last of each chosen record, (n,); None if each occurs once.
     """
 
     arrays: Arrays
@@ -447,19 +448,19 @@ class EpochPositions:
     ends: Array | None
 
     def before(self, numbers: Array) -> Array:
-        """Returns the stored positions before some numbers of chosen records, 0..n."""
+        """Returns the number of stored positions before chosen records, given their numbers, 0..n."""
         if self.ends is None:
             return numbers
         arrays = self.arrays
         return arrays.where(numbers > 0, arrays.gather(self.ends, arrays.maximum(numbers - 1, 0)), 0)
 
     def located(self, segments: Array, first_records: Array, begin: Array, end: Array) -> Located:
-        """Returns the records at stored positions begin[i]..end[i]-1, one interval after the other.
+        """Returns the records at stored positions begin[i]..end[i]-1, interval by interval.
 
         Args:
-          segments: of each interval.
+          segments: segment of each interval.
           first_records: id of the first record of each of these segments.
-          begin, end: of each interval; no interval is empty.
+          begin, end: bounds of each interval; no interval is empty.
         """
         arrays = self.arrays
         gather, intervals = arrays.gather, arrays.range(arrays.size(begin))
@@ -485,12 +486,12 @@ class EpochPositions:
 
 
 def pieces_of(segments: Array, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
-    """Returns the pieces that have some records, in their order: segment, first record and end; int64 (p, 3).
+    """Returns the pieces that contain some records, in order: segment, first record and end; int64 (p, 3).
 
     Args:
-      segments: of each record, (n,).
-      numbers: of each in its segment, (n,).
-      arrays: of which kind these are.
+      segments: segment of each record, (n,).
+      numbers: number of each record in its segment, (n,).
+      arrays: operations for the kind of these arrays.
     """
     is_apart = (numbers[1:] - numbers[:-1] != 1) | (segments[1:] != segments[:-1])
     one = arrays.range(arrays.minimum(arrays.size(numbers), 1)) == 0  # the first begins a piece, the last ends one
@@ -501,10 +502,10 @@ def pieces_of(segments: Array, numbers: Array, arrays: Arrays = _NUMPY) -> Array
 
 
 def _checked_classes(given: Any) -> tuple[str, ...]:
-    """Returns the names of classes in a text with commas, or a sequence.
+    """Returns the class names in a text with commas, or in a sequence.
 
     Raises:
-      UsageError: they are no names, or one is there twice.
+      UsageError: they are not names, or one occurs twice.
     """
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     is_sequence = isinstance(names, list | tuple) and len(names) > 0
@@ -516,14 +517,14 @@ def _checked_classes(given: Any) -> tuple[str, ...]:
 
 
 def class_numbers(classes: Sequence[str], class_names: Sequence[str]) -> list[int]:
-    """Returns the numbers of classes.
+    """Returns the numbers of classes, given their names.
 
     Args:
-      classes: their names.
-      class_names: names of all classes, by number.
+      classes: class names to look up.
+      class_names: name of each class, by number.
 
     Raises:
-      UsageError: there is no class of such a name.
+      UsageError: there is no class of that name.
     """
     numbers = {name: number for number, name in enumerate(class_names)}
     for name in classes:
@@ -551,13 +552,13 @@ def _names_in(text: str) -> set[str]:
 
 
 class _Expression:
-    """Evaluates an expression over whole columns, by a list of what it may contain; nothing of it is run as code."""
+    """Evaluates an expression over whole columns. It may only contain listed constructs, and is never run as code."""
 
     def __init__(self, text: str, columns: Columns, num_records: int) -> None:
         self._text, self._columns, self._count = text, columns, num_records
 
     def mask(self) -> NDArray[np.bool_]:
-        """Returns which records it keeps, bool (records,)."""
+        """Returns the mask of records that it keeps, bool (records,)."""
         try:
             with np.errstate(all="ignore"):
                 return np.broadcast_to(self._truth(_parsed(self._text)), self._count)
@@ -664,7 +665,7 @@ class _Expression:
 
 
 def _wide(value: Any) -> Any:
-    """Returns a value in 64 bits, in which sums and products of columns do not overflow."""
+    """Returns a value in 64 bits, so that sums and products of columns do not overflow."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
     return value
@@ -674,13 +675,13 @@ Intervals: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def checked_skips(given: Any) -> Intervals:
-    """Returns the steps to skip as (first, end) pairs, sorted and joined.
+    """Returns the steps to skip as (first, end) pairs, sorted and merged.
 
     Args:
       given: pairs, or a text such as `12300:12360,20000:20010`.
 
     Raises:
-      UsageError: it is none of these, or a pair is empty or negative.
+      UsageError: it is neither, or a pair is empty or negative.
     """
     pairs = list(_pairs(given)) if isinstance(given, str) else given
     found: list[tuple[int, int]] = []
@@ -708,12 +709,12 @@ def _pairs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def skipped_before(skips: Intervals, step: int) -> Intervals:
-    """Returns the part of the skipped steps that lies before a step."""
+    """Returns the part of the skipped steps before a step."""
     return tuple((first, min(stop, step)) for first, stop in skips if first < step)
 
 
 def skips_text(skips: Intervals) -> str:
-    """Returns steps to skip as a flag has them: `12300:12360,20000:20010`, or `none`."""
+    """Returns steps to skip in the form of the flag: `12300:12360,20000:20010`, or `none`."""
     return ",".join(f"{first}:{stop}" for first, stop in skips) or "none"
 
 
@@ -723,6 +724,6 @@ def covers(skips: Intervals, step: int) -> bool:
 
 
 def is_skipped(steps: Array, skips: Intervals, arrays: Arrays) -> Array:
-    """Returns which global steps (n,) are skipped, bool (n,)."""
+    """Returns whether each global step (n,) is skipped, bool (n,)."""
     bounds = np.array(skips, np.int64).reshape(-1)
     return arrays.searchsorted(bounds, steps, "right") % 2 == 1

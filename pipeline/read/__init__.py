@@ -1,1 +1,1 @@
-"""From shards to windows of records in memory, every byte checked."""
+"""Reads shards into windows of records in memory, checking every byte."""

@@ -1,8 +1,8 @@
-"""A folder of this machine with copies of shards that its processes share: fetched, read and removed under locks.
+"""A local folder of shard copies, shared by this machine's processes, which fetch, read and remove them under locks.
 
 A file has its name, `<digest of the manifest>/<shard>`, only once it is complete. The process that fetches it locks its
-draft, those that read it share the lock of the file, and no process removes a file that another has locked. The locks
-are `flock`s, which the system releases when the process ends, however it ends.
+draft, readers share the lock of the file, and no process removes a file that another has locked. The locks are
+`flock`s, which the system releases however a process ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pipeline.manifest import naming
 _LOCK, _DRAFT = ".lock", ".part"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _DIGITS = 16  # of the digest
-_FREE_SHARE = 0.9  # of the space that the disk has left, if the user sets no bound
+_FREE_SHARE = 0.9  # of the free disk space, if the user sets no bound
 _LOCK_SECONDS, _LOCK_WAIT = 30.0, 0.002
 
 
 class Entry(NamedTuple):
-    """A file of a data set: the digest of its manifest, its name in the folder, size in bytes and CRC32C."""
+    """A file of a data set: digest of the manifest, name in the folder, size in bytes and CRC32C."""
 
     digest: str
     file: str
@@ -44,15 +44,15 @@ class _Found(NamedTuple):
 
 
 class CacheFolder:
-    """The folder. Threads and processes share it. Each file that it returns is locked until it is closed."""
+    """The folder, shared by threads and processes. Each file that it returns is locked until it is closed."""
 
     def __init__(self, path: str, most_bytes: int | None = None) -> None:
-        """Makes the folder if it is missing.
+        """Creates the folder if it is missing.
 
         Args:
           path: path of the folder.
-          most_bytes: bytes that this process lets all files in it take; None: 90% of the space that the disk has for
-            them.
+          most_bytes: number of bytes that this process lets all files in it take; None for 90% of the space that the
+            disk has for them.
 
         Raises:
           DataError: the folder cannot be written to, or its disk has no locks.
@@ -77,14 +77,14 @@ class CacheFolder:
         return os.path.join(self.path, entry.digest[:_DIGITS], name)
 
     def num_bytes(self) -> int:
-        """Returns the bytes of all files, including those that drafts have reserved."""
+        """Returns the bytes of all files, including bytes that drafts have reserved."""
         return sum(found.num_bytes for found in self._files())
 
     def opened(self, entry: Entry) -> io.FileIO | None:
-        """Opens the copy of an entry, which nobody removes until it is closed; None: there is no copy."""
+        """Opens the copy of an entry, which nobody removes until it is closed; None if there is no copy."""
         file = _open_locked(self.file(entry), os.O_RDONLY, shared=True)
         if file is not None:
-            with contextlib.suppress(OSError):  # the file of another user
+            with contextlib.suppress(OSError):  # another user's file
                 os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
         return file
 
@@ -95,18 +95,18 @@ class CacheFolder:
                 os.unlink(self.file(entry))
 
     def draft(self, entry: Entry) -> io.FileIO | None:
-        """Opens the draft of an entry for this caller alone; None: another process writes it, or has finished it."""
+        """Opens the draft of an entry exclusively; None if another process is writing it, or has finished it."""
         path = self.file(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        # A draft that a killed process left is overwritten.
+        # A draft left by a killed process is overwritten.
         file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT)
-        if file is not None and os.path.exists(path):  # another process has finished just before the lock
+        if file is not None and os.path.exists(path):  # another process finished just before the lock
             self.discard(entry, file)
             return None
         return file
 
     def reserve(self, entry: Entry, draft: io.FileIO) -> bool:
-        """Reserves the disk space of a draft, evicting the least recently used files; False: too little can be evicted.
+        """Reserves disk space for a draft, evicting the least recently used files; False if too little can be evicted.
 
         Raises:
           OSError: the disk is full.
@@ -115,14 +115,14 @@ class CacheFolder:
             os.ftruncate(draft.fileno(), 0)
             if not self._make_room(entry.num_bytes):
                 return False
-            if hasattr(os, "posix_fallocate"):  # notices a full disk now, not in the middle of the fetch
+            if hasattr(os, "posix_fallocate"):  # notices a full disk now rather than in the middle of the fetch
                 os.posix_fallocate(draft.fileno(), 0, entry.num_bytes)
             else:
                 os.ftruncate(draft.fileno(), entry.num_bytes)
         return True
 
     def publish(self, entry: Entry, draft: io.FileIO) -> None:
-        """Makes a draft the copy of an entry, and turns its lock into that of a reader."""
+        """Makes a draft the copy of an entry, and turns its lock into a reader's."""
         with self._exclusive():
             os.rename(self.file(entry) + _DRAFT, self.file(entry))
             share_lock(draft.fileno())
@@ -134,7 +134,7 @@ class CacheFolder:
                 os.unlink(self.file(entry) + _DRAFT)
 
     def written(self, entry: Entry) -> float:
-        """Returns the time at which the draft of an entry was last written to; 0: there is no draft."""
+        """Returns the time of the last write to an entry's draft; 0 if there is no draft."""
         try:
             return os.stat(self.file(entry) + _DRAFT).st_mtime
         except FileNotFoundError:
@@ -174,7 +174,7 @@ class CacheFolder:
         return True
 
     def _remove_drafts(self) -> None:
-        """Removes drafts of killed processes: those that nobody has locked."""
+        """Removes drafts of killed processes, which nobody has locked."""
         for found in self._files():
             if found.path.endswith(_DRAFT):
                 file = _open_locked(found.path, os.O_RDONLY)
@@ -184,7 +184,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keeps other threads and processes from making room, and from renaming or removing files, during the block."""
+        """Context that keeps other threads and processes from making room and from renaming or removing files."""
         with io.FileIO(os.path.join(self.path, _LOCK), "ab") as lock:
             deadline = time.monotonic() + _LOCK_SECONDS
             while not try_lock(lock.fileno()):
@@ -195,7 +195,7 @@ class CacheFolder:
 
 
 def _open_locked(path: str, flags: int, shared: bool = False) -> io.FileIO | None:
-    """Opens and locks a file; None: it does not exist, another process has locked it, or it was just removed."""
+    """Opens and locks a file; None if it does not exist, another process has locked it, or it was just removed."""
     try:
         file = io.FileIO(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+" if flags & os.O_RDWR else "r")
     except FileNotFoundError:

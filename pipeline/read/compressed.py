@@ -1,4 +1,4 @@
-"""Reads compressed shards: from front to back, or only the GZIP members that contain the wanted records."""
+"""Reads compressed shards: from front to back, or just the GZIP members that contain the requested records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pipeline.records.framing import Frame, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.stream import BLOCK, RecordStream
 
-_KEPT = 64  # positions in shards that are kept for a read that continues there: more than a worker has streams
-KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, the one where its window ends and its first one
+_KEPT = 64  # positions in shards kept for reads that continue there: more than a worker has streams
+KEPT_BYTES = 128 << 20  # 128 MiB: two members for each of 64 streams, its first one and the one where its window ends
 _TASK = 4 << 20  # 4 MiB decompressed, per thread
-_UNIT = 1 << 20  # 1 MiB; sizes are rounded up to it, so that memory fits more members
+_UNIT = 1 << 20  # 1 MiB; sizes are rounded up to it, so that memory is reused more often
 _MOST_FREE = 16
 
 
 class ForwardReader:
-    """Reads records of shards that are one compressed stream. Several threads may use it, each for another part."""
+    """Reads records of shards that are one compressed stream. Several threads may use it, each for a different part."""
 
     def __init__(self, shards: Shards, sidecars: Sidecars, block: int = BLOCK, kept: int = _KEPT) -> None:
         self._shards, self._sidecars, self._block, self._kept = shards, sidecars, block, kept
@@ -48,8 +48,8 @@ class ForwardReader:
         found = [frame.record or b"" for frame in taken]
         count = self._shards.segments[segment].shard.num_examples
         if stop == count:
-            next(records, None)  # there are no more, but this checks the end of the file
-        if len(found) < count:  # a read of all records is checked by the CRC of the whole file
+            next(records, None)  # there are none left, but this checks the end of the file
+        if len(found) < count:  # a read of all records is covered by the file's CRC
             crcs = [frame.crc for frame in taken]
             self._sidecars.check_crcs(segment, range(start, stop), crcs, lambda i: taken[i].offset)
         if stop == count:
@@ -68,13 +68,13 @@ class ForwardReader:
             size = min(size, shard.num_bytes - stream.num_bytes)
             if size == 0:
                 return memoryview(b"")
-            with self._shards.opened(segment) as file:  # for each read again, so that a change is noticed
+            with self._shards.opened(segment) as file:  # reopened for each read, to notice changes
                 return file.read_at(stream.num_bytes, size)
 
         stream = RecordStream(read, shard.compression, self._block)
         for frame in walk(stream.read):
             fault = frame.fault.text if frame.fault else ""
-            if fault or number == shard.num_examples:  # raises, because nothing can be skipped in such a file
+            if fault or number == shard.num_examples:  # raises: nothing can be skipped in such a file
                 self._shards.corrupt(segment, number, offset, fault or "the manifest lists fewer records")
             yield frame
             number, offset = frame.number + 1, frame.end
@@ -88,8 +88,8 @@ class Run(NamedTuple):
 
     Attributes:
       first: number of the first record.
-      begins: byte offset of each in the decompressed shard, and of the end; int64 (n + 1,).
-      frames: the framed records; None: the member is corrupt, and its records are skipped.
+      begins: byte offset of each record and of the end in the decompressed shard, int64 (n + 1,).
+      frames: framed records; None if the member is corrupt and its records are skipped.
     """
 
     first: int
@@ -98,25 +98,25 @@ class Run(NamedTuple):
 
 
 class MemberReader:
-    """Reads records of shards that have a table of their members. Several threads may use it, each for another part.
+    """Reads records of shards that have a table of members. Several threads may use it, each for a different part.
 
     Args:
-      shards: to read.
-      sidecars: of the shards.
-      kept_bytes: how many decompressed bytes of members that were read in part to keep.
+      shards: shards to read.
+      sidecars: sidecars of the shards.
+      kept_bytes: number of decompressed bytes to keep of members that were read in part.
     """
 
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
-        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with the number of records not read yet
+        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with the number of unread records
         self._size = 0  # bytes of these
         self._lock, self._memory = threading.Lock(), _Memory()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Returns the parts that threads read: (segment, first record of its shard, end). No two share a member.
+        """Returns the parts for threads to read: (segment, first record of its shard, end). No two share a member.
 
         Args:
-          pieces: as for `Shards.parts`.
+          pieces: pieces to read, as in `Shards.parts`.
         """
         found = []
         for segment, start, stop in pieces.tolist():
@@ -145,9 +145,9 @@ class MemberReader:
         """
         table = self._sidecars.members(segment)
         low, high = table.member_of(start), table.member_of(stop - 1) + 1
-        stored = memoryview(b"")  # the bytes of the shard from the current member on
+        stored = memoryview(b"")  # bytes of the shard from the current member on
         for member in range(low, high):
-            held = table.firsts[member : member + 2].tolist()  # its first record, and the end
+            held = table.firsts[member : member + 2].tolist()  # first record of the member, and the end
             first, end = max(start, held[0]), min(stop, held[1])
             with self._lock:
                 kept, left = self._kept.get((segment, member), (None, held[1] - held[0]))
@@ -170,10 +170,10 @@ class MemberReader:
     def _inflated(
         self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
     ) -> memoryview | None:
-        """Returns the decompressed bytes of a member; None: it is corrupt and skipped.
+        """Returns the decompressed bytes of a member; None if it is corrupt and skipped.
 
         Raises:
-          DataError: it is corrupt, and `records` of it, (first, end), must not be skipped.
+          DataError: it is corrupt, and its `records`, (first, end), must not be skipped.
         """
         view = self._memory.view(_decompressed(table, member))
         try:
@@ -186,7 +186,7 @@ class MemberReader:
         return view
 
     def _keep(self, segment: int, member: int, whole: memoryview, left: int) -> None:
-        """Keeps a member until all its records are read: the next window or another stream reads the rest."""
+        """Keeps a member until all its records are read, as the next window or another stream reads the rest."""
         with self._lock:
             self._forget((segment, member))
             if left > 0:
@@ -201,14 +201,14 @@ class MemberReader:
 
 
 class _Memory:
-    """Provides memory and reuses it once nothing refers to it: new pages cost a good part of the decompression."""
+    """Provides memory and reuses it once nothing refers to it: new pages cost a good part of the decompression time."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
     def view(self, size: int) -> memoryview:
         """Returns memory with any content."""
-        try:  # not `if`: several threads take from the list and append to it
+        try:  # not `if`: several threads use the list
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(0, np.uint8)

@@ -1,4 +1,4 @@
-"""The policy for corrupt records: an error that names them, or a row of weight 0 and a line in the log."""
+"""The policy for corrupt records: an error that names the record, or a row of weight 0 and a line in the log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class CorruptRecord:
     """A corrupt record.
 
     Attributes:
-      file: the shard's path.
-      record: its number in the shard, from 0.
+      file: path of the shard.
+      record: number of the record in the shard, from 0.
       offset: byte offset of its frame in the (decompressed) shard.
-      problem: what is wrong.
+      problem: description of what is wrong.
     """
 
     file: str
@@ -33,7 +33,7 @@ class CorruptRecord:
 
     @property
     def error(self) -> DataError:
-        """The error that names it."""
+        """Error that names the record."""
         return DataError(self.problem, path=self.file, record=self.record, offset=self.offset)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ _skipped: dict[str, set[CorruptRecord]] = {}
 
 
 def skipped_records(data_dir: object) -> tuple[CorruptRecord, ...]:
-    """Returns the corrupt records of a data set that inputs of this process have skipped, each once, in order."""
+    """Returns the distinct corrupt records of a data set that inputs of this process have skipped, in order."""
     with _lock:
         return tuple(sorted(_skipped.get(_key(data_dir), ())))
 
@@ -56,7 +56,7 @@ def _key(data_dir: object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """What one input does with corrupt records. It may find the same one in every epoch.
+    """One input's handling of corrupt records, the same of which it may find in every epoch.
 
     Attributes:
       data_dir: folder of the data set.
@@ -83,15 +83,15 @@ class Corruption:
         self.found_together(record.error, [record])
 
     def found_together(self, what: DataError, records: Sequence[CorruptRecord], together: range = range(0)) -> None:
-        """Reports records that are corrupt for one reason, in one line; if this returns, the caller skips them.
+        """Reports records that are corrupt for the same reason, in one line; if this returns, the caller skips them.
 
         Args:
-          what: the error, without advice.
-          records: records of one file; each counts.
-          together: numbers of all records that are corrupt for this reason; other reads may find the rest of them.
+          what: error, without advice.
+          records: records of one file, all of which count.
+          together: numbers of all records that are corrupt for this reason; other reads may find the rest.
 
         Raises:
-          DataError: as for `found`.
+          DataError: see `found`.
         """
         if not self.skips:
             raise what.advised(self.advice)
@@ -115,5 +115,5 @@ class Corruption:
 
     @property
     def advice(self) -> str:
-        """Advice for an error: the command that lists all that is wrong."""
+        """Advice for an error: the command that lists everything that is wrong."""
         return f"to see all that is wrong: {to_run('beam_jobs.validate')} {in_command(self.data_dir)}"

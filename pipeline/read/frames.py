@@ -1,4 +1,4 @@
-"""Framed records: reads and checks them, and copies images and labels to rows; in compiled code, or in NumPy."""
+"""Reads and checks framed records, and copies their images and labels to rows, in compiled code or in NumPy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipeline.records.tf_example import MAX_LABEL_SIZE, MAX_ONE_BYTE, Layout
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
-# Bits for what may be wrong with a record. OTHER_LAYOUT means nothing if the record is corrupt.
+# Bits for problems of a record. OTHER_LAYOUT means nothing if the record is corrupt.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
-_GAP, _SPAN = 1 << 20, 8 << 20  # 1 and 8 MiB: of a store, what a request reads for nothing, and what it reads at most
-_CHUNK = 1 << 18  # 256 KiB, which are still in the core's cache when their CRCs are computed
+_GAP, _SPAN = 1 << 20, 8 << 20  # 1 and 8 MiB: largest gap that a request to a store reads across, and its largest size
+_CHUNK = 1 << 18  # 256 KiB: still in the core's cache when the CRCs are computed
 
 try:
     from pipeline.read import _unpack
@@ -27,18 +27,18 @@ except ImportError:  # installed without a compiler, or for another kind of proc
 
 
 def is_compiled() -> bool:
-    """Returns whether the compiled code is used, which releases the interpreter's lock."""
+    """Returns whether compiled code is used, which releases the interpreter's lock."""
     return _unpack is not None
 
 
 class Unpacked(NamedTuple):
-    """What is known of some frames.
+    """The result of checking and unpacking frames.
 
     Attributes:
-      problems: problems of each: 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its
-        CRC) and `OTHER_LAYOUT`; uint8 (m,).
-      crcs: CRC that each stores, uint32 (m,); 0 if it is too short for one.
-      keys: place where each key begins and ends in the block, int64 (m, 2); (0, 0) in another layout.
+      problems: problems of each frame: 0, or the sum of `BAD_LENGTH` (its length or the length's CRC), `BAD_RECORD`
+        (its CRC) and `OTHER_LAYOUT`; uint8 (m,).
+      crcs: CRC stored in each frame, uint32 (m,); 0 if it is too short for one.
+      keys: begin and end of each key in the block, int64 (m, 2); (0, 0) in another layout.
     """
 
     problems: U8
@@ -49,14 +49,14 @@ class Unpacked(NamedTuple):
 def unpack(block: U8, begins: I64, row_of: I64, images: U8, labels: I64) -> Unpacked:
     """Copies the images and labels of records to their rows, corrupt or not.
 
-    The rows of records of another layout are left as they are. All arrays are C-contiguous, and none overlaps another.
+    Rows of records with another layout stay unchanged. All arrays are C-contiguous and do not overlap.
 
     Args:
-      block: frames that lie one after the other, uint8 (bytes,).
-      begins: where each frame begins, and the end; the first one is that of `block[0]`. int64 (m + 1,).
-      row_of: each record's row, int64 (m,).
-      images: images to write to, uint8 (rows, pixels).
-      labels: labels to write to, int64 (rows,).
+      block: consecutive frames, uint8 (bytes,).
+      begins: begin of each frame, and the end, with `block[0]` at the first one; int64 (m + 1,).
+      row_of: row of each record, int64 (m,).
+      images: output images, uint8 (rows, pixels).
+      labels: output labels, int64 (rows,).
 
     Raises:
       ValueError: the arguments do not fit together.
@@ -90,7 +90,7 @@ def unpack(block: U8, begins: I64, row_of: I64, images: U8, labels: I64) -> Unpa
 
 
 def _of_one_size(block: U8, places: I64) -> Iterator[tuple[I64, U8]]:
-    """Yields frames by their size: their numbers (m,), and uint8 (m, bytes of each). Anything else is left out."""
+    """Yields frames grouped by size: their numbers (m,), and uint8 (m, bytes of each). Anything else is left out."""
     strides, view = np.diff(places), block.data
     for stride in sorted({*strides.tolist()}):
         which = np.flatnonzero(strides == stride)
@@ -105,7 +105,7 @@ def _of_one_size(block: U8, places: I64) -> Iterator[tuple[I64, U8]]:
 
 
 def _label_sizes(records: U8) -> I64:
-    """Returns the bytes of the varint that ends each record, uint8 (m, size): int64 (m,). 0: it is none of a label."""
+    """Returns the length of the label varint that ends each record, int64 (m,); 0 if a record does not end in one."""
     goes_on = records[:, : -MAX_LABEL_SIZE - 2 : -1] > MAX_ONE_BYTE  # from the last byte of a record
     if not goes_on.shape[1]:
         return np.zeros(len(records), np.int64)
@@ -119,14 +119,15 @@ def _label_sizes(records: U8) -> I64:
 
 
 def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]]:
-    """Returns what is wrong with frames that lie one after the other, and the CRC that each of them stores.
+    """Checks consecutive frames; returns their problems, and the CRC stored in each.
 
     Args:
-      frames: uint8 (bytes,), C-contiguous.
-      begins: where each frame begins, and the end; the first one is that of `frames[0]`. int64 (m + 1,).
+      frames: consecutive frames, uint8 (bytes,), C-contiguous.
+      begins: begin of each frame, and the end, with `frames[0]` at the first one; int64 (m + 1,).
 
     Returns:
-      uint8 (m,): 0, or the sum of `BAD_LENGTH` and `BAD_RECORD`; and uint32 (m,). A frame too short for a CRC has 0.
+      Problems, uint8 (m,): 0, or the sum of `BAD_LENGTH` and `BAD_RECORD`; and CRCs, uint32 (m,), 0 for a frame too
+      short to have one.
 
     Raises:
       ValueError: the arguments do not fit together.
@@ -144,7 +145,7 @@ def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]
 
 
 def _places(begins: I64, size: int) -> I64:
-    """Returns where frames begin and end in their memory of `size` bytes; raises ValueError if they do not fit."""
+    """Returns the bounds of frames in their memory of `size` bytes; raises ValueError if they do not fit."""
     places: I64 = begins - begins[0]
     if begins[0] < 0 or (np.diff(places) < 0).any() or places[-1] > size:
         raise ValueError("begins: not those of the frames")
@@ -152,7 +153,7 @@ def _places(begins: I64, size: int) -> I64:
 
 
 def _check_alike(frames: U8, crcs: NDArray[np.uint32], which: I64) -> U8:
-    """Returns what is wrong with frames, uint8 (m, bytes of each), and puts their stored CRCs where they belong."""
+    """Returns the problems of frames, uint8 (m, bytes of each), and puts their stored CRCs where they belong."""
     stride = frames.shape[1]
     stored = np.ascontiguousarray(frames[:, -framing.FOOTER :]).view("<u4")[:, 0]
     view, size = frames.reshape(-1).data, stride - framing.OVERHEAD
@@ -167,13 +168,13 @@ def _check_alike(frames: U8, crcs: NDArray[np.uint32], which: I64) -> U8:
 def read(
     file: OpenFile, begins: NDArray[np.int64], places: NDArray[np.int64], memory: U8
 ) -> tuple[U8, NDArray[np.uint32]]:
-    """Reads frames of a file and checks them; returns what `check` does.
+    """Reads frames of a file and checks them; returns the result of `check`.
 
     Args:
-      file: file that has them.
-      begins: the offset of each frame, int64 (m,).
-      places: where each goes in the memory, and the end; int64 (m + 1,).
-      memory: memory to write to, uint8 (bytes,), C-contiguous.
+      file: file that contains the frames.
+      begins: byte offset of each frame, int64 (m,).
+      places: place of each frame in the memory, and the end, int64 (m + 1,).
+      memory: output memory, uint8 (bytes,), C-contiguous.
 
     Raises:
       DataError: the file cannot be read, or ends too early.
@@ -185,7 +186,7 @@ def read(
         if _unpack is not None and file.descriptor is not None:
             done += _unpack.read(file.descriptor, begins[done:], places[done:], memory, problems[done:], crcs[done:])
             if done == count:
-                break  # else `read_into` says what is wrong
+                break  # otherwise `read_into` reports the problem
         if file.descriptor is None and (stop := _near(begins, places, done)) > done + 1:
             _read_span(file, begins, places, memory, done, stop)
             part = memory[places[done] : places[stop]]
@@ -203,7 +204,7 @@ def read(
 
 
 def _near(begins: I64, places: I64, first: int) -> int:
-    """Returns the end of the frames from `first` on that one request reads: in order, with small gaps between them."""
+    """Returns the end of the frames from `first` on that one request reads: ascending, with small gaps between them."""
     ends = begins[first:] + np.diff(places[first:])
     apart = (begins[first + 1 :] - ends[:-1] > _GAP) | (begins[first + 1 :] < ends[:-1])
     apart |= ends[1:] - begins[first] > _SPAN
@@ -229,6 +230,6 @@ def _read_span(file: OpenFile, begins: I64, places: I64, memory: U8, first: int,
 
 
 def _follows(begins: NDArray[np.int64], places: NDArray[np.int64], first: int, number: int) -> bool:
-    """Whether a frame is read together with those from `first` on: they follow each other, and are not too long."""
+    """Returns whether to read a frame together with those from `first` on: they are contiguous and not too long."""
     is_next = begins[number] - begins[first] == places[number] - places[first]
     return bool(is_next and places[number + 1] - places[first] <= _CHUNK)

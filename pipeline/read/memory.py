@@ -1,4 +1,4 @@
-"""Memory: how much this process may use and uses, and buffers for windows, which are reused."""
+"""Memory: how much this process may use and does use, and reusable buffers for windows."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of cgroups v2 and v1
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroups v2 and v1
 
 _STATUS = "/proc/self/status"  # Linux
 U8 = NDArray[np.uint8]
-_ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
-_SLACK = 8  # parts of a window, of which one is added
-_IN_USE = 2  # windows: one is consumed while the next is read
-_WAITS, _WAIT_SECONDS = 5, 0.004  # for unfinished batches to release the previous window
+_ALIGNED = 64  # bytes: TensorFlow shares NumPy memory that begins at a multiple of this
+_SLACK = 8  # a buffer has 1/8 more than its first window needs
+_IN_USE = 2  # windows: one is consumed while the next one is read
+_WAITS, _WAIT_SECONDS = 5, 0.004  # waits for unfinished batches to release the previous window
 
 
 class Used(NamedTuple):
-    """Bytes of memory that this process has now, and the most that it has had; 0: the system does not say."""
+    """Current and peak bytes of memory of this process; 0 if the system does not say."""
 
     resident: int
     peak: int
 
 
 def available() -> int:
-    """Returns the bytes of this machine's memory, or those that this container may have if they are fewer."""
+    """Returns the bytes of memory of this machine, or of this container's limit if that is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         try:
@@ -59,7 +59,7 @@ class Buffers:
     """Provides matrices and reuses their memory once nothing refers to them, because new pages cost as much as reading.
 
     Args:
-      release_unused: makes TensorFlow release matrices that it no longer uses.
+      release_unused: function that makes TensorFlow release matrices that it no longer uses.
     """
 
     def __init__(self, release_unused: Callable[[], None]) -> None:
@@ -76,8 +76,8 @@ class Buffers:
         return matrix
 
     def _memory(self, size: int) -> U8:
-        # TensorFlow releases a window a little after its last batch. Waiting for that costs less than new memory. The
-        # waiting is bounded, because the user may keep batches that lie in the window.
+        # TensorFlow releases a window shortly after its last batch. Waiting for that is cheaper than new memory, but is
+        # bounded because the user may keep batches that share the window's memory.
         for _ in range(_WAITS):
             with self._lock:
                 if self._free or self._in_use < _IN_USE:
@@ -87,13 +87,13 @@ class Buffers:
         with self._lock:
             self._in_use += 1
             memory = self._free.pop() if self._free else None
-        # Windows of records that differ in length differ in size. What is not written to takes no memory.
+        # Windows of records of different lengths differ in size. Pages that are never written take no memory.
         return memory if memory is not None and len(memory) >= size else np.empty(size + size // _SLACK, np.uint8)
 
     def _take_back(self, memory: U8) -> None:
         with self._lock:
             self._in_use -= 1
-            if not self._free:  # one spare window: while one is consumed, the next is read into the other
+            if not self._free:  # one spare window: while one is consumed, the next is read into it
                 self._free.append(memory)
 
 

@@ -1,4 +1,4 @@
-"""A bar on terminals for a long first read; nothing in pipes, and nothing in the first second."""
+"""A progress bar on terminals for a long first read; nothing in pipes, and nothing in the first second."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _DELAY = 1.0  # seconds
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-_hidden = [0]  # by how many who draw on the terminal themselves
+_hidden = [0]  # number of contexts that draw on the terminal themselves
 
 
 def bar(items: Iterable[_Item], total: int, text: str) -> Iterable[_Item]:
-    """Returns the items, as they come, with a bar meanwhile.
+    """Passes items through while showing a progress bar.
 
     Args:
       items: items that take long.
-      total: their number.
-      text: what is done.
+      total: number of items.
+      text: label of the bar.
     """
     if _hidden[0]:
         return items
-    import tqdm  # noqa: PLC0415, which commands need not wait for
+    import tqdm  # noqa: PLC0415, commands need not wait for it
 
     shown: Iterable[_Item] = tqdm.tqdm(
         items, desc=text, total=total, delay=_DELAY, disable=None, leave=False, bar_format=_FORMAT
@@ -32,7 +32,7 @@ def bar(items: Iterable[_Item], total: int, text: str) -> Iterable[_Item]:
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
-    """Context without bars, of a command that draws on the terminal itself."""
+    """Context without bars, for a command that draws on the terminal itself."""
     _hidden[0] += 1
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reads records of any kind as byte strings and checks their CRCs: images of any size, more features, GZIP, ZLIB."""
+"""Reads records of any kind as byte strings and checks their CRCs: images of any size, other features, GZIP, ZLIB."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TASK = 4 << 20  # 4 MiB, per thread
 
 
 class _Task(NamedTuple):
-    """Records that a thread reads from one shard.
+    """The records that a thread reads from one shard.
 
     Attributes:
-      segment: that has the shard.
-      runs: (first record of the shard, end), one or more.
+      segment: segment of the shard.
+      runs: (first record of the shard, end) of one or more runs.
     """
 
     segment: int
@@ -36,12 +36,12 @@ class _Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Serialized records, where they were read to.
+    """Serialized records in memory.
 
     Attributes:
-      memory: uint8 (1, m).
-      bounds: where each record begins and ends in the memory; int64 (n, 2).
-      good: bool (n,): False where a corrupt record was skipped, and another takes its place.
+      memory: bytes of all records, uint8 (1, m).
+      bounds: begin and end of each record in the memory, int64 (n, 2).
+      good: mask of good records, bool (n,); a corrupt record that was skipped is replaced with another.
     """
 
     memory: U8
@@ -56,25 +56,25 @@ class Records:
 
 
 class Judge(Protocol):
-    """Says which records cannot be used.
+    """Decides which records cannot be used.
 
     Attributes:
-      rows: number of records that it is best given together.
+      rows: number of records that are best passed together.
     """
 
     rows: int
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
-        """Returns for each record why it cannot be used; None if it can."""
+        """Returns, for each record, why it cannot be used; None if it can."""
 
 
 class RecordsReader:
     """Reads pieces of shards with records of any kind.
 
     Args:
-      shards: to read.
-      kept_bytes: of decompressed members to keep, as for `MemberReader`.
-      judge: says which records whose CRC is right cannot be used; is asked once for each. None: all can.
+      shards: shards to read.
+      kept_bytes: number of decompressed bytes of members to keep, as in `MemberReader`.
+      judge: judge of records with a correct CRC, asked once about each; None if all can be used.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RecordsReader:
         judge: Judge | None = None,
     ) -> None:
         self._judge = judge
-        # By the record's number in all shards. To judge each in every epoch would cost as much as to feed them.
+        # Numbered across all shards. Judging every record in every epoch would cost as much as feeding them.
         self._firsts = np.cumsum([0, *(taken.shard.num_examples for taken in shards.segments)])
         self._is_judged = np.zeros(self._firsts[-1] if judge else 0, bool)
         self._useless: dict[int, str] = {}
@@ -95,12 +95,12 @@ class RecordsReader:
     def read(
         self, pieces: NDArray[np.int64], make_matrix: Callable[[int, int], U8] = aligned_matrix, text: str = ""
     ) -> Records:
-        """Returns the records of pieces; an empty one if there are none.
+        """Returns the records of pieces; a single empty record if there are none.
 
         Args:
-          pieces: to read in this order: segment, first record and end; int64 (p, 3).
-          make_matrix: returns memory for them, uint8 (1, columns), with any content.
-          text: of the bar that shows how far it is; empty: none.
+          pieces: segment, first record and end of each piece to read, in order, int64 (p, 3).
+          make_matrix: function that returns memory for the records, uint8 (1, columns), with any content.
+          text: label of the progress bar; empty for none.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
@@ -127,7 +127,7 @@ class RecordsReader:
         return Records(memory, bounds, good)
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
-        """Returns records start..stop-1 of a segment's shard; None in place of a corrupt one that is skipped.
+        """Returns records start..stop-1 of a segment's shard; None for a corrupt one that is skipped.
 
         Raises:
           DataError: as for `read`.
@@ -140,7 +140,7 @@ class RecordsReader:
         return [memory[begin:end].tobytes() if is_good else None for (begin, end), is_good in places]
 
     def _begun(self, task: _Task) -> tuple[int, list[bytes] | None]:
-        """Returns the bytes that a task needs; and, of a shard that only its whole stream yields, the records."""
+        """Returns the number of bytes that a task needs and, for a shard that can only be streamed, its records."""
         segment = task.segment
         if not self._is_seekable(segment):
             streamed = [record for run in task.runs for record in self._forward.read(segment, *run)]
@@ -150,7 +150,7 @@ class RecordsReader:
     def _fill(
         self, memory: U8, task: _Task, streamed: list[bytes] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Puts the records of a task into some memory; returns their bounds there, and which are good."""
+        """Puts a task's records into memory; returns their bounds there, and a mask of good ones."""
         if streamed is None:
             return self._checked(memory, task)
         ends = np.cumsum(list(map(len, streamed)), dtype=np.int64)
@@ -158,7 +158,7 @@ class RecordsReader:
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1), np.ones(len(ends), bool)
 
     def _checked(self, memory: U8, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Reads the frames of a task into some memory and checks them; returns as `_fill` does."""
+        """Reads a task's frames into memory and checks them; returns the same as `_fill`."""
         segment = task.segment
         numbers = np.concatenate([np.arange(*run) for run in task.runs])
         begins, sizes = self._frames(task)
@@ -175,7 +175,7 @@ class RecordsReader:
             fault = framing.check(memory[places[i] : places[i + 1]].data)
             self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), fault.text if fault else "")
             good[i] = False
-        # The records are intact, but may be those of another conversion: only the manifest's CRCs show that.
+        # The records are intact, but may be from another conversion, which only the manifest's CRCs reveal.
         if not is_packed and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
             self.shards.check_crc(segment, crc32c.crc32c(memory.data))
         else:
@@ -185,7 +185,7 @@ class RecordsReader:
         return bounds, good
 
     def _judged(self, records: Records, tasks: list[_Task]) -> NDArray[np.bool_]:
-        """Returns which of the records of tasks are good and can be used; the others are reported."""
+        """Returns a mask of the tasks' records that are good and can be used, and reports the others."""
         judge, memory, good = self._judge, records.memory, records.good.copy()
         if judge is None:
             return good
@@ -211,7 +211,7 @@ class RecordsReader:
         return good
 
     def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offset of each frame of a task in the decompressed shard, and its size."""
+        """Returns the offset in the decompressed shard and the size of each of a task's frames."""
         if self._is_packed(task.segment):
             table = self.sidecars.members(task.segment)
             ends = [table.begins_of(*run) for run in task.runs]
@@ -221,7 +221,7 @@ class RecordsReader:
         return np.concatenate([each[:-1] for each in ends]), np.concatenate([np.diff(each) for each in ends])
 
     def _decompressed(self, memory: U8, task: _Task, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Copies frames out of members into the memory; returns which are not those of a corrupt one."""
+        """Copies frames from members into the memory; returns a mask of frames whose member is not corrupt."""
         good, done = np.ones(len(places) - 1, bool), 0
         for run in task.runs:
             for member in self._members.read(task.segment, *run):
@@ -244,7 +244,7 @@ class RecordsReader:
         return int(self.sidecars.offsets(segment)[record])
 
     def _tasks(self, pieces: NDArray[np.int64]) -> list[_Task]:
-        """Returns tasks that together read the records of pieces in their order."""
+        """Returns tasks that together read the records of pieces in order."""
         parts: list[tuple[int, int, int]] = []
         for piece in pieces:
             is_packed = self._is_packed(int(piece[0]))
@@ -254,7 +254,7 @@ class RecordsReader:
                 parts += self.shards.parts(piece[None], None if is_packed else _TASK)
         groups: list[list[tuple[int, int, int]]] = []
         for is_packed, run in itertools.groupby(parts, lambda part: self._is_packed(part[0])):
-            # A member is kept for the thread that reads the rest of it.
+            # A member is kept in memory for the thread that reads the rest of it.
             groups += self.shards.together(list(run), 0 if is_packed else _TASK)
         return [_Task(group[0][0], [(start, stop) for _, start, stop in group]) for group in groups]
 
@@ -265,7 +265,7 @@ class RecordsReader:
         return bool(self.shards.segments[segment].shard.compression)
 
     def probe(self) -> None:
-        """Reads the first and the last record of every seekable shard, which shows if it is of another conversion.
+        """Reads the first and the last record of every seekable shard, which reveals shards from another conversion.
 
         Raises:
           DataError: as for `read`.

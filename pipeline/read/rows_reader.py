@@ -1,7 +1,7 @@
-"""Reads raw images of one shape, with label and key, into the rows of a matrix.
+"""Reads raw images of the same shape, with labels and keys, into the rows of a matrix.
 
-Every byte is checked by the CRC of its record, and that by the manifest's list of CRCs. Where it has none, a shard that
-is read whole is checked by the manifest's CRC32C.
+Every byte is checked by the CRC of its record, and that CRC by the manifest's list of CRCs. Without a list, a shard
+that is read completely is checked by the manifest's CRC32C.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
-_CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
+_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
-_SCATTERED = 64 << 10  # 64 KiB: pieces of a shard that are smaller on average are read record by record
-_COPIED = 256  # rows at once, so that there is no second copy of the window in memory
-ONCE = np.zeros(0, np.int64)  # for `times`: each record fills one row
+_SCATTERED = 64 << 10  # 64 KiB: if a shard's pieces are smaller on average, it is read record by record
+_COPIED = 256  # rows at once, to avoid a second copy of the window in memory
+ONCE = np.zeros(0, np.int64)  # as `times`: each record fills one row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Rows:
     """Decoded records, one row each.
 
     Attributes:
-      images: uint8 (n, pixels of an image).
+      images: images, uint8 (n, pixels of an image).
       labels: int64 (n,).
-      keys: bytes (n,), dtype object; None: not wanted.
-      good: bool (n,): False where a corrupt record was skipped, and its row is a copy of another.
+      keys: keys, bytes (n,), dtype object; None if not requested.
+      good: mask of good records, bool (n,); the row of a corrupt record that was skipped is a copy of another.
     """
 
     images: U8
@@ -56,13 +56,13 @@ class Rows:
 
 
 class _Task(NamedTuple):
-    """Records that a thread reads from one shard.
+    """The records that a thread reads from one shard.
 
     Attributes:
-      segment: that has the shard.
-      size: number of the records.
-      parts: (segment, first record of the shard, end).
-      numbers: of records that are read one by one, in place of parts; int64 (size,).
+      segment: segment of the shard.
+      size: number of records.
+      parts: (segment, first record of the shard, end) of each part.
+      numbers: record numbers to read one by one, in place of parts; int64 (size,).
     """
 
     segment: int
@@ -76,12 +76,12 @@ class RowsReader:
     """Reads pieces of shards of raw images.
 
     Attributes:
-      shards: to read.
-      sidecars: of the shards.
-      features: of the manifest: image, label and key.
-      pixels: number of values of an image.
-      with_keys: whether the keys are wanted.
-      members: reads the shards if they are compressed; else None.
+      shards: shards to read.
+      sidecars: sidecars of the shards.
+      features: image, label and key features of the manifest.
+      pixels: number of values in an image.
+      with_keys: whether to read the keys.
+      members: reader of compressed shards; None if they are not compressed.
     """
 
     shards: Shards
@@ -93,9 +93,10 @@ class RowsReader:
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
-        """Returns the reader of a selection.
+        """Returns the reader for a selection.
 
-        Returns None if it has no raw images, more features, labels that are no class numbers, or shards without places.
+        Returns None if it does not have raw images, or has other features, labels that are not class numbers, or shards
+        without offsets.
         """
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
@@ -121,14 +122,14 @@ class RowsReader:
         text: str = "",
         times: I64 = ONCE,
     ) -> Rows:
-        """Returns the records of pieces; one row of zeros if there are none.
+        """Returns the records of pieces; a single row of zeros if there are none.
 
         Args:
-          pieces: to read in this order: segment, first record and end; int64 (p, 3).
-          row_of: the row of each record, with those of its copies behind it, int64 (n,); None: in the same order.
-          make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
-          text: of the bar that shows how far it is; empty: none.
-          times: how many rows each record fills, (records,); empty: each fills one.
+          pieces: segment, first record and end of each piece to read, in order, int64 (p, 3).
+          row_of: row of each record, followed by its copies' rows, int64 (n,); None for reading order.
+          make_matrix: function that returns memory for the images, uint8 (rows, columns), with any content.
+          text: label of the progress bar; empty for none.
+          times: number of rows that each record fills, (records,); empty if each fills one.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
@@ -154,7 +155,7 @@ class RowsReader:
         return rows
 
     def _tasks(self, pieces: I64) -> list[_Task]:
-        """Returns tasks that together read the records of pieces in their order."""
+        """Returns tasks that together read the records of pieces in order."""
         if self.members:
             groups = self.shards.together(self.members.parts(pieces), 0)
             return [_Task(group[0][0], sum(stop - start for _, start, stop in group), group) for group in groups]
@@ -223,9 +224,9 @@ class RowsReader:
     def _blocks(
         self, file: OpenFile | None, segment: int, start: int, stop: int
     ) -> Iterator[tuple[int, I64, U8 | None]]:
-        """Yields blocks: (first record, byte offset of each record and of the end, frames uint8 (bytes,)).
+        """Yields blocks: (first record, byte offset of each record and of the end, frames as uint8 (bytes,)).
 
-        The next block may overwrite the frames. They are None if a corrupt member has the records, and is skipped.
+        The next block may overwrite the frames. They are None if the records are in a corrupt member that is skipped.
         """
         if file is None:
             assert self.members
@@ -247,7 +248,7 @@ class RowsReader:
             first = end
 
     def _begins(self, segment: int, start: int, stop: int) -> I64:
-        """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last one."""
+        """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last."""
         return self._offsets(segment, np.arange(start, stop + 1, dtype=np.int64))
 
     def _offsets(self, segment: int, numbers: I64) -> I64:
@@ -258,7 +259,7 @@ class RowsReader:
     def _place(
         self, rows: Rows, block: U8, begins: I64, segment: int, where: Callable[[int], tuple[int, int]], to_rows: I64
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-        """Copies a block of framed records to their rows; returns which are good, and the CRC that each stores.
+        """Copies a block of framed records to their rows; returns a mask of good ones, and the CRC stored in each.
 
         `where` returns a record's number in the shard and its byte offset, by its index in the block.
         """
@@ -274,7 +275,7 @@ class RowsReader:
     def _settle(
         self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, offset: int, row: int
     ) -> bool:
-        """Copies a record of another layout to its row; returns False if it is corrupt and skipped."""
+        """Copies a record with another layout to its row; returns False if it is corrupt and skipped."""
         if problems & (frames.BAD_LENGTH | frames.BAD_RECORD):
             fault = framing.check(frame)
             self.shards.corrupt(segment, number, offset, fault.text if fault else "")
@@ -292,7 +293,7 @@ class RowsReader:
 
 
 def _following(first: int, begins: I64) -> Callable[[int], tuple[int, int]]:
-    """Returns a function of an index in a block: the record's number, and its byte offset."""
+    """Returns a function from an index in a block to the record's number and byte offset."""
     return lambda i: (first + i, int(begins[i]))
 
 
@@ -310,11 +311,11 @@ def _copy(rows: Rows, sources: I64, targets: I64, with_good: bool = True) -> Non
 
 
 def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
-    """Returns the keys of some records, bytes (m,); `bounds` says where each begins and ends, int64 (m, 2)."""
+    """Returns the keys of records, bytes (m,), given the begin and end of each, int64 (m, 2)."""
     sizes = bounds[:, 1] - bounds[:, 0]
     ends = np.cumsum(sizes)
     joined = block[np.arange(int(sizes.sum())) + np.repeat(bounds[:, 1] - ends, sizes)]
-    # NumPy would take zeros at the end of a key for padding.
+    # NumPy would take trailing zeros of a key for padding.
     if sizes[0] > 0 and (sizes == sizes[0]).all() and joined[ends - 1].all():
         return joined.view(f"S{sizes[0]}").astype(object)
     data, keys = joined.tobytes(), np.empty(len(sizes), object)
@@ -323,11 +324,11 @@ def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
 
 
 def all_pieces(selection: Selection, records: I64 | None = None) -> I64:
-    """Returns the pieces of a whole selection, or of some of its records, in its order: int64 (pieces, 3).
+    """Returns the pieces of a whole selection, or of some of its records, in order: int64 (pieces, 3).
 
     Args:
-      selection: the records.
-      records: ids of those to read, ascending; None: all.
+      selection: records of the split.
+      records: record ids to read, ascending; None for all.
     """
     counts = np.array([segment.num_examples for segment in selection.segments], np.int64)
     if records is None:

@@ -1,7 +1,8 @@
-"""The cache of one input: its shards are copied to this machine's disk ahead of their window, and read from there.
+"""The cache of one input: shards are copied to a local disk ahead of their window, and read from there.
 
-Copies lie in a `CacheFolder`. They are fetched whole and used only if they have the manifest's CRC32C. A process checks
-that when it fetches a file, when it first opens a copy that another process fetched, and when a copy was written to.
+Copies are in a `CacheFolder`. They are fetched whole, and only used if they have the manifest's CRC32C. A process
+checks that when it fetches a file, when it first opens a copy that another process fetched, and when a copy was written
+to.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from pipeline.manifest.splits import Segment
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 _BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # for a draft that another process writes
-_ATTEMPTS = 2  # to fetch a file with the manifest's CRC32C
+_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # while waiting for another process's draft
+_ATTEMPTS = 2  # at fetching a file with the manifest's CRC32C
 _log = logging.getLogger("pipeline")
-_FETCHES = 16  # at a time; they wait for other machines
-_MOST_AHEAD = 256  # files; each takes a descriptor until its window is read
+_FETCHES = 16  # in flight; they wait for other machines
+_MOST_AHEAD = 256  # files; each holds a descriptor until its window is read
 
 
 class CacheCounts(NamedTuple):
-    """Counts of what caches did. A file counts once for each window that needs it.
+    """Counts of cache activity. A file counts once for each window that needs it.
 
     Attributes:
-      hits: copies that existed.
-      misses: files that this process fetched.
-      uncached: files that were read from the store itself, because they could not be copied.
-      fetched_bytes: bytes of the misses.
+      hits: number of copies that existed.
+      misses: number of files that this process fetched.
+      uncached: number of files read from the store because they could not be copied.
+      fetched_bytes: number of bytes of the misses.
     """
 
     hits: int = 0
@@ -54,11 +55,11 @@ class CacheCounts(NamedTuple):
     fetched_bytes: int = 0
 
     def plus(self, other: CacheCounts, sign: int = 1) -> CacheCounts:
-        """Returns the sum, or with `sign` -1 the difference."""
+        """Returns the sum, or the difference if `sign` is -1."""
         return CacheCounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def __str__(self) -> str:
-        """Returns one line for people; empty if there is no cache."""
+        """Returns a one-line summary; empty without a cache."""
         if not any(self):
             return ""
         rest = f", {self.uncached:,} read from the store" if self.uncached else ""
@@ -67,7 +68,7 @@ class CacheCounts(NamedTuple):
 
 
 class _Counted:
-    """The counts of this process and their lock, which a forked process makes again."""
+    """The counts of this process and their lock, which a forked process replaces."""
 
     def __init__(self) -> None:
         self.counts = CacheCounts()
@@ -82,7 +83,7 @@ _counted = _Counted()
 
 
 def cache_counts() -> CacheCounts:
-    """Returns the counts of all caches of this process so far."""
+    """Returns the counts so far of all caches in this process."""
     return _counted.counts
 
 
@@ -97,14 +98,14 @@ class Copies:
     def __init__(
         self, data_dir: StoragePath, place: CacheFolder, skips: bool, check_running: Callable[[], None]
     ) -> None:
-        """Makes the copies of a data set.
+        """Manages the copies of a data set.
 
         Args:
           data_dir: folder of the originals.
           place: folder of the copies.
-          skips: whether a file that differs from the manifest is read from the store, so that its corrupt records can
-            be skipped; else it is an error.
-          check_running: is called now and then; raises an error to stop a fetch.
+          skips: whether to read a file that differs from the manifest from the store, so that its corrupt records can
+            be skipped; otherwise it is an error.
+          check_running: function, called now and then, that raises an error to stop a fetch.
         """
         self._data_dir, self._place, self._skips, self._check_running = data_dir, place, skips, check_running
         self._right: dict[Entry, Identity] = {}
@@ -112,19 +113,19 @@ class Copies:
         self._told: set[str] = set()
 
     def is_unfit(self, entry: Entry) -> bool:
-        """Whether a file is known to differ from the manifest, so that it has no copy."""
+        """Returns whether a file is known to differ from the manifest, so that it has no copy."""
         return entry in self._unfit
 
     def is_right(self, entry: Entry, identity: Identity) -> bool:
-        """Whether this process has checked the copy with this identity."""
+        """Returns whether this process has checked the copy with this identity."""
         return self._right.get(entry) == identity
 
     def has_checked(self, entry: Entry) -> bool:
-        """Whether this process has checked a copy of the file."""
+        """Returns whether this process has checked a copy of the file."""
         return entry in self._right
 
     def copy_of(self, entry: Entry) -> io.FileIO | None:
-        """Returns the copy of a file, which is kept while it is open; None: the original must be read.
+        """Returns the copy of a file, which is kept while it is open; None if the original must be read.
 
         Raises:
           DataError: the store cannot read the file, or it differs from the manifest.
@@ -139,7 +140,7 @@ class Copies:
                 draft = self._place.draft(entry)
                 if draft is not None:
                     return self._fetched(entry, draft)
-                # Another process fetches the file: wait for its copy for as long as it makes progress.
+                # Another process is fetching the file: wait for its copy as long as it makes progress.
                 written = self._place.written(entry)
                 if written and time.time() - written > _STALLED_SECONDS:
                     self._uncached("another process does not finish what it fetches")
@@ -147,12 +148,12 @@ class Copies:
                 time.sleep(_POLL_SECONDS)
         except DataError:
             raise
-        except OSError as error:  # of this machine's disk
+        except OSError as error:  # an error of the local disk
             self._uncached(f"{self._place.path}: {reason_of(error)}")
             return None
 
     def damaged(self, entry: Entry, problem: str) -> DataError:
-        """Removes a copy that has changed since it was checked; returns the error for it."""
+        """Removes a copy that has changed since it was checked, and returns an error about it."""
         copy = self._place.opened(entry) if self._right.pop(entry, None) else None
         if copy is not None:
             with copy:
@@ -183,11 +184,11 @@ class Copies:
         return None
 
     def _fetched(self, entry: Entry, draft: io.FileIO) -> io.FileIO | None:
-        """Fills a draft and returns it as the copy; None: the file could not be copied."""
+        """Fills a draft and returns it as the copy; None if the file could not be copied."""
         try:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
-                # Noted first: a reader that finds the copy need not compute its CRC again.
+                # Noted first, so that a reader that finds the copy need not compute its CRC again.
                 self._right[entry] = Identity.of(os.fstat(draft.fileno()))
                 self._place.publish(entry, draft)
         except BaseException:
@@ -227,7 +228,7 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Notes that a file differs from the manifest, so that it is read from the store.
+        """Notes that a file differs from the manifest and has to be read from the store.
 
         Raises:
           DataError: corrupt records must not be skipped.
@@ -241,7 +242,7 @@ class Copies:
         self._uncached(f"{path}: {problem}")
 
     def _uncached(self, reason: str) -> None:
-        """Counts a file without a copy; warns once for each reason."""
+        """Counts a file without a copy, and warns once for each reason."""
         _count(CacheCounts(uncached=1))
         if reason not in self._told:
             self._told.add(reason)
@@ -257,7 +258,7 @@ def _crc_of(file: OpenFile, num_bytes: int) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    """A fetch of a file. Its copy is open while the job has users; None: the original must be read."""
+    """A fetch of a file. The copy is open while the job has users; None if the original must be read."""
 
     entry: Entry
     copy: Future[io.FileIO | None]
@@ -265,21 +266,21 @@ class _Job:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether it has ended without a copy, so that another fetch may try again."""
+        """Whether the fetch has ended without a copy, so that another may try again."""
         done = self.copy
         return done.done() and (done.cancelled() or done.exception() is not None or done.result() is None)
 
 
 class ShardCache:
-    """The cache of one input. Several threads may use it, and it can be pickled for other processes of this machine."""
+    """The cache of one input. Several threads may use it, and it can be pickled for other processes on this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
         """Makes the cache of a data set.
 
         Args:
           data_dir: folder of the remote data set.
-          digest: digest of its manifest.
-          place: folder of the copies, on this machine.
+          digest: digest of the data set's manifest.
+          place: local folder of the copies.
           skips: whether corrupt records may be skipped.
         """
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips
@@ -313,7 +314,7 @@ class ShardCache:
             with self._lock:
                 before = self._ahead.pop(entry, None)
                 self._ahead[entry] = job
-            if before:  # in vain, or of another thread that was faster
+            if before:  # without success, or by a faster thread
                 self._ended(before)
 
     def release(self, entries: Iterable[Entry]) -> None:
@@ -326,7 +327,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def opened(self, entry: Entry) -> Iterator[OpenFile | None]:
-        """Opens the copy of a file, fetching it first if need be; yields None if the original must be read.
+        """Opens the copy of a file, fetching it first if needed; yields None if the original must be read.
 
         Raises:
           DataError: the store cannot read the file, it differs from the manifest, or the copy has changed.
@@ -348,7 +349,7 @@ class ShardCache:
             self._ended(job)
 
     def _begun(self, entry: Entry) -> _Job:
-        """Returns a file's job with one more user, for whom the caller must call `_ended`."""
+        """Returns a file's job with one more user; the caller must call `_ended` for it."""
         with self._lock:
             job = self._jobs.get(entry)
             if job is None or job.is_in_vain:
@@ -367,11 +368,11 @@ class ShardCache:
                 return
             if self._jobs.get(job.entry) is job:
                 del self._jobs[job.entry]
-        job.copy.cancel()  # works if the fetch has not begun; else its copy is closed once it is there
+        job.copy.cancel()  # succeeds if the fetch has not begun; otherwise the copy is closed once it exists
         job.copy.add_done_callback(_close)
 
     def _check_running(self) -> None:
-        """Raises DataError once the interpreter exits, which waits for the fetching threads."""
+        """Raises DataError once the interpreter is exiting, as it waits for the fetching threads."""
         try:
             self._probed.submit(int)
         except RuntimeError as error:
@@ -386,7 +387,7 @@ def make_cache(
     cache_bytes: int | None = None,
     skips: bool = False,
 ) -> ShardCache | None:
-    """Returns the cache of a selection; None: the user wants none, or the data are on this machine.
+    """Returns the cache for a selection; None if the user wants none, or the data are on this machine.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -421,7 +422,7 @@ _caches: weakref.WeakSet[ShardCache] = weakref.WeakSet()
 
 
 def _restart() -> None:
-    """Restarts all caches in a forked process, where jobs and locks are the parent's."""
+    """Restarts all caches in a forked process, which inherits the parent's jobs and locks."""
     for cache in _caches:
         cache._start()
 

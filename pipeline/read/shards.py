@@ -1,4 +1,4 @@
-"""The shards of a selection, opened for reading; each must still be what it was when the input was made."""
+"""The shards of a selection, opened for reading; they must not have changed since the input was made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.read.cache_folder import Entry
 from pipeline.read.corruption import Corruption, CorruptRecord
 from pipeline.read.shard_cache import ShardCache
 
-# Local reads are limited by the processor: more threads would wait for memory or, without the compiled code, for the
+# Local reads are processor-bound: more threads would wait for memory or, without the compiled code, for the
 # interpreter's lock. Remote reads wait for other machines.
 LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 
@@ -38,7 +38,7 @@ _RECOVER = (
 
 
 class _Pools:
-    """The threads of this process. A forked process inherits none and starts its own."""
+    """The threads of this process. A forked process does not inherit them and starts its own."""
 
     def __init__(self) -> None:
         self.start()
@@ -53,18 +53,18 @@ _pools = _Pools()
 
 
 class _Work(Generic[Task, Result]):
-    """Tasks that several threads take one after the other, in order, until none is left or one has failed."""
+    """Tasks that several threads take in order, until none is left or one has failed."""
 
     def __init__(self, function: Callable[[Task], Result], tasks: list[Task]) -> None:
         self._function, self._tasks = function, tasks
-        self._numbers = iter(range(len(tasks)))  # whose next() no other thread can interrupt
+        self._numbers = iter(range(len(tasks)))  # next() on it is atomic
         self._running, self._has_ended = 0, threading.Condition()
         self._is_over = False
         self.results: dict[int, Result] = {}
         self.errors: dict[int, BaseException] = {}
 
     def run(self) -> None:
-        """Takes tasks until there is nothing more to do."""
+        """Takes tasks until there are none left."""
         with self._has_ended:
             self._running += 1
         try:
@@ -77,7 +77,7 @@ class _Work(Generic[Task, Result]):
 
     def steps(self) -> Iterator[None]:
         """Takes tasks like `run`; yields after each."""
-        while not self._is_over and (number := next(self._numbers, None)) is not None:  # what is taken is done
+        while not self._is_over and (number := next(self._numbers, None)) is not None:  # once taken, it is done
             try:
                 self.results[number] = self._function(self._tasks[number])
             except BaseException as error:
@@ -86,11 +86,11 @@ class _Work(Generic[Task, Result]):
             yield
 
     def stop(self) -> None:
-        """Lets no thread take another task."""
+        """Keeps threads from taking another task."""
         self._is_over = True
 
     def wait(self) -> None:
-        """Waits for the calls of `run` that have begun. Those that begin later take no task."""
+        """Waits for calls of `run` that have begun. Later ones will not take a task."""
         self.stop()
         with self._has_ended:
             self._has_ended.wait_for(lambda: not self._running)
@@ -101,10 +101,10 @@ def in_parallel(
 ) -> list[Result]:
     """Returns a function's results in order, computed in threads; raises the first error.
 
-    The caller takes tasks, too, so that it never waits for a thread that has not begun one of them. A thread may stand
-    still: where Python collects garbage in it and finds an iterator of TensorFlow, TensorFlow waits for that iterator's
-    last read, which may be another caller's. A thread that has begun a task is waited for: if that iterator's read is
-    the very caller of the task, both wait for each other, as in any function that TensorFlow calls and in which
+    The caller takes tasks as well, so that it never waits for a thread that has not begun one. A thread may be blocked:
+    if Python collects garbage in it and finds a TensorFlow iterator, TensorFlow waits for that iterator's last read,
+    which may belong to another caller. The caller does wait for threads that have begun a task. If the iterator's read
+    is the caller of that very task, both wait for each other, as in any function that TensorFlow calls and in which
     Python collects garbage.
 
     Args:
@@ -116,7 +116,7 @@ def in_parallel(
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)
     work = _Work(function, tasks)
-    # The pool takes nothing once the interpreter is exiting, and may have too few threads under a limit.
+    # The pool accepts nothing once the interpreter is exiting, and may have too few threads under a limit.
     with contextlib.suppress(RuntimeError):
         for _ in range(min(len(tasks), threads) - 1):
             pool.submit(work.run)
@@ -133,11 +133,11 @@ def in_parallel(
     try:
         for _ in progress.bar(steps(), len(tasks), text) if text else steps():
             pass
-    finally:  # also where a signal's error ends it: the others end after the task that they have begun
+    finally:  # even if a signal's error ends it: the other threads stop after their current task
         work.stop()
     if work.errors:
         first = [work.errors[min(work.errors)]]
-        work.errors.clear()  # in whose tracebacks are frames that hold them, and the memory that was read into
+        work.errors.clear()  # their tracebacks hold frames that hold the errors and the memory read into
         raise first.pop()
     return [work.results[number] for number in range(len(tasks))]
 
@@ -146,7 +146,7 @@ def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Ident
     """Returns the identity of each shard's file.
 
     Raises:
-      DataError: a file is missing, or its size is not that of the manifest.
+      DataError: a file is missing, or its size differs from the manifest's.
     """
     parent = folder(data_dir)
     return in_parallel(lambda shard: _check(parent / shard.file, shard), shards, is_remote=parent.is_remote)
@@ -170,11 +170,11 @@ class Shards:
     """The files of a selection.
 
     Attributes:
-      data_dir: the data set's folder.
-      segments: segments of the selection; pieces name them by their index here.
+      data_dir: folder of the data set.
+      segments: segments of the selection; pieces refer to them by index.
       corruption: the policy for corrupt records.
       identities: identities of the files when the input was made.
-      cache: cache of copies on this machine; None: the files themselves are read.
+      cache: cache of local copies; None to read the files themselves.
     """
 
     data_dir: str
@@ -191,7 +191,7 @@ class Shards:
         corruption: Corruption,
         cache: ShardCache | None = None,
     ) -> Shards:
-        """Returns the shards of segments; raises like `check_present`."""
+        """Returns the shards of segments; raises errors like `check_present`."""
         identities = check_present(data_dir, [segment.shard for segment in segments])
         return cls(os.fspath(data_dir), segments, corruption, tuple(identities), cache)
 
@@ -200,19 +200,19 @@ class Shards:
         return folder(self.data_dir) / self.segments[segment].shard.file
 
     def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task], text: str = "") -> list[Result]:
-        """Returns a function's results in order, computed in as many threads as suit the place of the shards."""
-        # With a cache, its own threads wait for the store, and these read local copies.
+        """Returns a function's results in order, computed in as many threads as suit the shards' location."""
+        # With a cache, the cache's threads wait for the store, and these read local copies.
         is_remote = self.cache is None and folder(self.data_dir).is_remote
         return in_parallel(function, tasks, is_remote=is_remote, text=text)
 
     def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
-        """If there is a cache, starts to copy the shards of pieces (p, 3); they stay until `held` releases them."""
+        """With a cache, starts copying the shards of pieces (p, 3); they are kept until `held` releases them."""
         if self.cache:
             self.cache.fetch_ahead(self._entries(self.cache, pieces))
 
     @contextlib.contextmanager
     def held(self, pieces: NDArray[np.int64]) -> Iterator[None]:
-        """If there is a cache, keeps the copies of the pieces' shards for the block and releases them at its end."""
+        """With a cache, keeps the copies of the pieces' shards during the block and then releases them."""
         self.fetch_ahead(pieces)
         try:
             yield
@@ -221,7 +221,7 @@ class Shards:
                 self.cache.release(self._entries(self.cache, pieces))
 
     def _entries(self, cache: ShardCache, pieces: NDArray[np.int64]) -> list[Entry]:
-        """Returns the cache's entries for the shards of pieces, each once, in order."""
+        """Returns the distinct cache entries for the shards of pieces, in order."""
         wanted = dict.fromkeys(segment for segment, start, stop in pieces.tolist() if start < stop)
         return list(dict.fromkeys(self._entry(cache, segment) for segment in wanted))
 
@@ -230,11 +230,12 @@ class Shards:
         return cache.entry(shard.file, shard.num_bytes, shard.crc32c)
 
     def parts(self, pieces: NDArray[np.int64], num_bytes: int | None) -> list[tuple[int, int, int]]:
-        """Returns the parts of pieces that threads read: (segment, first record of its shard, end), in order.
+        """Returns the parts of pieces for threads to read: (segment, first record of its shard, end), in order.
 
         Args:
-          pieces: segment, first record in the segment, and end; int64 (p, 3).
-          num_bytes: size of a part, about; None: pieces are not cut. Whole shards never are, because of their CRC.
+          pieces: segment, first record in the segment and end of each piece, int64 (p, 3).
+          num_bytes: approximate size of a part; None not to cut pieces. Whole shards are never cut, because of their
+            CRC.
         """
         found: list[tuple[int, int, int]] = []
         for segment, start, stop in pieces.tolist():
@@ -245,9 +246,9 @@ class Shards:
         return found
 
     def together(self, parts: list[tuple[int, int, int]], num_bytes: int) -> list[list[tuple[int, int, int]]]:
-        """Returns parts in groups of neighbours of the same shard, of `num_bytes` at most, if they are not one part.
+        """Groups neighbouring parts of the same shard, up to `num_bytes` per group unless it is a single part.
 
-        A thread opens the file once for a group, which costs as much as reading some 100 KB.
+        A thread opens the file once per group, which costs as much as reading some 100 KB.
         """
         groups: list[list[tuple[int, int, int]]] = []
         size = 0  # of the last group
@@ -270,7 +271,7 @@ class Shards:
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
-        """Opens a segment's file or its copy.
+        """Opens a segment's file, or its copy.
 
         Raises:
           DataError: it is gone, or has changed since the input was made.
@@ -281,13 +282,13 @@ class Shards:
             if not is_copy:
                 self.check_same(segment, file.identity())
             yield file
-            # Again: a file rewritten in place meanwhile may have intact records, but others.
+            # Check again: a file rewritten in place in the meantime may have intact, but different, records.
             if not is_copy:
                 self.check_same(segment, file.identity())
 
     @contextlib.contextmanager
     def opened_file(self, name: str, num_bytes: int, crc32c: str) -> Iterator[OpenFile]:
-        """Opens a file of the data set or its copy, by its name, size and CRC32C.
+        """Opens a file of the data set, or its copy, by name, size and CRC32C.
 
         Raises:
           DataError: it cannot be read or copied.
@@ -299,9 +300,9 @@ class Shards:
             yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
 
     def is_checked_whole(self, segment: int, records: int) -> bool:
-        """Whether the CRC32C of the whole file is compared with the manifest, for this many records of its shard.
+        """Returns whether to compare the file's CRC32C with the manifest when reading this many records.
 
-        They are where these are all of it, and the manifest has no list of the CRCs of its records.
+        True if they are all records of the shard, and the manifest has no list of record CRCs.
         """
         shard = self.segments[segment].shard
         return shard.crcs_crc32c is None and records == shard.num_examples
@@ -318,7 +319,7 @@ class Shards:
         )
 
     def check_crc(self, segment: int, crc: int) -> None:
-        """Raises DataError if the CRC32C of a file, whose records are all intact, is not that of the manifest."""
+        """Raises DataError if the CRC32C of a file, whose records are all intact, differs from the manifest's."""
         expected = self.segments[segment].shard.crc32c
         if f"{crc:08x}" != expected:
             raise DataError(
@@ -340,14 +341,14 @@ class Shards:
     def corrupt_member(
         self, segment: int, offset: int, held: tuple[int, int], records: dict[int, int], problem: str
     ) -> None:
-        """Reports that a GZIP member is corrupt; raises like `corrupt`.
+        """Reports a corrupt GZIP member; raises errors like `corrupt`.
 
         Args:
-          segment: segment that has it.
+          segment: segment of the shard.
           offset: offset of the member in the shard.
           held: number of the first record in the member, and the end.
           records: {number: byte offset in the decompressed shard} of the records to read from it.
-          problem: what is wrong.
+          problem: description of what is wrong.
         """
         file = str(self.file(segment))
         what = f"GZIP member at byte offset {offset}, records {held[0]} to {held[1] - 1}"
@@ -356,7 +357,7 @@ class Shards:
         self.corruption.found_together(DataError(problem, path=file, part=what), found, range(*held))
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
-        """Raises DataError if the cause of a problem is that the file, or its checked copy, has changed."""
+        """Raises DataError if a problem arose because the file, or its checked copy, has changed."""
         if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
             raise self.cache.copies.damaged(entry, problem)
         self.check_same(segment, self.file(segment).identity())
@@ -365,7 +366,7 @@ class Shards:
         """Returns the row to copy to each bad row: the next good one, or else the last good one; int64 (bad,).
 
         Args:
-          good: which rows of a window are good.
+          good: mask of a window's good rows.
           segment: segment in whose file the window begins.
 
         Raises:

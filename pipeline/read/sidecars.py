@@ -1,4 +1,4 @@
-"""The sidecars of shards, read once and kept: where each record begins, and its CRC, as the manifest has them."""
+"""The sidecars of shards, read once and kept: the offset of each record and its CRC, as listed by the manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.read.shards import Shards
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
-Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by its name, size and CRC32C
+Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by name, size and CRC32C
 _OFFSETS_NAME, _CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
@@ -33,20 +33,20 @@ def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, c
     """Returns the byte offset of each record and the shard's size: int64 (records + 1,).
 
     Args:
-      data: content of the file, but no more than it should have.
+      data: content of the file, but no more than it should contain.
       num_bytes: size of the file.
       num_examples: number of examples of the shard.
-      crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
+      crc: CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:
-      ValueError: this is another file; the message says how it differs.
+      ValueError: this is a different file; the message says how it differs.
     """
     found = _parse(data, num_bytes, OFFSETS, num_examples + 1, crc, f"offsets of {num_examples} records")
     return found.astype(np.int64)
 
 
 def parse_crcs(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.uint32]:
-    """Returns the masked CRC32C of each record, uint32 (records,); takes and raises the same as `parse_offsets`."""
+    """Returns the masked CRC32C of each record, uint32 (records,); arguments and errors as in `parse_offsets`."""
     return _parse(data, num_bytes, CRCS, num_examples, crc, f"CRCs of {num_examples} records")
 
 
@@ -66,7 +66,7 @@ class Sidecars:
 
     Args:
       shards: shards of the input.
-      kept: how many numbers to keep in memory.
+      kept: most numbers to keep in memory.
     """
 
     def __init__(self, shards: Shards, kept: int = _KEPT) -> None:
@@ -83,7 +83,7 @@ class Sidecars:
         return self._get(shard_offsets, segment)
 
     def members(self, segment: int) -> MemberTable:
-        """Returns the table of the members of a segment's compressed shard.
+        """Returns the member table of a segment's compressed shard.
 
         Raises:
           DataError: the file of the table is missing or corrupt.
@@ -97,16 +97,16 @@ class Sidecars:
         crcs: Sequence[int] | NDArray[np.uint32],
         offset_of: Callable[[int], int],
     ) -> None:
-        """Checks that intact records are those of the manifest, if it has a list of their CRCs.
+        """Checks intact records against the manifest's list of CRCs, if there is one.
 
         Args:
-          segment: segment that they were read from.
-          numbers: numbers of the records in its shard, (n,).
-          crcs: the masked CRC32C of each, (n,).
-          offset_of: returns the byte offset of a record, given its index in `numbers`.
+          segment: segment that the records were read from.
+          numbers: record numbers in its shard, (n,).
+          crcs: masked CRC32C of each record, (n,).
+          offset_of: function that returns the byte offset of a record, given its index in `numbers`.
 
         Raises:
-          DataError: the shard is of another conversion, or the file of CRCs is missing or corrupt.
+          DataError: the shard is from another conversion, or the file of CRCs is missing or corrupt.
         """
         shard = self._shards.segments[segment].shard
         if shard.crcs_crc32c is None or not len(numbers):
@@ -141,9 +141,9 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
     """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
 
     Args:
-      data_dir: the data set's folder.
+      data_dir: folder of the data set.
       shard: the shard.
-      opener: opens files of that folder, perhaps copies of them; None: the files themselves.
+      opener: function that opens files of that folder, possibly copies of them; None to open the files themselves.
 
     Raises:
       DataError: the file of offsets is missing or corrupt.
@@ -157,7 +157,7 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
 
 
 def offsets_file(data_dir: str, shard: ShardInfo) -> str:
-    """Returns the path of a shard's sidecar of offsets, for a caller that reads it itself."""
+    """Returns the path of a shard's offsets sidecar, for a caller that reads it directly."""
     found, beside = (
         folder(data_dir) / names(shard.file)[_OFFSETS_NAME] for names in (naming.sidecar_names, naming.beside_names)
     )
@@ -172,7 +172,7 @@ def offsets_file(data_dir: str, shard: ShardInfo) -> str:
 
 
 def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
-    """Returns the table of the members of a compressed shard; raises like `Sidecars.members`."""
+    """Returns the member table of a compressed shard; raises errors like `Sidecars.members`."""
     return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
 
 
@@ -186,9 +186,9 @@ def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None
 
 
 def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
-    """Returns the masked CRC32C of each record of a shard with a list of them: uint32 (records,).
+    """Returns the masked CRC32C of each record of a shard that has a list of them: uint32 (records,).
 
-    The arguments are those of `shard_offsets`.
+    For the arguments see `shard_offsets`.
 
     Raises:
       DataError: the file of CRCs is missing or corrupt.
@@ -210,7 +210,7 @@ def _read(
     try:
         size = (folder(data_dir) / name).identity().num_bytes
     except DataError as error:
-        beside = naming.beside_names(shard.file)[kind]  # its place in older data sets
+        beside = naming.beside_names(shard.file)[kind]  # where older data sets have it
         with contextlib.suppress(DataError):
             name, size = beside, (folder(data_dir) / beside).identity().num_bytes
         if size is None:

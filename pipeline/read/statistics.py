@@ -1,4 +1,4 @@
-"""Sums over pixels and labels, in integers, so that a mean over many shards does not depend on their order."""
+"""Integer sums over pixels and labels, so that means over many shards do not depend on their order."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ try:
 except ImportError:  # installed without a compiler, or for another kind of processor
     _unpack = None  # type: ignore[assignment]
 
-STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
-_PERIOD = 48  # places that compiled code adds values up by
-_VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
-_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit uint32
+STATISTICS_SPLIT = "train"  # normalisation must not use test images
+_PERIOD = 48  # compiled code adds values up by position modulo this
+_VALUES = 3 << 16  # 192 Ki values, widened to uint32 at a time, fit into the cache
+_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit into uint32
 _MOST_LANES = 1 << 14  # values of an image that are summed side by side
 
 
 @dataclasses.dataclass
 class PixelSums:
-    """Sums of each channel's values and of their squares.
+    """Sums of each channel's values and squared values.
 
     Attributes:
       channels: number of channels.
       pixels: number of pixels added.
-      sums, squares: one value per channel.
+      sums, squares: sum of the values, and of their squares, per channel.
     """
 
     channels: int
@@ -41,14 +41,14 @@ class PixelSums:
         self.squares = self.squares or [0] * self.channels
 
     def add(self, images: NDArray[np.uint8]) -> None:
-        """Adds images, uint8 (n, height, width, channels), or one, (height, width, channels)."""
+        """Adds images, uint8 (n, height, width, channels), or a single one, (height, width, channels)."""
         sums, squares = sums_of(images, self.channels)
         self.pixels += images.size // self.channels
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
 
     def merge(self, other: PixelSums) -> None:
-        """Adds other sums, of the same number of channels."""
+        """Adds other sums with the same number of channels."""
         self.pixels += other.pixels
         self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
@@ -59,7 +59,7 @@ def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[i
 
     Args:
       images: uint8 (..., channels).
-      channels: how many.
+      channels: number of channels.
     """
     if _unpack is not None and _PERIOD % channels == 0:
         found = np.empty((2, _PERIOD), np.int64)
@@ -72,13 +72,13 @@ def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[i
 
 
 def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the sum of the values at each place of an image or of a row of it, and of their squares."""
+    """Returns sums of the values, and of their squares, at each position of an image or of an image row."""
     lanes = math.prod(images.shape[1:])
     if lanes > _MOST_LANES:
-        lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit the cache
+        lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit into the cache
     values = images.reshape(-1, lanes)
     sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-    # Summed over the first axis, vectorised along a long contiguous one, whose channels are folded at the end.
+    # Sum over the first axis, vectorised along a long contiguous one, whose channels are combined at the end.
     rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
     for start in range(0, len(values), rows):
         chunk = values[start : start + rows].astype(np.uint32)
@@ -102,7 +102,7 @@ def entropy(histogram: Sequence[int]) -> float | None:
 
 
 def moments(parts: Iterable[PixelSums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns each channel's mean and standard deviation: exact in integers up to the last division.
+    """Returns each channel's mean and standard deviation, exact in integers up to the final division.
 
     With n pixels, sum S and sum of squares Q: mean S / n, standard deviation sqrt(n Q - S^2) / n.
     """

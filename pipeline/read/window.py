@@ -1,4 +1,4 @@
-"""Windows as tensors: readers of the records of pieces, and functions that take rows of a window and its tail."""
+"""Windows as tensors: readers for the records of pieces, and functions that take rows of a window and its tail."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pipeline.read.sidecars import offsets_file
 
 Columns = dict[str, tf.Tensor]
 
-GOOD = "good"  # column: False where a corrupt record was skipped, and a copy of another takes its row
+GOOD = "good"  # column: False if a corrupt record was skipped and its row holds a copy of another
 RECORD_ID = "record_id"
 RECORD = "record"  # column: serialized records, string (n,)
-# In place of the column of records: the memory that they were read into, and where they begin and end in it.
+# In place of the column of records: the memory that they were read into, and their bounds in it.
 MEMORY, BOUNDS = "memory", "bounds"
 _BUFFER = 1 << 20  # 1 MiB, read at once
 
@@ -38,21 +38,21 @@ class WindowReader(Protocol):
     """Reads the records of pieces into columns with one row per record.
 
     Attributes:
-      assigns_rows: whether the caller says which row each record goes to; else rows are in the order of reading.
+      assigns_rows: whether the caller assigns a row to each record; otherwise rows are in reading order.
     """
 
     assigns_rows: ClassVar[bool]
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Starts to fetch the shards that `read` will need for some pieces; returns the pieces unchanged."""
+        """Starts fetching the shards that `read` will need for some pieces, and returns the pieces unchanged."""
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        """Returns the columns of the records of pieces, with at least one row.
+        """Returns the columns for the records of pieces, with at least one row.
 
         Args:
-          pieces: segment, first record and end; int64 (p, 3).
-          row_of: the row of each record, if the reader `assigns_rows`, with those of its copies behind it; int64 (n,).
-          times: how many rows each record fills, int64 (records,); empty: each fills one.
+          pieces: segment, first record and end of each piece, int64 (p, 3).
+          row_of: row of each record, followed by its copies' rows, if the reader `assigns_rows`; int64 (n,).
+          times: number of rows that each record fills, int64 (records,); empty if each fills one.
         """
 
 
@@ -60,8 +60,8 @@ class LocalReader(WindowReader):
     """A reader that runs in this process, in NumPy.
 
     Attributes:
-      specs: types of the columns.
-      shards: to read.
+      specs: types of the columns, by name.
+      shards: shards to read.
     """
 
     specs: dict[str, tf.TensorSpec]
@@ -70,13 +70,13 @@ class LocalReader(WindowReader):
     def arrays(
         self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
     ) -> dict[str, np.ndarray]:
-        """Returns the columns, and perhaps others, of the records of pieces.
+        """Returns the columns, and possibly others, for the records of pieces.
 
         Args:
-          pieces: as for `read`.
-          row_of: as for `read`; None: rows in the order of reading, in memory that is not reused.
-          text: of the bar that shows how far it is; empty: none.
-          times: as for `read`.
+          pieces: pieces to read, as in `read`.
+          row_of: row of each record, as in `read`; None for rows in reading order, in memory that is not reused.
+          text: label of the progress bar; empty for none.
+          times: number of rows that each record fills, as in `read`.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -84,7 +84,7 @@ class LocalReader(WindowReader):
         raise NotImplementedError
 
     def load(self, pieces: np.ndarray) -> Columns:
-        """Reads pieces eagerly; returns their columns.
+        """Reads pieces eagerly and returns their columns.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -103,7 +103,7 @@ class LocalReader(WindowReader):
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        texts = ["reading the first window"]  # for which somebody waits; all others are read ahead
+        texts = ["reading the first window"]  # the only one that keeps the user waiting: others are read ahead
 
         def read(pieces: np.ndarray, row_of: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
             found = self.arrays(pieces, row_of, texts.pop() if texts else "", times)
@@ -116,7 +116,7 @@ class LocalReader(WindowReader):
 
 
 class RowColumns(LocalReader):
-    """Reads raw images: columns `image` uint8 (n, pixels), `label`, and `key` if wanted, in NumPy's memory."""
+    """Reads raw images: columns `image` uint8 (n, pixels), `label`, and `key` if requested, in NumPy's memory."""
 
     assigns_rows: ClassVar[bool] = True
 
@@ -136,7 +136,7 @@ class RowColumns(LocalReader):
 
 
 class RecordColumns(LocalReader):
-    """Reads records of any kind, serialized. They stay in the memory that they are read into; `gather` copies them."""
+    """Reads serialized records of any kind. They stay in the memory that they are read into; `gather` copies them."""
 
     assigns_rows: ClassVar[bool] = False
 
@@ -150,7 +150,7 @@ class RecordColumns(LocalReader):
         self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
     ) -> dict[str, np.ndarray]:
         found = self._reader.read(pieces, aligned_matrix if row_of is None else self._buffers.matrix, text)
-        if len(times):  # copies of a record lie in the same memory
+        if len(times):  # copies of a record share its memory
             bounds = np.repeat(found.bounds, times, axis=0)
             found = dataclasses.replace(found, bounds=bounds, good=np.repeat(found.good, times))
         if RECORD in self.specs:
@@ -163,7 +163,7 @@ def _good(wanted: bool) -> dict[str, tf.TensorSpec]:
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """Returns an array of numbers as an eager tensor in the same memory, which must be aligned (`Buffers`)."""
+    """Returns a numeric array as an eager tensor that shares its memory, which must be aligned (`Buffers`)."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
@@ -177,10 +177,10 @@ def gather(window: Columns, rows: tf.Tensor) -> Columns:
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, int64 (n,). Negative ones are rows of its tail; -1 is the first of them."""
+    """Returns rows of a window, int64 (n,). Negative numbers are rows of its tail, of which -1 is the first."""
 
     def from_both() -> Columns:
-        # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
+        # A run that begins mid-epoch has no tail at first; the steps that would need one are skipped.
         number = next(iter(tail.values()))
         kept = gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(number, tf.int64)[0] - 1))
         here = gather(window, tf.maximum(rows, 0))
@@ -194,10 +194,10 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
     """Returns consecutive rows of a window.
 
     Args:
-      window: columns.
-      first: the first row, int64 scalar.
+      window: columns of the window.
+      first: number of the first row, int64 scalar.
       count: number of rows.
-      copied: whether to copy them to new memory, so that keeping them does not keep the window.
+      copied: whether to copy them to new memory, so that keeping them does not keep the window in memory.
     """
     rows = {name: column[first : first + count] for name, column in window.items()}
     if copied:
@@ -206,7 +206,7 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
 
 
 def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
-    """Returns the tail before the first window: one row of zeros or of empty bytes, in the columns of `gather`."""
+    """Returns the tail before the first window: one row of zeros or empty bytes, in the columns of `gather`."""
     if MEMORY in spec:
         others = {name: column for name, column in spec.items() if name not in (MEMORY, BOUNDS)}
         return empty_tail({RECORD: tf.TensorSpec([None], tf.string), **others})
@@ -220,12 +220,12 @@ def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
 
 @dataclasses.dataclass(frozen=True)
 class GraphReader:
-    """Reads records of any kind with TensorFlow's own ops, in whatever process runs the dataset: column `record`.
+    """Reads records of any kind with TensorFlow's own ops, in any process that runs the dataset: column `record`.
 
     Attributes:
-      data_dir: the data set's folder, under its path in that process.
-      selection: whose segments the pieces name.
-      is_chosen: whether pieces are records that a view chooses: many that lie close, or have copies.
+      data_dir: folder of the data set, under its path in that process.
+      selection: selection whose segments the pieces refer to.
+      is_chosen: whether pieces are records chosen by a view: many close together, or with copies.
     """
 
     assigns_rows: ClassVar[bool] = False
@@ -235,7 +235,7 @@ class GraphReader:
     is_chosen: bool = False
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns the pieces. This reader fetches nothing ahead."""
+        """Returns the pieces; this reader does not fetch ahead."""
         return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
@@ -249,18 +249,18 @@ class GraphReader:
             parts = tf.data.Dataset.from_tensor_slices((joined, bounds)).map(wanted)
         else:
             parts = tf.data.Dataset.from_tensor_slices(pieces).map(self._records)
-        # An empty record is added, because a window must have a row even if it has no record.
+        # Add an empty record, because a window must have a row even if it has no record.
         found = _all(parts.unbatch().concatenate(tf.data.Dataset.from_tensors("")))
         return {RECORD: found if times.shape[0] == 0 else tf.repeat(found, tf.concat([times, [1]], axis=0))}
 
     def _joined(self, pieces: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns fewer pieces, which include what lies between some, and which of their records are wanted.
+        """Joins nearby pieces, including the records between them, and tells which records are requested.
 
-        A piece costs the opening of its file and a whole buffer, and in a compressed file all that lies before it.
+        Each piece costs opening its file and a whole buffer and, in a compressed file, reading everything before it.
 
         Returns:
-          The pieces (p, 3); the rows that are wanted, each counted from the beginning of its piece, (n,); and between
-          which of these (p, 2) the rows of each piece lie.
+          The pieces (p, 3); the requested rows, counted from the beginning of their piece, (n,); and the bounds (p, 2)
+          of each piece's rows among these.
         """
         arrays = TENSORS
         segment, begin, end = tf.unstack(pieces, num=3, axis=1)
@@ -277,16 +277,16 @@ class GraphReader:
 
     @property
     def _in_buffer(self) -> int:
-        """Records that are read at once, on average."""
+        """Average number of records in a buffer."""
         shards = [segment.shard for segment in self.selection.segments]
         return _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
 
     def _records(self, piece: tf.Tensor, rows: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the records of a piece (3,): string (n,). An error names the shard and the record.
+        """Returns the records of a piece (3,), string (n,). An error names the shard and the record.
 
         Args:
           piece: segment, first record and end.
-          rows: those to return, ascending, counted from the piece's beginning; None: all.
+          rows: rows to return, ascending, counted from the beginning of the piece; None for all.
         """
         segments, data_dir = self.selection.segments, folder(self.data_dir)
         file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
@@ -314,14 +314,14 @@ class GraphReader:
             return tf.identity(records) if rows is None else tf.gather(records, rows)
 
     def _taken(self, file: tf.Tensor, found: tf.data.Dataset, count: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
-        """Returns the records of a dataset of `count` of them, as far as they can be read; others than `rows` empty."""
-        if rows is not None:  # the others are counted below, but not kept until then
+        """Returns a dataset's `count` records, as far as they can be read; records other than `rows` are empty."""
+        if rows is not None:  # the others are counted below, but not kept
             is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
-            together = max(1, self._in_buffer)  # since a call per record would cost more than to read it
+            together = max(1, self._in_buffer)  # a call per record would cost more than reading it
             masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
             pairs = tf.data.Dataset.zip((found.batch(together), masks))
             found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
-        # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
+        # If ignored, the error about a file that cannot be opened would repeat forever, so read one byte first.
         opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
         return _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
 
@@ -345,7 +345,7 @@ def _all(dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 def _from_offset(file: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a byte offset on, for which `tf.data.TFRecordDataset` has no argument."""
+    """Returns the records of a file from a byte offset on, which `tf.data.TFRecordDataset` does not support."""
     variant = tf.raw_ops.TFRecordDatasetV2(
         filenames=tf.reshape(file, [1]),
         compression_type="",

@@ -1,7 +1,6 @@
-"""Adds columns to a data set: from a file, joined by key; from the shards' own features; or from a user's function.
+"""Adds columns to a data set from a file, joined by key, from the shards' own features, or from a user's function.
 
-The shards stay as they are, and so does the digest of the data. Files get their names together at the end, the
-manifest last.
+The shards and the digest of the data stay unchanged. Files get their names together at the end, the manifest last.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Values: TypeAlias = list[Any] | NDArray[Any]
 _FLAG = "--add_columns"
 _KEY = "key"
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
-_BLOCK = 1 << 16  # values that are objects of Python until they become an array
+_BLOCK = 1 << 16  # values held as Python objects until they become an array
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 
 
@@ -51,7 +50,7 @@ def add(data_dir: str, source: str) -> None:
     """Adds the columns that the flag `--add_columns` names, and prints what was added.
 
     Args:
-      data_dir: the data set's folder.
+      data_dir: folder of the data set.
       source: `FILE.parquet`; `records`, or `records:label,width` for some features; or `FILE.py:FUNCTION`, a function
         of a record's bytes that returns {column: value}.
 
@@ -92,7 +91,7 @@ def _add(data_dir: str, source: str) -> None:
 
 
 def without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the columns except those of more strings than one would choose by, such as names of files."""
+    """Yields the columns except those with too many strings to select rows by, such as file names."""
     for name, splits in found.items():
         of_texts = [values for values in splits.values() if isinstance(values, list)]
         texts = {value for values in of_texts for value in values if isinstance(value, str | bytes)}
@@ -105,10 +104,10 @@ def without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str,
 
 
 def check(source: str, flag: str) -> None:
-    """Checks the value of a flag that says where columns are, as far as it can be without the data set.
+    """Checks the value of a flag that names the source of columns, as far as possible without the data set.
 
     Raises:
-      UsageError: it is none of what `add` takes, or names a file that is not there.
+      UsageError: `add` does not accept it, or it names a file that does not exist.
     """
     match = _FUNCTION.fullmatch(source)
     file = match["file"] if match else source
@@ -123,13 +122,13 @@ def check(source: str, flag: str) -> None:
 
 
 def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, Any]], is_own: bool = False) -> Manifest:
-    """Writes columns and the manifest that lists them, which is returned. Columns of the same names are replaced.
+    """Writes columns and a manifest that lists them, and returns the manifest. Columns of the same names are replaced.
 
     Args:
-      data_dir: the data set's folder.
+      data_dir: folder of the data set.
       manifest: manifest of the data set.
       found: {column: {split: value of each record}}.
-      is_own: whether a user's file or function gave the values.
+      is_own: whether the values come from a user's file or function.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -147,7 +146,7 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
 def drafted(
     drafts: Drafts, manifest: Manifest, found: Mapping[str, Mapping[str, Any]], is_own: bool = False
 ) -> Manifest:
-    """Adds the files of columns to drafts; returns the manifest that lists them. The other arguments are `write`'s.
+    """Adds the files of columns to drafts; returns the manifest that lists them. For other arguments see `write`.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -171,7 +170,7 @@ def drafted(
 
 
 def remove_others(data_dir: pathlib.Path, manifest: Manifest) -> None:
-    """Removes files of columns that a manifest does not list."""
+    """Removes column files that a manifest does not list."""
     columns = manifest.columns.items()
     listed = {naming.column_name(split, name, crc) for name, c in columns for split, crc in c.files.items()}
     for path in (data_dir / naming.COLUMNS).glob("*.npy"):
@@ -182,16 +181,16 @@ def remove_others(data_dir: pathlib.Path, manifest: Manifest) -> None:
 def of_records(
     data_dir: str, manifest: Manifest, of_record: OfRecord, left_out: dict[str, str] | None = None
 ) -> dict[str, dict[str, Values]]:
-    """Returns {column: {split: values}} that a function finds in each record; numbers are an array.
+    """Returns {column: {split: values}} computed by a function of each record; numbers become an array.
 
     Args:
-      data_dir: the data set's folder.
+      data_dir: folder of the data set.
       manifest: manifest of the data set.
-      of_record: returns {column: value} of a serialized record, of the same columns for each.
-      left_out: gets {column: reason} of those that not all records have; None: they are an error.
+      of_record: function that returns {column: value} for a serialized record, with the same columns for each.
+      left_out: output: {column: reason} for columns that not all records have; None makes them an error.
 
     Raises:
-      DataError: a shard is missing, cut or corrupt, or a record does not have what others have.
+      DataError: a shard is missing, cut short or corrupt, or a record does not have the columns of the others.
     """
     found: dict[str, dict[str, Values]] = {}
     total = sum(split.num_examples for split in manifest.splits.values())
@@ -231,10 +230,10 @@ def of_records(
 
 
 class Gathered:
-    """Values of a column that come one by one. Numbers become arrays, of 8 bytes per value or less, block by block.
+    """Collects a column's values one by one. Numbers become arrays of at most 8 bytes per value, block by block.
 
     Args:
-      block: values of a block.
+      block: number of values in a block.
     """
 
     def __init__(self, block: int = _BLOCK) -> None:
@@ -250,7 +249,7 @@ class Gathered:
             self._pack()
 
     def taken(self) -> Values:
-        """Returns the values, of which none are left here: an array (n,) if all are numbers, else a list."""
+        """Returns and forgets the values: an array (n,) if all are numbers, else a list."""
         if self._are_numbers and self._rest:
             self._pack()
         found = np.concatenate(self._arrays) if self._arrays else self._rest
@@ -262,7 +261,7 @@ class Gathered:
         if array is not None:
             self._arrays.append(array)
             self._rest = []
-        else:  # strings, or a mistake: `encode` says which, and sees all values for that
+        else:  # strings, or a mistake: `encode`, which sees all values, decides
             self._rest = [value for one in self._arrays for value in one.tolist()] + self._rest
             self._arrays, self._are_numbers = [], False
 
@@ -272,9 +271,9 @@ def _numbers(values: list[Any]) -> NDArray[Any] | None:
         return None
     try:
         array = np.asarray(values)
-    except (ValueError, OverflowError):  # lists of unequal lengths
+    except (ValueError, OverflowError):  # lists of unequal length
         return None
-    # Beside an array of int64, one of uint64 would be joined to float64.
+    # NumPy would join an int64 and a uint64 array into float64.
     is_large = array.dtype == np.uint64 and bool(array.max() >> 63)
     if array.ndim != 1 or array.dtype.kind not in "biuf" or is_large:
         return None
@@ -297,17 +296,17 @@ def _values(of_record: OfRecord, record: bytes, file: object, number: int, offse
 
 
 class Scalars:
-    """The features of an Example that have one value: `label`, scores, strings; also `bytes`, `height` and `width`.
+    """Extracts an Example's features with one value: `label`, scores, strings; also `bytes`, `height` and `width`.
 
     Args:
       manifest: manifest of the data set.
-      wanted: names of features; empty: all that each record has, but not its key.
+      wanted: feature names to extract; empty for all that every record has, except its key.
 
     Attributes:
-      left_out: {feature: reason} of those that are not taken although none are named.
+      left_out: {feature: reason} for features left out although none are named.
 
     Raises:
-      UsageError: two features would be one column.
+      UsageError: two features would become the same column.
     """
 
     def __init__(self, manifest: Manifest, wanted: Iterable[str]) -> None:
@@ -319,7 +318,7 @@ class Scalars:
         self._features, self._upright = manifest.features, manifest.turns_images
         feature = manifest.features.get("image")
         self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
-        self._shared: dict[str, Any] = {}  # sides that all images have
+        self._shared: dict[str, Any] = {}  # sides that all images share
         if feature is not None and not self._has_sizes:
             sides = zip(("height", "width"), feature.shape, strict=False)
             self._shared = {name: size for name, size in sides if name in self._wanted and size is not None}
@@ -342,7 +341,7 @@ class Scalars:
         found: dict[str, Any] = {"bytes": len(record), **self._shared}
         if self._has_sizes:
             found["height"], found["width"] = _size(values, self._upright)
-        if not self._known:  # the first record of those that must have the wanted
+        if not self._known:  # the first record, which must have the requested features
             self._known |= values.keys() | found.keys()
             for name in self._wanted:
                 if name not in self._known:
@@ -361,14 +360,14 @@ class Scalars:
 
 
 def _reason(name: str, value: Any) -> str:
-    """Returns why a feature of the first record is no column; empty: it may be one."""
+    """Returns why a feature of the first record cannot be a column; empty if it can."""
     if name in (_KEY, "image") or name.endswith("encoded"):
         return f"is {'an image' if name != _KEY else 'the key'}"
     return "" if len(value) == 1 else f"has {count_of(len(value), 'value')} in the first record"
 
 
 def _size(values: Mapping[str, Any], upright: bool) -> tuple[int, int]:
-    """Returns the height and width of a record's image, once it is upright if it is to be turned."""
+    """Returns the height and width of a record's image, after rotation if `upright`."""
     import PIL.Image  # noqa: PLC0415, raw images do not need it
 
     from pipeline import images  # noqa: PLC0415, like Pillow
@@ -395,8 +394,8 @@ def _function(file: str, name: str) -> OfRecord:
 def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str, NDArray[Any]]]:
     """Returns the columns of a Parquet file, joined by key.
 
-    Records that the file does not have get NaN, False or an empty string; whole numbers have no such value. A split of
-    which it has no record gets no values.
+    Records missing in the file get NaN, False or an empty string; whole numbers have no such value. A split without any
+    record in the file gets no values.
     """
     table = _table(file)
     if _KEY not in table or len(table) < 2:

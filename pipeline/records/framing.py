@@ -1,9 +1,9 @@
 """The TFRecord container: `uint64 length, crc(length), record, crc(record)`, little-endian, masked CRC32C.
 
-Format: tensorflow/core/lib/io/record_writer.h; the mask is that of tensorflow/core/lib/hash/crc32c.h.
+Format: tensorflow/core/lib/io/record_writer.h; mask: tensorflow/core/lib/hash/crc32c.h.
 
-A walk yields the records from front to back with number and byte offset, and damaged ones with what is wrong. It needs
-memory for a block and a record: a length that a damaged header claims costs only the bytes that the file really has.
+A walk yields the records from front to back with number and byte offset, and damaged ones with the fault. It needs
+memory for a block and a record: a length claimed by a damaged header costs no more than the bytes that the file has.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.errors import DataError
 HEADER = 12  # bytes: length, crc of the length
 FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
-START = 4096  # bytes of a file by which `begins_file` tells; GZIP's header may hold a name and a comment
-MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file; else a few MB of GZIP could claim all memory
+START = 4096  # bytes that `begins_file` looks at; a GZIP header may hold a name and a comment
+MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file: otherwise a few MB of GZIP could take all memory
 _MASK_DELTA = 0xA282EAD8
 _GZIP_MAGIC = b"\x1f\x8b"
 Read: TypeAlias = Callable[[int], bytes]
@@ -33,7 +33,7 @@ _HEADER_STRUCT, _FOOTER_STRUCT = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Returns CRCs in the masked form that the container stores, elementwise."""
+    """Returns CRCs in the masked form stored in the container, elementwise."""
     with np.errstate(over="ignore"):
         return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
@@ -56,7 +56,7 @@ def header(length: int) -> bytes:
 
 
 class Kind(enum.Enum):
-    """The kinds of faults of a frame."""
+    """Kind of a frame's fault."""
 
     CUT_HEADER = enum.auto()
     CUT_RECORD = enum.auto()
@@ -68,7 +68,7 @@ class Kind(enum.Enum):
 
 
 class Fault(NamedTuple):
-    """A fault of a frame: its kind, and the words for it."""
+    """A fault of a frame: its kind and description."""
 
     kind: Kind
     text: str
@@ -78,11 +78,11 @@ class Frame(NamedTuple):
     """A record in its frame.
 
     Attributes:
-      number: of the record in its file, from 0.
-      offset, end: the frame takes bytes offset..end - 1 of the file, counted before compression.
-      record: its bytes; None: they are not the ones that were written.
-      fault: what is wrong; None: nothing. If `end` equals `offset`, the walk ended here.
-      crc: the record's masked CRC32C, if it is right.
+      number: number of the record in its file, from 0.
+      offset, end: bounds of the frame in the file, bytes offset..end - 1, counted before compression.
+      record: bytes of the record; None if they are damaged.
+      fault: fault of the frame; None if there is none. The walk ended here if `end` equals `offset`.
+      crc: masked CRC32C of the record, if it is correct.
     """
 
     number: int
@@ -93,12 +93,12 @@ class Frame(NamedTuple):
     crc: int = 0
 
     def error(self, file: object, is_compressed: bool = False, advice: str = "") -> DataError:
-        """Returns the error for the fault.
+        """Returns an error about the fault.
 
         Args:
-          file: that has the frame.
+          file: path of the file.
           is_compressed: whether the offset counts decompressed bytes.
-          advice: what to do, unless the record is only too long: then the file is not damaged.
+          advice: advice on what to do, unless the record is only too long: then the file is not damaged.
         """
         assert self.fault is not None
         if self.fault.kind is Kind.TOO_LONG:
@@ -117,7 +117,7 @@ _RECORD_FAULT = Fault(Kind.RECORD_CRC, "the record's CRC is wrong")
 
 
 class _EndError(Exception):
-    """The place of the next record is unknown. Has the arguments of the fault."""
+    """The position of the next record is unknown. Has the arguments of the fault."""
 
 
 def walk(
@@ -126,15 +126,15 @@ def walk(
     number: int = 0,
     offset: int = 0,
 ) -> Iterator[Frame]:
-    """Yields the frames of a file. Continues after a damaged one as long as it is known where the next one begins.
+    """Yields the frames of a file, continuing after a damaged one if the position of the next one is known.
 
     Args:
-      read: returns the next bytes of the file, perhaps more or fewer than it is asked for; none at the end.
-      size_of: takes the number and offset of a record, and returns the bytes of its frame, or None. It is asked if the
-        CRC of a length is wrong. Such a record is still yielded if its own CRC is right.
-      number, offset: of the first record, if reading begins inside a file.
+      read: function that returns the next bytes of the file, possibly more or fewer than requested; empty at the end.
+      size_of: function that returns the size of a frame, given the number and offset of its record, or None. It is
+        called if the CRC of a length is wrong; such a record is still yielded if its own CRC is correct.
+      number, offset: number and offset of the first record, if reading begins inside a file.
     """
-    data, start = b"", 0  # the bytes from `offset` on begin at `start`
+    data, start = b"", 0  # `start` is the position of `offset` in the data
     while True:
         try:
             if len(data) - start < HEADER:
@@ -169,7 +169,7 @@ def walk(
 
 
 def _more(read: Read, rest: bytes, size: int, cut: Kind) -> bytes:
-    """Returns `rest` and the bytes after it, at least `size` together; nothing at the end of the file."""
+    """Returns `rest` and the bytes after it, at least `size` in total; empty at the end of the file."""
     pieces, has = [rest], len(rest)
     try:
         while has < size and (block := read(size - has)):
@@ -186,23 +186,23 @@ def _more(read: Read, rest: bytes, size: int, cut: Kind) -> bytes:
 def records(
     read: Read, file: object, *, is_compressed: bool = False, advice: str = "", number: int = 0, offset: int = 0
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (byte offset, byte offset of its end, record) of every record of a file.
+    """Yields (byte offset, byte offset of the end, record) for every record of a file.
 
     Args:
-      read, number, offset: as for `walk`.
-      file, is_compressed, advice: for the error.
+      read, number, offset: see `walk`.
+      file, is_compressed, advice: details for the error.
 
     Raises:
-      DataError: a frame has a fault; with the file, the record's number, its offset, and the advice.
+      DataError: a frame has a fault; the error has the file, the record's number and offset, and the advice.
     """
     for frame in walk(read, number=number, offset=offset):
         if frame.fault is not None:
             raise frame.error(file, is_compressed, advice)
-        yield frame.offset, frame.end, frame.record  # type: ignore[misc]  # only a faulty frame has no record
+        yield frame.offset, frame.end, frame.record  # type: ignore[misc]  # only faulty frames have no record
 
 
 def check(frame: bytes | memoryview) -> Fault | None:
-    """Returns what is wrong with bytes that should be exactly one framed record; None: nothing."""
+    """Returns the fault of bytes that should be exactly one framed record; None if there is none."""
     expected = len(frame) - OVERHEAD
     if expected < 0:
         return Fault(Kind.LENGTH, f"it takes {len(frame)} bytes, fewer than a frame")
@@ -218,22 +218,22 @@ def check(frame: bytes | memoryview) -> Fault | None:
 
 
 def packing_of(start: bytes) -> str | None:
-    """Returns how a file of records is compressed: "" (not at all), `GZIP` or `ZLIB`; None if it is none of these.
+    """Returns the compression of a record file: "" for none, `GZIP` or `ZLIB`; None if it is not a record file.
 
     Args:
-      start: the first `HEADER` bytes of the file, or all of a shorter one.
+      start: first `HEADER` bytes of the file, or all bytes of a shorter one.
     """
-    # First of all a whole header with its CRC, as the length of a record may look like GZIP's magic.
+    # Look for a whole header with its CRC first, as the length of a record may look like GZIP's magic.
     if not start or (len(start) == HEADER and claimed_length(start) is not None):
         return ""
     if start.startswith(_GZIP_MAGIC):
         return "GZIP"
-    # RFC 1950: deflate, and the header's check.
+    # RFC 1950: deflate, and the header's checksum.
     return "ZLIB" if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0 else None
 
 
 def begins_file(start: bytes) -> bool:
-    """Returns whether a file that has these first bytes, up to `START`, is one of records, compressed or not."""
+    """Returns whether a file that begins with these bytes, up to `START`, is a record file, compressed or not."""
     packing = packing_of(start[:HEADER])
     if packing:
         try:
@@ -244,7 +244,7 @@ def begins_file(start: bytes) -> bool:
 
 
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:
-    """Returns the length that a header claims; None: its CRC is wrong."""
+    """Returns the length in a header; None if its CRC is wrong."""
     length, crc = _HEADER_STRUCT.unpack_from(data, start)
     return length if crc == _crc_of_length(length) else None
 

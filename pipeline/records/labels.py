@@ -1,4 +1,4 @@
-"""The names of a source's classes: from `labels.txt`, or the labels that occur in it."""
+"""The class names of a source: from `labels.txt`, or from the labels that occur in it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pipeline.files.reading import unreadable
 
 LABELS_FILE = "labels.txt"
 
-# What pandas.read_csv takes for missing values, and writes or reads as such.
+# Texts that pandas.read_csv takes for missing values.
 MISSING = (
     *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-_NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line of it by TF-Slim
+_NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line as written by TF-Slim
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_MOST_DIGITS = 18  # of whole numbers: as many as `in_order` sorts by value
+_MOST_DIGITS = 18  # of whole numbers that `in_order` sorts by value
 _WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_CODE = re.compile(r"[+-]?0[0-9].*")  # zeros before a number, which is a name: 007
+_CODE = re.compile(r"[+-]?0[0-9].*")  # leading zeros make a name of a number: 007
 
 
 def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
-    """Returns the class names in a file, one per line; none if there is no such file.
+    """Returns the class names in a file, one per line; empty if there is no such file.
 
-    If the lines are numbered from 0, as in `3:tulips`, the numbers are stored labels, whatever the order of lines.
-    TF-Slim writes them so, ImageNet's with a class 0 that no record has.
+    If lines are numbered, as in `3:tulips`, the numbers are stored labels, whatever the order of the lines. TF-Slim
+    writes such files, ImageNet's with a class 0 that no record has.
 
     Args:
-      path: the file.
-      offset: number to add to stored labels; the names of those that are then below 0 are left out.
+      path: path of the file.
+      offset: number to add to stored labels; names of classes that are then negative are left out.
 
     Raises:
-      DataError: it cannot be read, is not UTF-8 text, or a line is empty.
+      DataError: the file cannot be read, is not UTF-8 text, or has an empty line.
     """
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
@@ -60,20 +60,20 @@ def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
 def beside(
     root: StoragePath, files: Sequence[StoragePath], label: str, offset: int = 0, has_text_labels: bool = False
 ) -> tuple[str, ...]:
-    """Returns the class names that lie in the folder of all files, or else in the files' own folders; none if none do.
+    """Returns the class names in the common folder of files, or else in their own folders; empty if there are none.
 
-    They are in `labels.txt`, or, as TensorFlow Datasets names it, in `<label>.labels.txt`, which is read first.
+    They are in `labels.txt`, or in TensorFlow Datasets' `<label>.labels.txt`, which takes precedence.
 
     Args:
       root: folder that contains all files.
-      files: files of records.
-      label: feature of the labels.
-      offset: number to add to stored labels, as for `read_labels`.
-      has_text_labels: whether labels are the names of classes, so that numbers mean nothing.
+      files: record files.
+      label: name of the label feature.
+      offset: number to add to stored labels, as in `read_labels`.
+      has_text_labels: whether labels are class names, so that numbers mean nothing.
 
     Raises:
-      DataError: a file is no list of names; or labels are numbers, and files in different folders would count different
-        classes by them.
+      DataError: a file is not a list of names; or labels are numbers, and files in different folders number classes
+        differently.
     """
 
     def named_in(place: StoragePath) -> tuple[str, ...]:
@@ -98,16 +98,16 @@ def beside(
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Returns class names in the order of their labels: by value if all are whole numbers, else by code points.
+    """Returns class names in label order: by value if all are whole numbers, else by code points.
 
-    Folders "0" to "11" then have the labels 0 to 11. Names are otherwise sorted as torchvision and Keras sort folders.
+    So folders "0" to "11" have the labels 0 to 11. Otherwise names are sorted as torchvision and Keras sort folders.
     """
     listed = sorted(names)
     return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
 
 
 def whole_number(text: str) -> str:
-    """Returns a whole number of at most 18 digits as digits alone, whatever its form (`1`, `1.0`, `1e0`); else ""."""
+    """Returns the plain digits of a whole number of at most 18 digits in any form (`1`, `1.0`, `1e0`); else ""."""
     if not _WHOLE.fullmatch(text):
         return ""
     value = decimal.Decimal(text)
@@ -115,10 +115,10 @@ def whole_number(text: str) -> str:
 
 
 def as_one_number(texts: Iterable[str]) -> dict[str, str]:
-    """Returns {text: its whole number as digits} of labels that are all whole numbers; else {text: text}.
+    """Returns {text: plain digits} if all labels are whole numbers; else {text: text}.
 
-    pandas writes 1 as 1.0 if another row of the column has no label. Missing values stay; if one text has zeros before
-    its number, as 007, all are names.
+    pandas writes 1 as 1.0 if another row of the column has no label. Missing values stay; if one text has leading
+    zeros, such as 007, all are names.
     """
     texts = list(texts)
     numbers = {text: whole_number(text) for text in texts if text and text not in MISSING}
@@ -128,19 +128,19 @@ def as_one_number(texts: Iterable[str]) -> dict[str, str]:
 
 
 def refusal(text: str) -> str:
-    """Returns why a label that names no class does not."""
+    """Returns why a label does not name a class."""
     if text in MISSING:
         return f"is {text!r}, a missing value (--na_is_class makes it a class)"
     return f"is {text!r}, which names no class" if text else "is empty"
 
 
 def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = False) -> list[tuple[str, str]]:
-    """Returns pairs of class names that people would take for one.
+    """Returns pairs of class names that people would consider the same.
 
     Args:
-      names: the class names.
-      ignore_case: whether `Cat` and `cat` are one.
-      as_numbers: whether `1`, `1.0` and `1e0` are one.
+      names: class names.
+      ignore_case: whether `Cat` and `cat` are the same.
+      as_numbers: whether `1`, `1.0` and `1e0` are the same.
     """
     seen: dict[str, str] = {}
     keys = ((whole_number(name) if as_numbers else "") or _seen(name, ignore_case) for name in sorted(names))
@@ -149,13 +149,13 @@ def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = Fa
 
 
 def say_alike(names: Iterable[str], source: object) -> None:
-    """Prints two class names of a source that differ only in case, if there are any: they may be two classes."""
+    """Prints two class names that differ only in case, if there are any: they may well be two classes."""
     for one, other in alike(names, ignore_case=True)[:1]:
         print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 
 
 def _seen(name: str, ignore_case: bool) -> str:
-    """Returns a name as people see it: without invisible characters, extra spaces, and zeros before a number."""
+    """Returns a name as people see it: without invisible characters, extra spaces and leading zeros."""
     shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
     shown = " ".join(shown.split())
     shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
@@ -163,16 +163,16 @@ def _seen(name: str, ignore_case: bool) -> str:
 
 
 class SeenLabels:
-    """Collects the labels of a source, from any thread. Each text is a class; numbers are classes up to the highest."""
+    """Collects a source's labels, from any thread. Each text is a class; numbers are classes up to the highest."""
 
     def __init__(self, what: str, most: int, advice: str, na_is_class: bool = False) -> None:
         """Makes an empty collection.
 
         Args:
-          what: the column or feature of the labels, for errors.
-          most: the largest number of classes.
-          advice: what errors end with.
-          na_is_class: whether words for missing values name classes.
+          what: label column or feature, for errors.
+          most: largest number of classes allowed.
+          advice: end of error messages.
+          na_is_class: whether words for missing values are class names.
         """
         self._what, self._most, self._advice = what, most, advice
         self._no_classes = frozenset(("",) if na_is_class else ("", *MISSING))
@@ -181,7 +181,7 @@ class SeenLabels:
         self._lock = threading.Lock()
 
     def add(self, labels: Iterable[str | int], file: object) -> None:
-        """Adds labels of a file; empty texts, words for missing values and numbers below 0 name no class.
+        """Adds a file's labels; empty texts, words for missing values and negative numbers are not classes.
 
         Raises:
           DataError: there are too many classes.
@@ -198,7 +198,7 @@ class SeenLabels:
             raise DataError(f"{self._what} {problem}", path=file, advice=self._advice)
 
     def class_names(self, source: object) -> tuple[str, ...]:
-        """Returns the texts, in `in_order`, or "0" to the highest number. Says which texts differ only in case.
+        """Returns the texts, ordered by `in_order`, or "0" to the highest number; prints names that differ in case.
 
         Raises:
           DataError: no label was added, or two texts look alike.

@@ -1,7 +1,7 @@
-"""Compressed shards of GZIP members that end where records do, and the table by which each member is read by itself.
+"""Compressed shards made of GZIP members that end at record boundaries, and the table for reading single members.
 
-Members one after the other are one GZIP file for every reader. The shard's sidecar `naming.offsets_name` is the table.
-All its numbers are uint64, little-endian:
+Concatenated members are one GZIP file for any reader. The table is the shard's sidecar `naming.offsets_name`. All its
+numbers are uint64, little-endian:
 
     version                   the bytes `members` and 1
     m                         the number of members
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 try:
     from isal import isal_zlib
-except ImportError:  # there is none for this kind of processor
+except ImportError:  # not available for this kind of processor
     isal_zlib = None  # type: ignore[assignment]
 
-MEMBER_BYTES = 1 << 20  # 1 MiB of records in a member, or one record: a single record costs that much decompression
+MEMBER_BYTES = 1 << 20  # 1 MiB of records per member, or one record: reading a single record decompresses that much
 _LEVEL = 6  # zlib's own default
-_WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, which zlib writes without a time or a name
-_STEP = 256 << 10  # 256 KiB, compressed: what they decompress to fits memory that the allocator has ready
+_WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, in which zlib puts no time or name
+_STEP = 256 << 10  # 256 KiB, compressed: decompressed, they fit into memory that the allocator has ready
 _NAME, _VERSION = b"members", 1
 _HEAD = 2  # numbers: version, m
 
@@ -42,9 +42,9 @@ class MemberTable:
     Attributes:
       offsets: byte offset of each member, and the shard's size; int64 (m + 1,).
       firsts: number of each member's first record, and the number of records; int64 (m + 1,).
-      begins: byte offset of each record in the decompressed shard, and the size of that; int64 (n + 1,). None: they
-        follow from `stride`.
-      stride: bytes from one record to the next in the decompressed shard, if all have the same length.
+      begins: byte offset of each record in the decompressed shard, and its size; int64 (n + 1,). None if they follow
+        from `stride`.
+      stride: bytes from one record to the next in the decompressed shard; None if records differ in length.
     """
 
     offsets: NDArray[np.int64]
@@ -54,7 +54,7 @@ class MemberTable:
 
     @classmethod
     def of(cls, numbers: NDArray[np.int64], stride: int | None) -> MemberTable:
-        """Returns the table with the numbers that `parse` has checked."""
+        """Returns the table for numbers checked by `parse`."""
         count = int(numbers[1]) + 1
         firsts, begins = _HEAD + count, _HEAD + 2 * count
         return cls(numbers[_HEAD:firsts], numbers[firsts:begins], numbers[begins:] if stride is None else None, stride)
@@ -77,7 +77,7 @@ class MemberTable:
 def first_records(begins: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the first record of each member to write, and the number of records.
 
-    Each member gets as many records as fit `MEMBER_BYTES`, and at least one.
+    Each member gets as many records as fit into `MEMBER_BYTES`, and at least one.
 
     Args:
       begins: byte offset of each record in the decompressed shard, and its size; (n + 1,).
@@ -90,7 +90,7 @@ def first_records(begins: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def deflate(frames: bytes) -> bytes:
-    """Returns a member with framed records: for equal records the same bytes, as long as zlib is the same."""
+    """Compresses framed records into a member: equal records give equal bytes with the same version of zlib."""
     return zlib.compress(frames, _LEVEL, _WINDOW_BITS)
 
 
@@ -100,19 +100,19 @@ def inflate(member: bytes | memoryview, into: memoryview) -> None:
     Raises:
       ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
     """
-    if isal_zlib is not None:  # in half the time of zlib
+    if isal_zlib is not None:  # takes half as long as zlib
         try:
             return _inflate(isal_zlib, member, into)
         except ValueError:
-            pass  # zlib names what is wrong
+            pass  # zlib will report what is wrong
     _inflate(zlib, member, into)
 
 
 def _inflate(library: Any, member: bytes | memoryview, into: memoryview) -> None:
-    """Does as `inflate`, with zlib or what has its interface.
+    """Implements `inflate` with zlib or a library with its interface.
 
-    It goes in steps: decompressing all at once would take new pages, which cost up to a third of the decompression.
-    With smaller steps threads would wait more often for the interpreter's lock.
+    It works in steps: decompressing all at once would take new pages, which cost up to a third of the time. With
+    smaller steps threads would wait for the interpreter's lock more often.
 
     Raises:
       ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
@@ -138,7 +138,7 @@ def _inflate(library: Any, member: bytes | memoryview, into: memoryview) -> None
 
 
 def to_bytes(offsets: Sequence[int], firsts: NDArray[np.int64], begins: NDArray[np.int64] | None) -> bytes:
-    """Returns the content of the table's file; the arguments are the attributes of `MemberTable`."""
+    """Returns the content of the table's file; the arguments are attributes of `MemberTable`."""
     version = int.from_bytes(_NAME + bytes([_VERSION]), "little")
     parts = [[version, len(offsets) - 1], offsets, firsts, [] if begins is None else begins]
     return np.concatenate([np.asarray(part, "<u8") for part in parts]).tobytes()
@@ -150,12 +150,12 @@ def parse(
     """Returns the checked numbers of a shard's table, for `MemberTable.of`.
 
     Args:
-      data: the content of the table's file.
+      data: content of the table's file.
       num_examples, num_bytes, stride: number of examples, number of bytes and stride of the shard, as in the manifest.
-      crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
+      crc: CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:
-      ValueError: this is another file; the message says how it differs.
+      ValueError: this is a different file; the message says how it differs.
     """
     found = f"{crc32c.crc32c(data):08x}"
     if found != crc:

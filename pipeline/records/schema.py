@@ -1,6 +1,6 @@
-"""Which features of Examples by any writer are the image, the label and the key: inferred from their first records.
+"""The features of any program's Examples that are image, label and key, inferred from the first records.
 
-`beam_jobs.convert` reads such records, and `pipeline.index` describes them where they are, by the same flags.
+`beam_jobs.convert` reads such records, and `pipeline.index` describes them in place, with the same flags.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipeline.errors import UsageError, to_run, unknown
 from pipeline.manifest import Feature
 from pipeline.records import tf_example
 
-OWN_FEATURES = ("image", "label", "key")  # of every example
+OWN_FEATURES = ("image", "label", "key")  # features of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
     "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
     f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
-# {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
+# {(offset, first bytes there): format} of encoded images; for BMP the two letters, and the zeros after the size.
 _IMAGE_STARTS = {
     (0, b"\x89PNG\r\n\x1a\n"): "PNG",
     (0, b"\xff\xd8\xff"): "JPEG",
@@ -39,9 +39,9 @@ _IMAGE_STARTS = {
     **dict.fromkeys(((4, b"ftypavif"), (4, b"ftypavis")), "AVIF"),
     **dict.fromkeys(((4, b"ftyphei"), (4, b"ftyphev"), (4, b"ftypmif1")), "HEIC"),
 }
-IMAGE_START = 16  # bytes by which `image_format` tells the format
+IMAGE_START = 16  # bytes that `image_format` needs
 
-FIRST_RECORDS = 100  # from which the features are inferred
+FIRST_RECORDS = 100  # records that features are inferred from
 USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
 _SIZES = (
     ("height", "width", "depth"),
@@ -51,15 +51,15 @@ _SIZES = (
 DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _CLASS = Feature("int64")
-CLASS_KINDS = ("int64", "bytes")  # of labels that are classes: numbers, or names
+CLASS_KINDS = ("int64", "bytes")  # kinds of labels that are classes: numbers, or names
 
 
 class RecordFlag(NamedTuple):
-    """A flag about records of other writers, which several commands have.
+    """A flag about other programs' records, shared by several commands.
 
     Attributes:
-      text: its help text.
-      parse: returns the value, given the flag's name and its text.
+      text: help text.
+      parse: function that returns the value, given the flag's name and its text.
     """
 
     text: str
@@ -72,13 +72,13 @@ KEEP_COLUMNS = RecordFlag("other features to keep: a,b,...", values.names)
 
 
 class Row(NamedTuple):
-    """Values in a record, as they are stored.
+    """The values in a record, as stored.
 
     Attributes:
       image: content of an image file, or raw pixels of the schema's shape.
-      label: int, float or bytes; an array if the schema's labels are vectors; None if the record has no label.
-      key: bytes or int; None if the schema has no key.
-      extra: values of the other features, by name: one, or an array.
+      label: label, int, float or bytes; an array if the schema's labels are vectors; None if the record has no label.
+      key: key, bytes or int; None if the schema has no key.
+      extra: values of the other features, by name: a single value or an array.
     """
 
     image: bytes
@@ -89,17 +89,17 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """Names of features in the records.
+    """The names of the features in the records.
 
     Attributes:
-      image: name of the images' feature, which holds bytes.
-      label: name of the labels' feature; "" if records have none.
-      key: name of the keys' feature, which holds bytes or one int64; "" if records have none.
+      image: name of the image feature, which holds bytes.
+      label: name of the label feature; "" if records have none.
+      key: name of the key feature, which holds bytes or one int64; "" if records have none.
       image_shape: (height, width, channels) of raw pixels; None if images are encoded.
-      sizes: names of the features with height, width and channels of raw pixels; empty if records have none.
-      extra: other features that are kept, by name.
-      labels: dtype and shape of stored labels, and which labels they mean; of dtype string until the classes are known
-        that texts name.
+      sizes: features with height, width and channels of raw pixels, by name; empty if records have none.
+      extra: other features to keep, by name.
+      labels: dtype and shape of stored labels, and the labels they mean; dtype string until the classes that texts name
+        are known.
     """
 
     image: str
@@ -112,19 +112,19 @@ class Schema:
 
     @property
     def has_text_labels(self) -> bool:
-        """Whether records hold the names of classes."""
+        """Whether records hold class names."""
         return self.labels.stored_dtype == "string"
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Names of all features that are read."""
+        """Names of all features to read."""
         return [name for name in (self.image, self.label, self.key, *self.sizes, *self.extra) if name]
 
     def row(self, record: bytes) -> Row:
         """Returns the values of a serialized Example.
 
         Raises:
-          ValueError: it is not an Example with these features; says why.
+          ValueError: it is not an Example with these features; the message says why.
         """
         features = tf_example.decode(record, self.names)
         return Row(
@@ -147,7 +147,7 @@ class Schema:
         return image
 
     def _label(self, values: Any) -> Any:
-        """Returns a stored label; None if a record has none."""
+        """Returns a stored label; None if the record has none."""
         wanted, shape = _KINDS[self.labels.stored_dtype], self.labels.shape
         if isinstance(values, list) and not values:
             return None
@@ -159,27 +159,27 @@ class Schema:
 
 
 def image_format(start: bytes) -> str:
-    """Returns the format of an image file by its first bytes, at least `IMAGE_START`; "" if it is none."""
+    """Returns the format of an image file from its first bytes, at least `IMAGE_START`; "" if it is not an image."""
     if start.startswith(b"BM") and start[6:10] == bytes(4):
         return "BMP"
     return next((name for (at, magic), name in _IMAGE_STARTS.items() if start[at:].startswith(magic)), "")
 
 
 def kind(values: Any) -> str:
-    """Returns the kind of values that `tf_example.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
+    """Returns the kind of values returned by `tf_example.decode`: `bytes`, `int64`, `float` or `nothing`."""
     if isinstance(values, list):
         return "bytes" if values else "nothing"
     return "int64" if values.dtype == np.int64 else "float"
 
 
 def first_examples(records: Iterable[bytes], count: int = FIRST_RECORDS) -> tuple[list[dict[str, Any]], int]:
-    """Returns those of the first records that are Examples with features, decoded, and how many records were read."""
+    """Returns the first records that are Examples with features, decoded, and the number of records read."""
     decoded, seen = [], 0
     for record in itertools.islice(records, count):
         seen += 1
         with contextlib.suppress(ValueError):
             decoded.append(tf_example.decode(record))
-    return [features for features in decoded if features], seen  # an empty record parses too
+    return [features for features in decoded if features], seen  # an empty record also parses
 
 
 def infer(
@@ -190,19 +190,19 @@ def infer(
     keep_columns: Sequence[str] = (),
     label_kinds: Sequence[str] = CLASS_KINDS,
 ) -> Schema:
-    """Returns the schema of the records of a file, inferred from its first records and the flags.
+    """Infers the schema of a file's records from the first ones and the flags.
 
     Args:
-      records: the first Examples, decoded; at least one.
-      file: its path, for messages.
+      records: first Examples, decoded; at least one.
+      file: path of the file, for messages.
       feature_map, image_shape, keep_columns: values of the flags.
-      label_kinds: kinds of values that may be labels; if they are more than classes, a label may have several values.
-        Empty: no label is looked for.
+      label_kinds: kinds of values that may be labels; if there are others than classes, a label may have several
+        values. Empty not to look for a label.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
     """
-    # Not simply the first record: if it is damaged, it is an invalid row like any other, and no reason to refuse flags.
+    # Not simply the first record: if damaged, it is an invalid row like any other, and no reason to reject flags.
     candidates = {theirs for _, theirs in feature_map}.union(*USUAL.values())
     usual = _most_alike(
         records,
@@ -230,7 +230,7 @@ def infer(
 def _most_alike(
     records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
 ) -> list[Mapping[str, Any]]:
-    """Returns the records of the most frequent form, in their order; between equally frequent forms, the first wins."""
+    """Returns the records with the most frequent form, in order; ties go to the form that occurs first."""
     forms = [form(record) for record in records]
     usual = Counter(forms).most_common(1)[0][0]
     return [record for record, own in zip(records, forms, strict=True) if own == usual]
@@ -324,7 +324,7 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
 
 
 def _one(features: Mapping[str, Any], name: str, wanted: str) -> Any:
-    """Returns the only value of a feature; raises ValueError if it has not one of a kind of `wanted`."""
+    """Returns a feature's only value; raises ValueError if it does not have one of the kind `wanted`."""
     if name not in features:
         others = f"; of those that are read it has {', '.join(sorted(features))}" if features else ""
         raise ValueError(f"there is no feature {name!r}{others}")
@@ -339,7 +339,7 @@ def _other(name: str, values: Any, wanted: str) -> str:
 
 
 def _kept(features: Mapping[str, Any], name: str, feature: Feature) -> Any:
-    """Returns the value or the values of a kept feature; raises ValueError if they are not as it says."""
+    """Returns the value or values of a kept feature; raises ValueError if they do not match it."""
     wanted = _KINDS[feature.dtype]
     if not feature.shape:
         return _one(features, name, wanted)

@@ -1,8 +1,8 @@
-"""How the rows of a source are divided into splits: one law for all sources.
+"""The rules that divide a source's rows into splits, the same for all sources.
 
-A column of splits decides if there is one; else the words in the names of files and folders (`test.parquet`,
-`Split-eval/`, `split=train/`); else all rows are training data. What can mean two things is refused, and so is what
-looks like splits but would not be used: test data in the training split goes unnoticed until it is too late.
+A split column decides if there is one; otherwise words in file and folder names (`test.parquet`, `Split-eval/`,
+`split=train/`); otherwise all rows are training data. Anything ambiguous is refused, and so is anything that looks like
+splits but would not be used: test data in the training split goes unnoticed until it is too late.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _OF_WORD = {  # {word: our split}
 }
 SPLIT_OF_WORD = {word: split for split, words in _OF_WORD.items() for word in words}
 SPLITS = tuple(_OF_WORD)
-NO_COLUMN = "none"  # as --split_column: no column has splits
-_COLUMN = "split"  # the name of a column or of Hive's partitions that always means the split
-# Names of columns and partitions that have splits if some of their values have words of splits.
+NO_COLUMN = "none"  # value of --split_column: no column has splits
+_COLUMN = "split"  # a column or Hive partition of this name always means the split
+# Columns and partitions with these names hold splits if some of their values contain split words.
 _LIKE = (
     *("splits", "splitname", "datasplit", "set", "subset", "setname", "dataset", "datatype", "partition", "usage"),
     *("phase", "stage", "mode", "fold", "purpose", "traintest", "traintestsplit", "trainvaltest"),
 )
-# Names of columns that say of each row whether it is of one split: is_train, is_training_image.
+# Names of columns that tell whether a row is in one particular split: is_train, is_training_image.
 _IS = re.compile(r"is(a|in)?(train|training|test|testing|val|valid|validation|eval)(image|set|split|sample|row)?")
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "1", "1.0", "t", "y"), True),
@@ -51,18 +51,18 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def words(name: str) -> list[str]:
-    """Returns the words and numbers of a name, in lower case: `TestImages_2` has test, images and 2."""
+    """Returns the words and numbers in a name, in lower case: test, images and 2 for `TestImages_2`."""
     parts = re.split(r"[-._ ]|(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=\d)", name)
     return [part.lower() for part in parts if part]
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
-    """Returns the names of splits: train, validation and test first, then the others, sorted."""
+    """Returns split names in order: train, validation and test first, then the others, sorted."""
     return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
 
 
 def among(splits: Iterable[str], wanted: Sequence[str]) -> list[str]:
-    """Returns the splits that --splits names, in their order; all of them if it names none.
+    """Returns the splits that --splits names, in order; all if it names none.
 
     Raises:
       UsageError: the source does not have one of them.
@@ -76,36 +76,36 @@ def among(splits: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
 
 def of_value(value: str, is_given: bool) -> str:
-    """Returns the split that a value of a column of splits means; "" if it means none.
+    """Returns the split that a split column's value means; "" if none.
 
     Args:
-      value: the value.
-      is_given: whether the user named the column: then any name of a split is one.
+      value: value of the column.
+      is_given: whether the user named the column: then any split name is one.
     """
     return SPLIT_OF_WORD.get(value.lower(), value if is_given and naming.is_split_name(value) else "")
 
 
 def not_a_split(value: str, column: str) -> str:
-    """Returns what to do about a value of a column of splits that means none."""
+    """Returns advice about a split column's value that does not mean a split."""
     if naming.is_split_name(value):
         return f"it must be train, validation or test, unless --split_column={column} is given"
     return f"it must be train, validation or test; --split_column={NO_COLUMN} ignores the column"
 
 
 def column_of(columns: Sequence[str], given: str) -> str:
-    """Returns the name of the column of splits: the given one, else one called `split`; "" if there is none."""
+    """Returns the name of the split column: the given one, or one called `split`; "" if there is none."""
     if given:
         return "" if given == NO_COLUMN else given
     return next((name for name in columns if _plain(name) == _COLUMN), "")
 
 
 def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[str]:
-    """Returns the names of columns that may have splits although they are not called `split`.
+    """Returns the names of columns that may hold splits although they are not called `split`.
 
     Args:
-      columns: the names of all columns.
-      texts: the names of those that hold strings.
-      given: the value of --split_column.
+      columns: all column names.
+      texts: string columns, by name.
+      given: value of --split_column.
     """
     if given or column_of(columns, ""):
         return []
@@ -115,25 +115,25 @@ def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[s
 def check_suspect(
     path: object, column: str, values: Iterable[object], named: Iterable[str], kind: str = "column", advice: str = ""
 ) -> None:
-    """Raises DataError if a column that is not used as one of splits looks like it.
+    """Raises DataError if a column that is not used as the split column looks like one.
 
-    It does as soon as one value means another split than all rows would get, or only some values mean this one: whether
-    the others are training data only the user knows.
+    It does if any value means a different split than all rows would get, or only some values mean that split: only the
+    user knows whether the others are training data.
 
     Args:
-      path: the file, for the error.
-      column: a name that `suspects` returned.
-      values: the column's values, None where it has none.
-      named: the splits that the names of the files tell.
-      kind: what the column is, for the error.
-      advice: what to do; empty: which flags decide.
+      path: path of the file, for the error.
+      column: column name returned by `suspects`.
+      values: values of the column, None where there is none.
+      named: splits that file names tell.
+      kind: description of the column, for the error.
+      advice: advice on what to do; empty to name the flags that decide.
     """
     usual = frozenset(named) or {TRAIN}
     if len(usual) > 1:
         return
     found: dict[
         tuple[frozenset[str], bool | None], str
-    ] = {}  # {(splits that it means, its truth): the first such text}
+    ] = {}  # {(splits that it means, its truth value): the first such text}
     for value in values:
         text = "" if value is None else str(value).strip()
         means = frozenset(SPLIT_OF_WORD[word] for word in words(text) if word in SPLIT_OF_WORD)
@@ -163,11 +163,11 @@ def _listed(texts: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SuspectFeatures:
-    """Features of records that may tell splits, in files whose names tell none: only all values can say.
+    """Record features that may hold splits, in files whose names do not tell: only all values together can decide.
 
     Attributes:
       values: {feature: its values in the records seen so far, None for none or several}.
-      advice: what to do if a feature looks like splits.
+      advice: advice if a feature looks like splits.
     """
 
     values: Mapping[str, set[str | None]] = dataclasses.field(default_factory=dict)
@@ -178,10 +178,10 @@ class SuspectFeatures:
         """Returns the suspects among the features of the first records of a file.
 
         Args:
-          records: Examples, decoded.
-          file: its path, for errors.
+          records: decoded Examples.
+          file: path of the file, for errors.
           own: features whose meaning is known: image, label, key.
-          advice: what to do if a feature looks like splits.
+          advice: advice if a feature looks like splits.
 
         Raises:
           DataError: a feature is called `split`.
@@ -196,7 +196,7 @@ class SuspectFeatures:
         return cls({name: set() for name in found}, advice)
 
     def see(self, record: bytes) -> None:
-        """Takes the values of a record; several threads may call it at once."""
+        """Collects the values of a record; several threads may call it at once."""
         if self.values:
             with contextlib.suppress(ValueError):
                 features = tf_example.decode(record, [*self.values])
@@ -207,22 +207,22 @@ class SuspectFeatures:
         """Raises DataError if the values of a feature look like splits.
 
         Args:
-          path: the folder, for the error.
-          named: the splits that the names of the files tell.
+          path: path of the folder, for the error.
+          named: splits that file names tell.
         """
         for name, seen in self.values.items():
             check_suspect(path, name, seen, named, "feature", self.advice)
 
 
 def _text(values: Any) -> str | None:
-    """Returns the only value of a feature as text; None if there is none, or several."""
+    """Returns the only value of a feature as text; None if there is not exactly one."""
     if len(values) != 1:
         return None
     return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])
 
 
 def check_name(path: object, row: int, by_name: str, by_column: str, column: str) -> None:
-    """Raises DataError if a row's file is of another split by its name, while a column makes it training data."""
+    """Raises DataError if a column makes a row training data while its file's name says another split."""
     if by_name and by_name != TRAIN and by_column == TRAIN:
         raise DataError(
             f"its split is {by_column!r} by column {column!r}, but {by_name!r} by the name of its file",
@@ -233,20 +233,20 @@ def check_name(path: object, row: int, by_name: str, by_column: str, column: str
 
 
 def partitions(name: str) -> dict[str, str | None]:
-    """Returns {column: value} of the folders `column=value` in a path, as Hive writes partitions."""
+    """Returns {column: value} for folders `column=value` in a path, as written by Hive for partitions."""
     matches = (_PARTITION.fullmatch(part) for part in pathlib.PurePosixPath(name).parts[:-1])
     pairs = [(match["name"], urllib.parse.unquote(match["value"])) for match in matches if match]
     return {column: None if value == _NULL else value for column, value in pairs}
 
 
 def is_of_split(column: str, value: str | None) -> bool:
-    """Returns whether a partition is one of splits: called `split`, or with a word of one in a column like it."""
+    """Returns whether a partition holds splits: called `split`, or similarly with a split word as value."""
     is_word = (value or "").lower() in SPLIT_OF_WORD
     return _plain(column) == _COLUMN or (_plain(column) in _LIKE and is_word)
 
 
 def of_folder(name: str) -> str:
-    """Returns the split that a folder's whole name means, such as `Val` or `split=test`; "" if it means none."""
+    """Returns the split that a whole folder name means, such as `Val` or `split=test`; "" if none."""
     match = _PARTITION.fullmatch(name)
     if match:
         return of_value(match["value"], True) if is_of_split(match["name"], match["value"]) else ""
@@ -254,17 +254,17 @@ def of_folder(name: str) -> str:
 
 
 def in_folder(name: str) -> str:
-    """Returns the split that a word in a folder's name means, such as `test_images`; "" if it has none, or several."""
+    """Returns the split that a word in a folder name means, as in `test_images`; "" if none, or several."""
     found = {SPLIT_OF_WORD[word] for word in words(name) if word in SPLIT_OF_WORD}
     return of_folder(name) or (found.pop() if len(found) == 1 and "=" not in name else "")
 
 
 def named(root: StoragePath, name: str) -> str:
-    """Returns the word for the split in a file's name or its folders; "" if there is none.
+    """Returns the split word in a file's name or its folders; "" if there is none.
 
     Args:
-      root: the source's folder, for errors.
-      name: the file's path in it.
+      root: folder of the source, for errors.
+      name: path of the file in it.
 
     Raises:
       DataError: there are words for several splits.
@@ -283,7 +283,7 @@ def named(root: StoragePath, name: str) -> str:
 
 
 def _told(name: str) -> dict[str, str]:
-    """Returns {split: word} of the words for splits in a file's path."""
+    """Returns {split: word} for the split words in a file's path."""
     path = pathlib.PurePosixPath(name)
     found: dict[str, str] = {}
     for part in (*path.parts[:-1], path.stem):
@@ -296,7 +296,7 @@ def _told(name: str) -> dict[str, str]:
 
 
 def hint(name: str) -> str:
-    """Returns the split that the words in a file's path mean; "" if they mean none, or several."""
+    """Returns the split that the words in a file's path mean; "" if none, or several."""
     found = _told(name)
     return next(iter(found)) if len(found) == 1 else ""
 
@@ -304,17 +304,17 @@ def hint(name: str) -> str:
 def by_files(root: StoragePath, names: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, list[str]]:
     """Returns the files of each split, train first.
 
-    A file's split is the word train, validation, test, ... in its name or the name of a folder, or the value of the
-    partition `split=...`. If only other files have such a word, it is the one before `-00000-of-00001`. If no file has
-    one, all files are of `train`.
+    A file's split is the word train, validation, test, ... in its name or a folder's name, or the value of the
+    partition `split=...`. If only other files have such a word, it is the word before `-00000-of-00001`. If no file has
+    one, all files belong to `train`.
 
     Args:
-      root: the source's folder, for errors.
-      names: the files' paths in it.
-      wanted: the splits that --splits names. If files are of one of them, only those are returned.
+      root: folder of the source, for errors.
+      names: paths of the files in it.
+      wanted: splits that --splits names. If files belong to one of them, only those are returned.
 
     Raises:
-      DataError: a file has words for several splits, or none while others have one; two words mean the same split.
+      DataError: a file has words for several splits, or none while others have one; or two words mean the same split.
     """
     known = {name: named(root, name) for name in names}
     if not any(known.values()):
@@ -364,7 +364,7 @@ def check_complete(root: StoragePath, names: Iterable[str]) -> None:
       root: folder of the files, for the error.
       names: paths of the files in it.
     """
-    counted: dict[tuple[str, str, str], dict[int, str]] = {}  # {one set: {number: how its file is compressed}}
+    counted: dict[tuple[str, str, str], dict[int, str]] = {}  # {set: {number: compression of its file}}
     for name in names:
         plain = naming.unpacked(name)
         if match := _NUMBERED.fullmatch(plain):
@@ -381,7 +381,7 @@ def check_complete(root: StoragePath, names: Iterable[str]) -> None:
 
 
 def check_packed_once(root: object, names: Iterable[str]) -> None:
-    """Raises DataError if a file lies there twice, as `x` and compressed as `x.gz`: its rows would be read twice."""
+    """Raises DataError if a file exists twice, as `x` and compressed as `x.gz`: its rows would be read twice."""
     found: dict[str, str] = {}
     for name in sorted(names):
         if (other := found.setdefault(naming.unpacked(name), name)) != name:
@@ -391,11 +391,11 @@ def check_packed_once(root: object, names: Iterable[str]) -> None:
 
 
 def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
-    """Raises DataError if the images that a table names lie in folders of several splits, of which it says nothing.
+    """Raises DataError if a table names images in folders of several splits without telling the splits.
 
     Args:
-      path: the table, for the error.
-      folders: (row, path of a file) of some rows.
+      path: path of the table, for the error.
+      folders: (row, path of a file) for some rows.
     """
     first: dict[str, tuple[int, str]] = {}
     for row, name in folders:
@@ -413,7 +413,7 @@ def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
 
 
 def check_flag(column: str, dataset: str) -> None:
-    """Raises UsageError if --split_column names a column of a source that has none."""
+    """Raises UsageError if --split_column is given for a source without columns."""
     if column not in ("", NO_COLUMN):
         raise UsageError(
             f"--split_column={column}: {dataset} has splits by the names of files and folders only; "

@@ -1,4 +1,4 @@
-"""The decompressed bytes of a file of records, from front to back in bounded memory."""
+"""Reads the decompressed bytes of a record file from front to back, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.files.paths import StoragePath
 from pipeline.files.reading import OpenFile
 from pipeline.records import framing
 
-WRITE_AGAIN = "copy or write the file again"  # what to do about a damaged file, whoever wrote it
-BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
-_PIECE = 16 << 10  # 16 KiB of compressed bytes per call; more would cost time, as zlib copies the rest with every call
-_INFLATED = 8 << 10  # 8 KiB of decompressed bytes per call, at least
+WRITE_AGAIN = "copy or write the file again"  # advice about a damaged file, whoever wrote it
+BLOCK = 1 << 20  # 1 MiB read at a time: one request to an object store
+_PIECE = 16 << 10  # 16 KiB of compressed bytes per call; with more, zlib would copy a larger rest in every call
+_INFLATED = 8 << 10  # at least 8 KiB of decompressed bytes per call
 _WINDOW_BITS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
 
 
@@ -23,7 +23,7 @@ class RecordStream:
     """Reads a file once: plain, ZLIB, or GZIP with any number of members.
 
     Attributes:
-      num_bytes: bytes of the file that were read so far, compressed.
+      num_bytes: number of (compressed) bytes of the file read so far.
       crc: CRC32C of these bytes.
       members: (byte offset in the file, bytes decompressed before it) of each GZIP member so far.
       is_padded: whether there are zeros after a member.
@@ -33,15 +33,15 @@ class RecordStream:
         """Starts at the file's first byte.
 
         Args:
-          read: returns the next bytes of the file, at most as many as it is asked for; none at the end.
+          read: function that returns the next bytes of the file, at most as many as requested; empty at the end.
           compression: `GZIP`, `ZLIB`, or empty.
-          block: bytes to read at a time.
+          block: number of bytes to read at a time.
         """
         self._file, self._size = read, block
         self._compression = compression
-        self._inflater: Any = None  # of the member that is being read
-        self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and the input that it had left then
-        self._given = 0  # bytes that it has returned since then
+        self._inflater: Any = None  # of the current member
+        self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and its remaining input at that time
+        self._given = 0  # bytes returned since then
         self._damage: zlib.error | None = None
         self._block, self._pending = memoryview(b""), b""
         self.members: list[tuple[int, int]] = []
@@ -50,7 +50,7 @@ class RecordStream:
         self.num_bytes = self.crc = 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next decompressed bytes, about `size` or what is cheaper to get; none at the end.
+        """Returns the next decompressed bytes, about `size` or what is cheaper to get; empty at the end.
 
         Raises:
           EOFError, zlib.error: they cannot be decompressed.
@@ -85,7 +85,7 @@ class RecordStream:
         return data
 
     def _before_damage(self) -> bytes:
-        """Returns the bytes before the damage, which zlib drops when it raises: decompresses them again, one by one."""
+        """Returns the bytes before the damage, which zlib drops when it raises, by decompressing again byte by byte."""
         self._inflater, pending = self._saved
         data = bytearray()
         try:
@@ -104,11 +104,11 @@ class RecordStream:
 
     @property
     def _offset(self) -> int:
-        """Byte offset in the file of what is decompressed next."""
+        """Byte offset in the file of the next input to decompress."""
         return self.num_bytes - len(self._block) - len(self._pending)
 
     def finish(self) -> None:
-        """Reads the rest, so that `num_bytes` and `crc` are those of the whole file."""
+        """Reads the rest, so that `num_bytes` and `crc` cover the whole file."""
         while self._next():
             pass
 
@@ -156,14 +156,14 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
 
 
 def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
-    """Yields (byte offset, record) of every record of a file of a data set.
+    """Yields (byte offset, record) for every record of a data set's file.
 
     Args:
-      file: the file.
-      compression: its compression: `GZIP`, `ZLIB`, or empty.
+      file: path of the file.
+      compression: compression of the file: `GZIP`, `ZLIB`, or empty.
 
     Raises:
-      DataError: the file cannot be read, or a record is cut or corrupt.
+      DataError: the file cannot be read, or a record is cut short or corrupt.
     """
     with file.open_file() as opened:
         read = RecordStream(forward(opened), compression).read

@@ -1,10 +1,10 @@
-"""The `tf.train.Example` in a record, without TensorFlow: as protobuf, as NumPy arrays, and as rows of one layout.
+"""The `tf.train.Example` in a record, without TensorFlow: as protobuf, as NumPy arrays, and as rows with one layout.
 
-The message classes live in a separate descriptor pool, since TensorFlow registers classes of the same names in the
-default pool. Fields: tensorflow/core/example/{example,feature}.proto.
+The message classes are in a separate descriptor pool, since TensorFlow registers classes of the same names in the
+default one. Fields: tensorflow/core/example/{example,feature}.proto.
 
-Records that differ only in the bytes of their image, label and key share a `Layout`: a template, and the places of the
-three. They are written and read as one matrix with a row per record.
+Records that differ only in the bytes of their image, label and key share a `Layout`: a template, and the positions of
+the three. They are written and read as one matrix with a row per record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Values: TypeAlias = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
 
 _PACKAGE = "tensorflow"
 _Field = descriptor_pb2.FieldDescriptorProto
-# The kinds of a feature in the order of their field numbers, from 1: (field, message, type of the values).
+# The kinds of a feature, ordered by field number from 1: (field, message, type of the values).
 _KINDS = (
     ("bytes_list", "BytesList", _Field.TYPE_BYTES),
     ("float_list", "FloatList", _Field.TYPE_FLOAT),
@@ -41,15 +41,15 @@ _KINDS = (
 _INTEGERS = (int, np.integer)
 _DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
+MAX_ONE_BYTE = 0x7F  # largest label whose varint takes one byte
 MAX_LABEL_SIZE = 9  # bytes of the varint of the largest int64
 
 
 def encode(features: Mapping[str, Value]) -> bytes:
-    """Returns the deterministic serialization of an Example: features in the order of their names.
+    """Serializes an Example deterministically, with features ordered by name.
 
     Args:
-      features: {name: value or values}: bytes, integers (int64) or floats (float32); arrays are laid out row by row.
+      features: {name: value or values}: bytes, integers (int64) or floats (float32); arrays are stored row-major.
 
     Raises:
       TypeError: a value has another type, such as an array of another dtype.
@@ -70,13 +70,13 @@ def encode(features: Mapping[str, Value]) -> bytes:
 
 
 def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Values]:
-    """Returns {name: values} of an Example: a list of bytes, or an array (n,) of int64 or float32.
+    """Parses an Example: {name: values}, a list of bytes, or an array (n,) of int64 or float32.
 
-    A feature without a value is an empty list. The names are in no particular order.
+    A feature without values is an empty list. The names are in no particular order.
 
     Args:
-      record: a serialized Example.
-      names: the features to return, if the Example has them; None: all.
+      record: serialized Example.
+      names: features to return, if the Example has them; None for all.
 
     Raises:
       ValueError: `record` is not a serialized Example.
@@ -101,17 +101,17 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
 
 
 def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> dict[str, Values]:
-    """Returns the features of a record by their names in the manifest, with the label that a stored one means.
+    """Returns the features of a record by their names in the manifest, with stored labels translated.
 
     Args:
       values: result of `decode` of the whole record.
-      features: the manifest's.
+      features: features of the manifest.
     """
     stored_as = {name: feature.stored_as for name, feature in features.items() if feature.stored_as is not None}
     if not stored_as:
         return dict(values)
     kept = {name for name, feature in features.items() if feature.stored_as is None}
-    # A record may have a feature with one of our names beside the one that is mapped: that is none of ours.
+    # A record may have a feature with one of our names besides the mapped one; it is not ours.
     taken = {*stored_as, *stored_as.values()} - kept
     found = {name: value for name, value in values.items() if name not in taken}
     found |= {name: values[theirs] for name, theirs in stored_as.items() if theirs in values}
@@ -121,7 +121,7 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
 
 
 def _labels(stored: Values, feature: Feature) -> Values:
-    """Returns the label that stored values mean; values of another kind as they are."""
+    """Returns the label that stored values mean; values of another kind unchanged."""
     if not len(stored):
         return np.full(feature.shape or 1, feature.no_label, feature.dtype)  # type: ignore[arg-type]
     if (
@@ -137,12 +137,12 @@ def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[b
     """Yields the keys of a segment's records, reading its shard `file` from the beginning.
 
     Args:
-      file: the shard.
-      segment: the records.
-      key: name of the feature in the records.
+      file: path of the shard.
+      segment: records to read.
+      key: name of the key feature in the records.
 
     Raises:
-      DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.
+      DataError: the shard cannot be read, a record is cut short or corrupt or has no key, or records are missing.
     """
     count = 0
     for offset, record in records_of(file, segment.shard.compression):
@@ -214,10 +214,10 @@ def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
 
 
 class BadExampleError(ValueError):
-    """The bytes are not as the manifest says; the message says why."""
+    """The bytes do not match the manifest; the message says why."""
 
     def at(self, path: object, record: int, offset: int | None = None, decompressed: bool = False) -> DataError:
-        """Returns the error for the user; the arguments are those of `DataError`."""
+        """Returns the error for the user; for the arguments see `DataError`."""
         return DataError(
             str(self),
             path=path,
@@ -231,13 +231,13 @@ class BadExampleError(ValueError):
 def example(
     record: bytes, features: Mapping[str, Feature], decode_image: bool = True, upright: bool = False
 ) -> dict[str, Any]:
-    """Returns {feature: value} of a serialized Example.
+    """Parses a serialized Example into {feature: value}.
 
     Args:
-      record: the Example.
+      record: serialized Example.
       features: features of the manifest, by name.
-      decode_image: False: images stay bytes.
-      upright: whether to turn images as their EXIF data say (`Manifest.turns_images`).
+      decode_image: whether to decode images; otherwise they stay bytes.
+      upright: whether to apply the orientation in images' EXIF data (`Manifest.turns_images`).
 
     Raises:
       BadExampleError: it is not an Example, or does not have these features.
@@ -255,7 +255,7 @@ def example(
 
 
 def _value(name: str, feature: Feature, found: Any) -> Any:
-    """Returns a feature's array; its value if the shape is (); the bytes of an image."""
+    """Returns a feature's array, its value if the shape is (), or the bytes of an image."""
     shape = () if feature.encoding else feature.shape
     kind = _DTYPES.get(feature.dtype)
     if kind is None and isinstance(found, list):
@@ -275,12 +275,12 @@ def _value(name: str, feature: Feature, found: Any) -> Any:
 
 
 def image(data: bytes, feature: Feature, upright: bool = False) -> NDArray[np.uint8]:
-    """Returns the pixels of an image's stored bytes: uint8 (height, width, channels), writable.
+    """Decodes an image's stored bytes to pixels: uint8 (height, width, channels), writable.
 
-    They are those of training, but for JPEG in data sets without a `PixelRule`, where TensorFlow rounds differently.
+    They equal training's, except for JPEG in data sets without a `PixelRule`, where TensorFlow rounds differently.
 
     Raises:
-      BadExampleError: it cannot be decoded, or its shape is not that of the manifest.
+      BadExampleError: it cannot be decoded, or its shape differs from the manifest's.
     """
     if feature.encoding == "raw":
         shape = [size or 0 for size in feature.shape]
@@ -306,7 +306,7 @@ def _decoded(data: bytes, channels: int, upright: bool) -> NDArray[np.uint8]:
                 pixels = np.array(images.eight_bits(file).convert(_MODES.get(channels, "RGB")), np.uint8)
     except PIL.UnidentifiedImageError:
         raise BadExampleError(f"its image is not a PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
-    except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
+    except Exception as error:  # Pillow's readers raise a dozen error types, even SyntaxError
         raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     return np.array(images.turned(pixels, images.orientation_of(data))) if upright else pixels
@@ -314,11 +314,11 @@ def _decoded(data: bytes, channels: int, upright: bool) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of the three features in records of one length, whose labels take one number of bytes.
+    """The positions of the three features in records whose length and label size are the same.
 
     Attributes:
-      template: a record's bytes, with zeros in place of the features; uint8 (length,).
-      image, key, label: the bytes of each feature.
+      template: bytes of a record with zeros in place of the features; uint8 (length,).
+      image, key, label: slice of each feature's bytes.
     """
 
     template: NDArray[np.uint8]
@@ -329,8 +329,8 @@ class Layout:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def build(cls, image_size: int, key_size: int, label_size: int = 1) -> Layout:
-        """Returns the layout with an image, a key and a label's varint of this many bytes; at most `MAX_LABEL_SIZE`."""
-        # The least and the largest number of that size differ in each byte: 0x80, 0x80, 0x01 and 0xFF, 0xFF, 0x7F.
+        """Returns the layout for these sizes of image, key and label varint (at most `MAX_LABEL_SIZE`) in bytes."""
+        # The smallest and the largest number of that size differ in each byte: 0x80, 0x80, 0x01 and 0xFF, 0xFF, 0x7F.
         least, most = 1 << 7 * (label_size - 1), (1 << 7 * label_size) - 1
         record = _record(bytes(image_size), least, bytes(key_size))
         label = _differing(record, _record(bytes(image_size), most, bytes(key_size)))
@@ -346,22 +346,22 @@ class Layout:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def fit(cls, record_size: int, image_size: int, label_size: int = 1) -> Layout | None:
-        """Returns the layout of records of `record_size` bytes with images of `image_size` bytes; None: none fits."""
+        """Returns the layout of records of `record_size` bytes with images of `image_size` bytes; None if none fits."""
         key_size = record_size - len(cls.build(image_size, 0, label_size).template)
-        for size in range(key_size, max(-1, key_size - 12), -1):  # longer keys have longer length fields
+        for size in range(key_size, max(-1, key_size - 12), -1):  # the length fields of longer keys are longer
             layout = cls.build(image_size, size, label_size)
             if len(layout.template) == record_size:
                 return layout
         return None
 
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Returns which rows, uint8 (n, length), do not have this layout: bool (n,)."""
+        """Returns whether each row, uint8 (n, length), does not have this layout: bool (n,)."""
         goes_on = rows[:, self.label] > MAX_ONE_BYTE
         is_varint = goes_on[:, :-1].all(axis=1) & ~goes_on[:, -1]
         return ~is_varint | (rows[:, self.between] != self.template[self.between]).any(axis=1)
 
     def labels(self, rows: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Returns the labels of rows of this layout, uint8 (n, length): int64 (n,)."""
+        """Returns the labels of rows with this layout, uint8 (n, length): int64 (n,)."""
         found = np.zeros(len(rows), np.int64)
         for place, column in enumerate(range(self.label.start, self.label.stop)):
             found |= (rows[:, column] & MAX_ONE_BYTE).astype(np.int64) << 7 * place
@@ -369,7 +369,7 @@ class Layout:
 
     @functools.cached_property
     def between(self) -> NDArray[np.int64]:
-        """Positions of the bytes that belong to no feature, int64 (m,)."""
+        """Positions of the bytes outside of features, int64 (m,)."""
         is_between = np.ones(len(self.template), bool)
         for feature in (self.image, self.key, self.label):
             is_between[feature] = False

@@ -1,1 +1,1 @@
-"""What a run does beside its steps: what it prints, writes, measures and reports, each as a `Callback`."""
+"""Everything a run does besides its steps: printing, writing, measuring and reporting, each as a `Callback`."""

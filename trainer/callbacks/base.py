@@ -1,4 +1,4 @@
-"""`Callback`: is told what happens in a run; `Callbacks`: all of one run. Without TensorFlow."""
+"""`Callback`, which is told what happens in a run, and `Callbacks`, all of a run's. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Expected: TypeAlias = Literal["steps", "end", "nothing"]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Something that a process does from now on, and that may take long.
+    """A possibly long phase that a process has begun.
 
     Attributes:
-      name: such as `compiling the step`.
-      expects: what will show progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
+      name: name, such as `compiling the step`.
+      expects: next sign of progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
         process serves others.
-      quiet: seconds for which no other thread may run, since the interpreter's lock is held.
-      shown: text for the terminal; None: the name.
+      quiet: seconds for which no other thread may run because the interpreter's lock is held.
+      shown: text for the terminal; None for the name.
     """
 
     name: str
@@ -35,25 +35,25 @@ class Phase:
 
 
 class Callback:
-    """Base of what prints, writes or reports during a run. Each method does nothing until it is overridden."""
+    """Base of anything that prints, writes or reports during a run. Methods do nothing unless overridden."""
 
     def on_phase(self, phase: Phase) -> None:
-        """Called when something begins that may take long."""
+        """Called when a possibly long phase begins."""
 
     def on_devices(self, devices: Sequence[str]) -> None:
-        """Called once with the names of the devices that this process computes on: `CPU:0`."""
+        """Called once with the names of the devices that this process uses: `CPU:0`."""
 
     def on_loop(self, progress: Progress) -> None:
         """Called after every inner loop, before the actions."""
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Called with the numbers of a global step by their tags for TensorBoard, such as `train/loss`."""
+        """Called with the numbers of a global step by TensorBoard tag, such as `train/loss`."""
 
     def on_evaluation_loop(self) -> None:
         """Called before each loop over batches of an evaluation."""
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Called with the evaluation of a global step; by default passes its numbers to `on_metrics`."""
+        """Called with the evaluation at a global step; by default passes its numbers to `on_metrics`."""
         self.on_metrics(step, evaluation.scalars())
 
     def saving(self) -> AbstractContextManager[None]:
@@ -64,21 +64,21 @@ class Callback:
         """Called after the last inner loop, or after the error that ended training."""
 
     def on_end(self, step: int) -> None:
-        """Called with the global step when the last evaluation is done."""
+        """Called with the global step after the last evaluation."""
 
     def on_lost(self, names: Sequence[str]) -> None:
-        """Called when this process ends at once because others of its job, with these names, are lost."""
+        """Called when this process ends at once because other processes of the job, with these names, are lost."""
 
     def actions(self) -> list[Action]:
-        """Returns what is to be done between inner loops; every worker must return as many, due at the same steps."""
+        """Returns the actions between inner loops; every worker must return as many, due at the same steps."""
         return []
 
 
 class Callbacks(Callback):
-    """Tells all callbacks of a run, in their order.
+    """Passes events on to all callbacks of a run, in order.
 
     Attributes:
-      callbacks: more may be added.
+      callbacks: callbacks of the run; more may be added.
     """
 
     def __init__(self, *callbacks: Callback) -> None:
@@ -125,7 +125,7 @@ class Callbacks(Callback):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Context of all inner loops, at whose end `on_train_end` is called."""
+        """Context for all inner loops; calls `on_train_end` at the end."""
         try:
             yield
         finally:
@@ -140,5 +140,5 @@ class Callbacks(Callback):
             each.on_lost(names)
 
     def actions(self) -> list[Action]:
-        # In the order of the callbacks: what a checkpoint stores must be done before it is saved.
+        # In the callbacks' order: work whose result a checkpoint stores must come before the save.
         return [action for each in self.callbacks for action in each.actions()]

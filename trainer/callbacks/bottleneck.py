@@ -1,4 +1,4 @@
-"""Where the time of a run goes (waiting for input, computing, communicating), and which flags may help."""
+"""Finds out where a run's time goes (waiting for input, computing, communicating), and which flags may help."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from trainer.step.gradients import all_sum
 from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
-_LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for
-_SHORT_STEP = 2e-3  # seconds, below which starting the operations takes much of a step
-_REPEATS, _ROUNDS = 3, 3  # all-reduces in a loop; loops, of which the fastest counts
+_LEAST_SECONDS = 5.0  # of steps, to print a verdict without being asked
+_SHORT_STEP = 2e-3  # seconds; in shorter steps, launching operations takes much of the time
+_REPEATS, _ROUNDS = 3, 3  # all-reduces in a loop; loops, the fastest of which counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Times of a run's steps, without updates that were compiled.
+    """Times of a run's steps, not counting updates that were compiled.
 
     Attributes:
-      rows: per step.
+      rows: number of rows per step.
       steps: number of updates.
-      seconds: that they took.
-      waited: the part of `seconds` spent waiting for batches.
-      exchange: seconds in which replicas sum the gradients of one step, measured separately; 0 with one replica; None:
-        not measured.
-      constant: seconds of a step with one constant batch; None: not measured.
+      seconds: total time of these updates.
+      waited: part of `seconds` spent waiting for batches.
+      exchange: seconds of the all-reduce of one step's gradients, measured separately; 0 with one replica; None if not
+        measured.
+      constant: seconds of a step on one constant batch; None if not measured.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class Times:
 
     @property
     def communicating(self) -> float:
-        """Share of the time spent exchanging gradients."""
+        """Share of the time spent in all-reduces."""
         return min((self.exchange or 0.0) * self.steps / self.seconds, 1 - self.waiting)
 
     @property
@@ -66,12 +66,12 @@ class Times:
 
     @property
     def headspace(self) -> float | None:
-        """How many times as fast a step is with a constant batch, when the input takes no cores from the steps."""
+        """Speed-up with a constant batch, when the input takes no cores from the steps; None if not measured."""
         return None if self.constant is None else self.seconds / self.steps / self.constant
 
     @property
     def bound(self) -> str:
-        """What takes the largest share of the time; the input's share includes what the headspace shows it to cost."""
+        """The bottleneck: what takes the largest share of the time, the input with the cost shown by the headspace."""
         costs = 0.0 if self.headspace is None else 1 - 1 / self.headspace
         shares = {
             INPUT: max(self.waiting, costs),
@@ -101,12 +101,12 @@ class Facts:
     """Facts about the machine and the data that the advice depends on.
 
     Attributes:
-      replicas: how many compute.
-      gpus: how many this machine has.
-      encoding: of the stored images: raw, png, jpeg or any; None: the data are not images.
+      replicas: number of replicas that compute.
+      gpus: number of GPUs in this machine.
+      encoding: encoding of the stored images: raw, png, jpeg or any; None if the data are not images.
       parses: whether the task has its own parse function.
       augments: whether the task has its own augment function.
-      unfused: whether `fuse_layers` would make the model train faster.
+      unfused: whether `fuse_layers` would speed up training of the model.
     """
 
     replicas: int
@@ -127,7 +127,7 @@ class Facts:
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
-    """Returns what may make the run faster, the most effective first."""
+    """Returns advice that may make the run faster, most effective first."""
     if times.bound == INPUT:
         return list(_for_input(config, facts))
     if times.bound == COMMUNICATION:
@@ -163,7 +163,7 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 
 
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
-    if facts.unfused and not is_compiled(config):  # XLA fuses it, too
+    if facts.unfused and not is_compiled(config):  # XLA fuses it as well
         yield "trainer.fuse_layers(model), since its BatchNormalization is Keras' own"
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
@@ -173,17 +173,17 @@ def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[st
         yield "--precision=bfloat16"
     if facts.gpus > facts.replicas and config.run.strategy != "multiworker":
         yield f"--strategy=mirrored on all {facts.gpus} GPUs"
-    else:  # more replicas on logical CPUs would share the same cores
+    else:  # more replicas on logical CPUs would only share the same cores
         yield "more GPUs" if facts.gpus else "more CPU cores"
         yield "workers on more machines"
 
 
 class Bottleneck(Callback):
-    """Judges what bounds the speed of a run. It costs nothing until it is asked.
+    """Determines the bottleneck of a run; costs nothing until it is asked.
 
     Attributes:
-      batch: from a distributed iterator, for --headspace; None: the headspace is not measured.
-      stepper: the step of the run.
+      batch: batch from a distributed iterator, for --headspace; None if the headspace is not measured.
+      stepper: step of the run.
     """
 
     def __init__(self, config: TrainConfig, facts: Facts, stepper: TrainStep) -> None:
@@ -200,7 +200,7 @@ class Bottleneck(Callback):
         return self._why_not() is None and self._times().seconds >= _LEAST_SECONDS
 
     def text(self, exchange: float | None = None, constant: float | None = None) -> str:
-        """Returns the verdict in one line; the arguments are those of `Times`."""
+        """Returns the verdict in one line; for the arguments see `Times`."""
         if reason := self._why_not():
             return f"no verdict: {reason}"
         times = dataclasses.replace(self._times(), constant=constant)
@@ -209,7 +209,7 @@ class Bottleneck(Callback):
         return f"{times}; may help: {', '.join(advice(times, self._config, self._facts))}"
 
     def measured(self) -> str:
-        """Returns the verdict after measuring what it needs. All workers call it, when training has finished."""
+        """Returns the verdict, after measuring what it needs. All workers call it when training has finished."""
         exchange = constant = None
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.
@@ -221,16 +221,16 @@ class Bottleneck(Callback):
         return self.text(exchange, constant)
 
     def _constant_seconds(self) -> float:
-        """Returns the seconds of an update with the constant batch. Changes the weights, which are no longer used."""
+        """Returns the seconds of an update on the constant batch. Changes the weights, which are no longer used."""
         steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
-        int(self.stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # traced and compiled
+        int(self.stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # to trace and compile it
         first, began = self.stepper.state.step, time.perf_counter()
         for begin in range(0, steps, steps_per_loop):
             int(self.stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
         return (time.perf_counter() - began) / max(1, self.stepper.state.step - first)
 
     def _why_not(self) -> str | None:
-        """Returns why the speed of the run cannot be explained; None: it can."""
+        """Returns why the speed of the run cannot be explained; None if it can."""
         for name in meaning.given(self._config, "logs_rows"):
             return f"with --{name}, waiting for input is not measured"
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
@@ -244,16 +244,16 @@ class Bottleneck(Callback):
 
 
 def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:
-    """Returns the seconds of one sum of gradients over all replicas. All workers call it.
+    """Returns the seconds of one all-reduce of the gradients over all replicas. All workers call it.
 
     Args:
-      strategy: whose replicas sum.
-      variables: the weights, which have the shapes of the gradients.
-      dtype: of the gradients as they are sent: float32; int64 with virtual replicas.
+      strategy: strategy whose replicas take part.
+      variables: model weights, which have the shapes of the gradients.
+      dtype: dtype in which gradients are sent: float32, or int64 with virtual replicas.
     """
 
     def made(number: tf.Tensor) -> list[tf.Tensor]:
-        # Depends on the number of the repeat: TensorFlow would sum constants only once.
+        # Depends on the number of the repetition: TensorFlow would sum constants only once.
         more = tf.cast(number, tf.float32)
         return [tf.cast(tf.cast(variable.value, tf.float32) + more, dtype) for variable in variables]
 
@@ -262,7 +262,7 @@ def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any],
 
 
 def _loop_seconds(strategy: tf.distribute.Strategy, compute: Callable[[tf.Tensor], list[tf.Tensor]]) -> float:
-    """Returns the seconds of a computation on all replicas, not counting its tracing and compiling."""
+    """Returns the seconds of a computation on all replicas, not counting tracing and compiling."""
 
     def replica(number: tf.Tensor) -> tf.Tensor:
         return tf.add_n([tf.cast(tf.reduce_max(value), tf.float32) for value in compute(number)])  # uses all values

@@ -1,4 +1,4 @@
-"""The evaluations of a run: as --eval_every says and at the end, printed, ranked and told to the callbacks."""
+"""The evaluations of a run, every --eval_every and at the end: printed, ranked and passed to the callbacks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Evaluator:
     """Evaluates the state of an `EvaluationStep`.
 
     Attributes:
-      stepper: has the state.
-      batches: {name: one pass over the split of a source, padded with weight 0}.
-      splits: {name: what that pass reads}.
-      may_skip: most examples of a split that may be left out because their records are corrupt.
-      steps_per_loop: batches in a loop.
-      stop: asked before each loop whether to give up; gives the same answer on all workers.
+      stepper: evaluation step, which has the state.
+      batches: {name: one pass over a source's split, padded with weight 0}.
+      splits: {name: split that the pass reads}.
+      may_skip: largest number of examples of a split that may be left out because their records are corrupt.
+      steps_per_loop: number of batches per loop.
+      stop: function that is asked before each loop whether to give up; gives the same answer on all workers.
     """
 
     stepper: EvaluationStep
@@ -40,7 +40,7 @@ class Evaluator:
     stop: Callable[[], bool]
 
     def evaluate(self) -> Evaluation | None:
-        """Returns the result; None: it was stopped.
+        """Returns the result; None if it was stopped.
 
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
@@ -70,15 +70,15 @@ class Evaluator:
 
 
 class Evaluations(Callback):
-    """Evaluates at regular steps and at the end, prints the results, ranks them and tells the other callbacks.
+    """Evaluates at regular steps and at the end, prints and ranks the results, and tells the other callbacks.
 
     Args:
-      evaluator: evaluates.
-      best: ranks the results and keeps the best states; None: they are not ranked.
-      output: prints the lines.
-      period: period of the evaluations, besides that at the end.
+      evaluator: evaluator of the state.
+      best: ranking that keeps the best states; None not to rank results.
+      output: printer of the lines.
+      period: period of the evaluations, besides the one at the end.
       last_step: step at which training ends.
-      tell: is told of each evaluation, before it is ranked.
+      tell: callback that is told of each evaluation before it is ranked.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Evaluations(Callback):
         return [Action(self._period.steps, self.during, seconds=self._period.seconds, pauses=True)]
 
     def is_due(self, step: int) -> bool:
-        """Whether a step will be evaluated, as far as that does not depend on the clock."""
+        """Returns whether a step will be evaluated, as far as that does not depend on the clock."""
         return self._period.is_due(step) or step == self._last_step
 
     def during(self, progress: Progress) -> None:
@@ -107,10 +107,10 @@ class Evaluations(Callback):
             self._evaluate(progress.step)
 
     def before(self, start: int) -> bool:
-        """Makes up for an evaluation that the restored checkpoint lacks, if evaluations are ranked.
+        """Makes up for an evaluation missing from the restored checkpoint, if evaluations are ranked.
 
         Returns:
-          Whether the run may continue; False: a signal has stopped the evaluation.
+          Whether the run may continue; False if a signal stopped the evaluation.
 
         Raises:
           UsageError: evaluations lack the metric to rank them by.
@@ -121,7 +121,7 @@ class Evaluations(Callback):
         return not self._best.is_missing(start, self._period.is_due(start)) or self._evaluate(start)
 
     def at_end(self, step: int) -> Evaluation | None:
-        """Returns the evaluation of the last state; None: it was stopped."""
+        """Returns the evaluation of the final state; None if it was stopped."""
         ended_early = self._latest is not None and self._latest[0] == step
         result = self._latest[1] if self._latest and ended_early else self._made(step)
         if result:

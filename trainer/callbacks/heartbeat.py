@@ -1,7 +1,7 @@
-"""Signs of life for a launcher and a run's page: a file that says how a process is doing, about once per second.
+"""Signs of life for a launcher and a run's page: a file with a process's status, written about once per second.
 
-A thread writes it, so that it is also written during long calls into TensorFlow. A process that lives may still hang:
-the file counts beats and achievements separately, and a hung collective beats without achieving anything.
+A thread writes it, even during long calls into TensorFlow. A live process may still hang, so the file counts beats and
+achievements separately: a process in a hung collective beats without achieving anything.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
 from trainer.run_folder import RunFolder
 
-VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; unset: nobody reads it
-_BETWEEN = 1.0  # seconds from one beat to the next
-_SOON = 0.2  # a new phase is written at once if the last beat is as many seconds old
-_HANGS = 5.0  # seconds that the end of a process waits for the file system of the run's folder
+VARIABLE = "STEPFEED_HEARTBEAT"  # path of the file; unset if nobody reads it
+_BETWEEN = 1.0  # seconds between beats
+_SOON = 0.2  # a new phase is written at once if the last beat is at least this many seconds old
+_HANGS = 5.0  # seconds that an ending process waits for the file system of the run's folder
 _WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
 
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """How a process is doing.
+    """The status of a process.
 
     Attributes:
       pid: process id.
-      time: when this was written, seconds since 1970.
+      time: time of writing, seconds since 1970.
       beats: number of earlier beats.
-      phase: what it is doing: `loading TensorFlow`, `training`.
-      step: global step; None: not known yet.
+      phase: current phase: `loading TensorFlow`, `training`.
+      step: global step; None if not known yet.
       last_step: step at which training ends.
-      made: updates that this process has made.
-      achieved: how often the process has shown progress: a new phase, steps, batches evaluated.
-      expects, quiet: those of the phase; see `Phase`. While it is quiet, the beats may stop.
+      made: number of updates that this process has made.
+      achieved: number of times the process has shown progress: a new phase, steps, batches evaluated.
+      expects, quiet: attributes of the phase; see `Phase`. While it is quiet, beats may stop.
       patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
-      examples_per_second: speed of the whole job, over the last seconds.
+      examples_per_second: speed of the whole job over the last seconds.
       input_wait: share of the time that steps waited for batches.
-      seconds_per_step: mean over the last seconds.
-      waited_per_step: the part of them in which this process waited for its batches.
-      exchanged_per_step: the part of them in which this worker exchanged sums with the others, partly while it
-        computed: who comes last has the shortest one. None: there is no other worker.
-      lost: names of the processes of the job whose end ended this one.
-      started: when the process began, seconds since 1970.
+      seconds_per_step: mean duration of a step over the last seconds.
+      waited_per_step: part of it in which this process waited for its batches.
+      exchanged_per_step: part of it in which this worker was in all-reduces with the others, partly while it computed:
+        the slowest worker has the shortest. None without other workers.
+      lost: process names, in the job, of those whose end ended this one.
+      started: start time of the process, seconds since 1970.
       host: name of the machine.
-      devices: devices that the process computes on: `CPU:0`; empty: not known yet.
-      exit_code: code that the process ends with, in its last beat.
-      error: error that ended it, in a line.
+      devices: devices that the process uses: `CPU:0`; empty if not known yet.
+      exit_code: exit code of the process, in its last beat.
+      error: error that ended it, in one line.
     """
 
     pid: int
@@ -88,7 +88,7 @@ class Beat:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
-        """Returns the last beat in a file; None: there is none yet."""
+        """Returns the last beat in a file; None if there is none yet."""
         try:
             content = json.loads(content_of(path))
             return cls(**content)
@@ -97,7 +97,7 @@ class Beat:
 
 
 class Heartbeat(Callback):
-    """Context that writes beats to a file, and copies them to the run's folder; without either it writes nothing."""
+    """Context that writes beats to a file and copies them to the run's folder, if there are any."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = pathlib.Path(path) if path else None
@@ -113,46 +113,46 @@ class Heartbeat(Callback):
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
-        """Returns a heartbeat that writes to the file named by the environment."""
+        """Returns a heartbeat that writes to the file named in the environment."""
         return cls(os.environ.get(VARIABLE) or None)
 
     def keep_in(self, folder: RunFolder, name: str, is_chief: bool) -> None:
-        """Also copies the beats to the folder of the run, for `trainer.watch`.
+        """Also copies the beats to the run's folder, for `trainer.watch`.
 
-        The folder may be on a file system that hangs, which must not hold up the training: another thread writes there.
+        The folder may be on a file system that hangs, which must not hold up training, so another thread writes there.
 
         Args:
-          folder: the run's folder.
+          folder: folder of the run.
           name: name of this process: `worker-1`.
-          is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
+          is_chief: whether this process has locked the folder, and creates the heartbeats' folder in it.
         """
         path = folder.heartbeats / f"{name}.json"
         with contextlib.suppress(OSError):
-            if self._path and path.resolve() == self._path.resolve():  # it is the launcher's
+            if self._path and path.resolve() == self._path.resolve():  # it is the launcher's own file
                 return
             if is_chief:
                 path.parent.mkdir(parents=True, exist_ok=True)
             copier = threading.Thread(
                 target=self._run_copies, args=(path,), name="copies of the heartbeat", daemon=True
             )
-            with self._lock:  # for which the thread waits
+            with self._lock:  # the thread waits for it
                 copier.start()
                 self._copier = copier
                 self._start()
 
     def on_devices(self, devices: Sequence[str]) -> None:
-        """Tells what the process computes on."""
+        """Notes the devices of the process."""
         with self._lock:
             self._beat = dataclasses.replace(self._beat, devices=tuple(devices))
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
-        """Sets the step at which training ends, the batch rows, and the most steps of a loop."""
+        """Sets the step at which training ends, the number of batch rows, and the most steps per loop."""
         with self._lock:
             self._rows, self._steps_per_loop = rows, steps_per_loop
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
     def on_phase(self, phase: Phase) -> None:
-        """Counts the phase as progress. Writes it at once if the last beat is not recent, or if beats may now stop."""
+        """Counts the phase as progress, and writes it at once if the last beat is not recent or beats may now stop."""
         with self._lock:
             self._evaluates = False
             self._achieve(phase=phase.name, expects=phase.expects, quiet=phase.quiet)
@@ -161,7 +161,7 @@ class Heartbeat(Callback):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of the phase `saving`, after which the phase before it continues."""
+        """Context for the phase `saving`, after which the previous phase continues."""
         before = self._beat
         self.on_phase(Phase("saving"))
         yield
@@ -177,16 +177,16 @@ class Heartbeat(Callback):
             is_first, self._progress = self._progress is None, progress
             if self._beat.expects == "steps":
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
-            # The first loop is one step, mostly compiling: it does not show how long a whole loop takes.
+            # The first loop is one step, mostly compiling, which does not show how long a whole loop takes.
             patience = progress.compiling.seconds * self._steps_per_loop if is_first else _PATIENCE * self._slowest
             step = {"step": progress.step, "made": progress.spent.steps, "patience": round(patience, 3)}
             self._achieve(phase="training", expects="steps", quiet=0.0, **step)
-            if is_first:  # from here on, a kill is not a failure at start-up
+            if is_first:  # from here on, a kill does not count as a failure at start-up
                 self._write()
 
     def on_evaluation_loop(self) -> None:
         """Counts the previous loop as progress."""
-        with self._lock:  # the first loop is compiled, which may take long: only the end of the phase is expected
+        with self._lock:  # the first loop is compiled, which may take long: only expect the end of the phase
             if self._evaluates:
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
             patience = round(_PATIENCE * self._slowest, 3)
@@ -194,7 +194,7 @@ class Heartbeat(Callback):
             self._evaluates = True
 
     def __enter__(self) -> Self:
-        """Begins to beat."""
+        """Starts beating."""
         if self._path:
             self._start()
         return self
@@ -216,7 +216,7 @@ class Heartbeat(Callback):
             self._copier.join(_HANGS)
 
     def on_lost(self, names: Sequence[str]) -> None:
-        """Writes the names before stderr has the line about them: the launcher holds that line back."""
+        """Writes the names before the line about them goes to stderr, so that the launcher holds that line back."""
         with self._lock:
             self._beat = dataclasses.replace(self._beat, lost=names)
             self._write()
@@ -234,7 +234,7 @@ class Heartbeat(Callback):
     def _run_copies(self, path: pathlib.Path) -> None:
         is_last = False
         while not is_last:
-            with self._lock:  # which `__exit__` holds until the last beat is complete
+            with self._lock:  # held by `__exit__` until the last beat is complete
                 is_last, beat = self._ended.is_set(), self._beat
             with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
                 replace(path, json.dumps(dataclasses.asdict(beat)), ".new")
@@ -250,8 +250,8 @@ class Heartbeat(Callback):
                 replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
 
     def _speeds(self) -> dict[str, Any]:
-        """Returns the fields of `Beat` that are averages over the last beats."""
-        # A step that is compiled says nothing about the others, least of all which worker they wait for.
+        """Returns the fields of `Beat` that average over the last beats."""
+        # A compiled step says nothing about other steps, least of all which worker they wait for.
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return {}
         self._seen.append(self._progress)

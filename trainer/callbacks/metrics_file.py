@@ -1,4 +1,4 @@
-"""Where numbers go besides TensorBoard: to --metrics_jsonl, one JSON object per line, and to the task's own hook."""
+"""Further destinations of metrics: --metrics_jsonl, one JSON object per line, and the task's own hook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.task import Task
 
 
 class TaskMetrics(Callback):
-    """Calls `Task.on_metrics` with the numbers; only the chief has one."""
+    """Calls `Task.on_metrics` with the numbers; only on the chief."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -28,24 +28,23 @@ class TaskMetrics(Callback):
 
 
 class MetricsFile(Callback):
-    """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, in the order of steps.
+    """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, ordered by step.
 
-    A run that resumes removes the lines of steps after the one that it resumes from, and a line cut by a kill: no step
-    is there twice, and the file ends up as that of an undisturbed run. It never touches the lines of another run. It
-    knows its own file by the first line, whose time is unique, and which is noted in the run's folder before it is
-    written.
+    A run that resumes removes the lines of later steps and a line cut short by a kill, so that no step occurs twice and
+    the file ends up like an uninterrupted run's. It never touches another run's lines: it recognises its own file by
+    the first line, whose time is unique, and which is noted in the run's folder before it is written.
     """
 
     def __init__(self, path: str, start_step: int, folder: RunFolder) -> None:
         """Opens the file, or creates it.
 
         Args:
-          path: the file.
+          path: path of the file.
           start_step: global step of the state that training begins with.
-          folder: the run's folder.
+          folder: folder of the run.
 
         Raises:
-          UsageError: it cannot be written to, or holds something else.
+          UsageError: the file cannot be written to, or holds something else.
         """
         self._path, self._note, self._folder = pathlib.Path(path), folder.metrics_note, folder
         self._at_start: set[tuple[str, ...]] = set()  # names in the lines of the start step
@@ -64,13 +63,13 @@ class MetricsFile(Callback):
         self._is_begun = end > 0
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Writes a line at once; numbers that JSON lacks (NaN, infinity) become null.
+        """Writes a line at once; NaN and infinity, which JSON lacks, become null.
 
         Raises:
           DataError: the disk is full.
         """
         if step == self._start_step and tuple(values) in self._at_start:
-            return  # an evaluation that a finished run repeats
+            return  # a finished run that repeats its evaluation
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **numbers})}\n".encode()
         if not self._is_begun:
@@ -87,18 +86,18 @@ class MetricsFile(Callback):
         return content_of(self._note).splitlines(keepends=True) if self._note.exists() else []
 
     def _end(self) -> int:
-        """Returns the size of the lines up to the start step, which are kept."""
+        """Returns the size of the lines to keep, up to the start step."""
         end = 0
         with opened(self._path) as lines:
             for line in lines:
-                # A kill may have cut this run's own first line.
+                # A kill may have cut this run's own first line short.
                 if end == 0 and not any(own.startswith(line) for own in self._first_lines()):
                     self._content(line)
                     raise UsageError(
                         f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
                         f"{self._folder}; name another file, or move this one away"
                     )
-                content = self._content(line) if line.endswith(b"\n") else None  # cut by a kill
+                content = self._content(line) if line.endswith(b"\n") else None  # cut short by a kill
                 if content is None or content["step"] > self._start_step:
                     break
                 if content["step"] == self._start_step:

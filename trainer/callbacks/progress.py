@@ -1,4 +1,4 @@
-"""What a run prints: its first and last lines, the tutorials' log line, a line for each epoch, and a progress bar."""
+"""A run's printed output: first and last lines, the tutorials' log line, a line per epoch, and a progress bar."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RunSummary:
         self._cached = cache_counts()  # by earlier runs of this process
 
     def start(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
-        """Prints where the run computes, what it trains, from which step to which, what has changed, when it saves.
+        """Prints the devices, the model, the range of steps, changes since the checkpoint, and when it saves.
 
         Args:
-          where: the devices of the run, in words.
-          here: those of this process.
-          restored: the checkpoint that the run resumes from; None: it is a new run.
-          epoch_steps: how many steps of this epoch have been summed.
+          where: devices of the run, as text.
+          here: devices of this process, as text.
+          restored: checkpoint that the run resumes from; None for a new run.
+          epoch_steps: number of steps of the current epoch whose metrics have been summed.
         """
         config, training, line = self._config, self._plan.training, self._output.line
         step, last = self._state.step, self._plan.last_step
@@ -78,10 +78,10 @@ class RunSummary:
             return [f"augment {self._config.data.augment}"]
         if callable(self._plan.training.request.augment):
             return [f"augment by {type(self._state.task).__name__}.augment"]
-        return [] if self._plan.training.request.parse else ["no augmentation"]  # `parse` need not give images
+        return [] if self._plan.training.request.parse else ["no augmentation"]  # `parse` need not return images
 
     def end(self, checkpoints: CheckpointManager) -> None:
-        """Prints why the run ended early, if it did, what its cache did, and where its files are."""
+        """Prints why the run ended early, if it did, its cache counts, and where its files are."""
         line, step, best = self._output.line, self._state.step, checkpoints.best
         if best and checkpoints.ends_early and step < self._plan.last_step:
             line(best.why_ended())
@@ -97,12 +97,12 @@ class RunSummary:
 
 
 def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
-    """Returns a note if the means of the current epoch will not cover its first steps; otherwise an empty text.
+    """Returns a note if the means of the current epoch will not cover its first steps; else an empty text.
 
     Args:
       step: global step that training resumes from.
       steps_per_epoch: T.
-      steps: how many steps of this epoch have been summed.
+      steps: number of steps of this epoch whose metrics have been summed.
     """
     done = step % steps_per_epoch
     if steps == done or not done:
@@ -115,7 +115,7 @@ def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
 
 _WINDOW = 10.0  # seconds over which speeds are averaged
 _MOST_METRICS = 2  # on the bar
-_BESIDE = 11  # columns of the percentage and of the shortest bar
+_BESIDE = 11  # columns for the percentage and the shortest bar
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
 
@@ -126,10 +126,10 @@ class LogLine(Callback):
     Speeds leave out updates that were traced and compiled, unless there were no others since the last line.
 
     Args:
-      period: of the lines.
-      rows: per step.
-      output: prints the lines.
-      skips: (first, end) of steps that are not trained on; a line of one says so.
+      period: period of the lines.
+      rows: number of rows per step.
+      output: printer of the lines.
+      skips: (first, end) of steps that are not trained on; the lines for these steps say so.
     """
 
     def __init__(self, period: Period, rows: int, output: Output, skips: Intervals = ()) -> None:
@@ -152,14 +152,14 @@ class LogLine(Callback):
 
 
 class EpochLine(Callback):
-    """Prints a line for each epoch: its mean loss and metrics, and those of the evaluation of its last step.
+    """Prints a line for each epoch: its mean loss and metrics, and the evaluation at its last step.
 
     Args:
       steps_per_epoch: T.
-      last_step: at which training ends.
-      summed: returns how many steps of the epoch its means are over.
-      is_evaluated: says whether an evaluation of a step will follow.
-      output: prints the lines.
+      last_step: step at which training ends.
+      summed: function that returns the number of steps that the epoch's means cover.
+      is_evaluated: function that returns whether an evaluation at a step will follow.
+      output: printer of the lines.
     """
 
     def __init__(
@@ -172,13 +172,13 @@ class EpochLine(Callback):
     ) -> None:
         self._steps_per_epoch, self._last_step = steps_per_epoch, last_step
         self._summed, self._is_evaluated, self._output = summed, is_evaluated, output
-        self._held: tuple[int, str] | None = None  # the step and the line that its evaluation is to complete
+        self._held: tuple[int, str] | None = None  # step, and the line that its evaluation will complete
 
     def actions(self) -> list[Action]:
         return [Action(self._steps_per_epoch, self.print)]
 
     def print(self, progress: Progress) -> None:
-        """Prints the line of the epoch that ends with a step, or leaves that to the evaluation of the step."""
+        """Prints the line for the epoch that ends with a step, or leaves that to the step's evaluation."""
         step, means, all_steps = progress.step, progress.means, self._steps_per_epoch
         epochs = self._last_step / all_steps
         values = {LOSS: means[TOTAL_LOSS], **{name: means[name] for name in _metrics(means)}} if means else {}
@@ -195,14 +195,14 @@ class EpochLine(Callback):
             self.flush()
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Prints the line of the epoch that ended with this step, with its evaluation."""
+        """Prints the line for the epoch that ended with this step, with its evaluation."""
         if self._held and self._held[0] == step:
             loss = {LOSS: evaluation.loss}
             self.flush(f"; {evaluation.split} {_text(loss | evaluation.metrics)}")
 
     def on_train_end(self) -> None:
-        """Prints the line whose evaluation was stopped."""
-        if self._held and self._held[0] != self._last_step:  # whose evaluation comes after the training
+        """Prints the line that waits for an evaluation that was stopped."""
+        if self._held and self._held[0] != self._last_step:  # the last step is evaluated after training
             self.flush()
 
     def flush(self, evaluated: str = "") -> None:
@@ -229,11 +229,11 @@ class ProgressBar(Callback):
     """Shows step, loss, metrics, speed and time left on a live line.
 
     Args:
-      live: the line.
-      last_step: at which training ends.
+      live: live line to draw on.
+      last_step: step at which training ends.
       steps_per_epoch: T.
-      rows: per step.
-      unit: what a row is called, such as `img`.
+      rows: number of rows per step.
+      unit: name of a row, such as `img`.
     """
 
     def __init__(self, live: LiveLine, last_step: int, steps_per_epoch: int, rows: int, unit: str) -> None:
@@ -256,7 +256,7 @@ class ProgressBar(Callback):
         Args:
           progress: progress of the run.
           room: columns that the text may take; metrics are left out first, then the epoch, the loss and the speed, so
-            that the wait and the time left are seen. None: any number.
+            that the wait and the time left stay visible. None for any number.
         """
         step, means = progress.step, progress.means
         parts = {
@@ -278,7 +278,7 @@ class ProgressBar(Callback):
         if earliest is None or earliest.progress.step == progress.step:
             return {}
         steps, seconds, waited, _ = progress.since(earliest.progress)
-        passed = self._moments[-1].when - earliest.when  # with evaluations and checkpoints
+        passed = self._moments[-1].when - earliest.when  # including evaluations and checkpoints
         left = (self._last_step - progress.step) * passed / steps
         return {
             "speed": f"{steps * self._rows / seconds:,.0f} {self._unit}/s",

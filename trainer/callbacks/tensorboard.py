@@ -39,19 +39,19 @@ from trainer.step.summaries import (
 )
 from trainer.step.train_step import AVERAGED, Traced
 
-_VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
+_VERSION = "brain.Event:2"  # version of the files; from 2 on, TensorBoard respects session logs
 
 
 class TrainScalars(Callback):
-    """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
+    """Passes a step's numbers to `write`, with the speed since the last call, as in the log line.
 
     Args:
       period: period of writing.
-      rows: rows per step.
-      rate: returns the learning rate of a global step, int64 scalar.
-      write: takes a global step and values by tag.
-      more: returns further numbers by tag.
-      skips: (first, end) of steps that are not trained on; they have neither a loss nor a gradient.
+      rows: number of rows per step.
+      rate: function that returns the learning rate of a global step, int64 scalar.
+      write: function of a global step and {tag: value}.
+      more: function that returns further {tag: value}.
+      skips: (first, end) of steps that are not trained on, so that they have no loss or gradient.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class TrainScalars(Callback):
         self._write(progress.step, values)
 
     def on_end(self, step: int) -> None:
-        """Writes the further numbers as they are at the end of the run, if there are any."""
+        """Writes the final values of the further numbers, if there are any."""
         if (self._period.steps or self._period.seconds) and (more := self._more()):
             self._write(step, more)
 
 
 class Shown(Protocol):
-    """A step that TensorBoard shows.
+    """A step to show in TensorBoard.
 
     Attributes:
-      graphs: graphs of the step by name, once they have been traced.
-      state: state that it trains.
+      graphs: graphs of the step by name, available once traced.
+      state: state trained by the step.
     """
 
     graphs: dict[str, Traced]
@@ -112,15 +112,15 @@ class TensorBoard(Callback):
     """Writes an events file, on the chief.
 
     Args:
-      config: the run's flags.
+      config: flags of the run.
       steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: stepper whose graph, histograms and images are written.
-      read_histograms: returns those of this moment; None: they are in the result of a step.
+      stepper: step whose graph, histograms and images are written.
+      read_histograms: function that returns the current histograms; None if they are in a step's result.
 
     Attributes:
-      file: the events file.
+      file: events file.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TensorBoard(Callback):
         self.file.scalars(step, values)
 
     def actions(self) -> list[Action]:
-        """Returns the actions that write flags, graph, histograms and images; in a new run also those of step 1."""
+        """Returns the actions that write flags, graph, histograms and images; a new run also writes them at step 1."""
         first = () if self._start_step else (1,)
         found = [Action(0, self._write_start, at=(self._start_step + 1,))]
         shown = [
@@ -166,7 +166,7 @@ class TensorBoard(Callback):
 
     def _write_start(self, progress: Progress) -> None:
         self.file.text(progress.step, FLAGS, json.dumps(self._config, indent=1))
-        if self.file.is_first and (graphs := self._stepper.graphs):  # one picture per folder
+        if self.file.is_first and (graphs := self._stepper.graphs):  # one graph per folder
             layers = {layer.name for layer in self._stepper.state.model._flatten_layers()}
             parts = [readable_graph(*graphs[name], layers) for name in sorted(graphs)]
             nodes = [node for part in parts for node in part.node]
@@ -183,7 +183,7 @@ class TensorBoard(Callback):
     def _write_activations(self, progress: Progress) -> None:
         if self.file.writes:
             rows, zeros = (part.numpy().tolist() for part in progress.result.activations)
-            if sum(rows[0][-BUCKETS:]):  # else the batch has no real row here
+            if sum(rows[0][-BUCKETS:]):  # otherwise the batch has no real rows here
                 names = list(outputs_of_layers(self._stepper.state.model))
                 self.file.histograms(
                     progress.step, {f"activations/{name}": row for name, row in zip(names, rows, strict=True)}
@@ -194,18 +194,18 @@ class TensorBoard(Callback):
 
     def _write_images(self, progress: Progress) -> None:
         if self.file.writes:
-            images = progress.result.images.numpy()  # the first of the last batch
+            images = progress.result.images.numpy()  # the first images of the last batch
             self.file.images(progress.step, {f"images/{i}": image for i, image in enumerate(images)})
 
 
 class Profiler(Callback):
-    """Records the steps after START, up to STOP or the end of training, with TensorFlow's profiler (--profile).
+    """Records the steps from START to STOP, or to the end of training, with TensorFlow's profiler (--profile).
 
     A run that begins between the two records nothing.
 
     Args:
-      steps: START and STOP; None: nothing is recorded.
-      folder: TensorBoard's.
+      steps: START and STOP; None to record nothing.
+      folder: TensorBoard's folder.
       writes: whether this worker records.
     """
 
@@ -231,17 +231,16 @@ class Profiler(Callback):
 
 
 class EventFile:
-    """A file of scalars, histograms, images and the graph for TensorBoard, created with the first of them.
+    """A file of scalars, histograms, images and the graph for TensorBoard, created when the first is written.
 
     An events file is a TFRecord of Event messages. It begins with a session log, which makes TensorBoard drop what an
-    earlier process wrote about steps after this one's start: after a kill and a resume, each step is shown once.
-    `tf.summary` writes no session log. An evaluation that a finished run repeats adds its point again, with the same
-    value.
+    earlier process wrote about steps after this one's start, so that after a kill and a resume each step is shown once.
+    `tf.summary` does not write session logs. If a finished run repeats its evaluation, the same point is added again.
 
     Attributes:
       folder: folder of the file.
-      writes: False: nothing is written.
-      is_first: whether the folder has no file of an earlier process.
+      writes: whether to write anything.
+      is_first: whether the folder has no file from an earlier process.
     """
 
     def __init__(self, folder: str | pathlib.Path, start_step: int, writes: bool = True) -> None:
@@ -250,14 +249,14 @@ class EventFile:
         Args:
           folder: folder for the file.
           start_step: global step of the state that training begins with.
-          writes: see the class.
+          writes: whether to write anything.
         """
         self.folder, self._start_step, self.writes = pathlib.Path(folder), start_step, writes
         self.is_first = not any(self.folder.glob(f"{EVENTS}*"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes numbers by tag, as of a global step."""
-        # As simple values, not tensors: TensorBoard shows both, but its EventAccumulator purges only these.
+        """Writes a global step's numbers by tag."""
+        # As simple values rather than tensors: TensorBoard shows both, but its EventAccumulator only purges these.
         self._summary(step, (_value(tag=tag, simple_value=value) for tag, value in values.items()))
 
     def histograms(self, step: int, rows: Mapping[str, Sequence[float]]) -> None:
@@ -265,11 +264,11 @@ class EventFile:
         self._summary(step, (_value(tag=tag, histo=_histogram(row)) for tag, row in rows.items()))
 
     def images(self, step: int, images: Mapping[str, tf.Tensor]) -> None:
-        """Writes images by tag, (height, width, channels), uint8 or floats of any range."""
+        """Writes images by tag, (height, width, channels), uint8 or floats in any range."""
         self._summary(step, (_value(tag=tag, image=_image(image)) for tag, image in images.items()))
 
     def text(self, step: int, tag: str, text: str) -> None:
-        """Writes a text, which TensorBoard shows as it is: lines that begin with four spaces are code in Markdown."""
+        """Writes a text that TensorBoard shows verbatim: lines that begin with four spaces are code in Markdown."""
         content = tf.make_tensor_proto([textwrap.indent(text, "    ").encode()], tf.string)
         plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
         self._summary(
@@ -292,7 +291,7 @@ class EventFile:
     @functools.cached_property
     def _file(self) -> tf.io.TFRecordWriter:
         tf.io.gfile.makedirs(self.folder)
-        seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
+        seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in order of their names
         name = f"{EVENTS}{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
         file = tf.io.TFRecordWriter(str(self.folder / name))
         file.write(_event(file_version=_VERSION))
@@ -311,7 +310,7 @@ def _event(**fields: object) -> bytes:
 
 
 def _histogram(row: Sequence[float]) -> Any:
-    """Returns the HistogramProto of a row of `LoopResult.histograms`."""
+    """Returns the HistogramProto for a row of `LoopResult.histograms`."""
     least, greatest, total, squares, *counts = (float(number) for number in row)
     limits = least + (greatest - least) * np.arange(1, BUCKETS + 1) / BUCKETS
     limits[-1] = greatest
@@ -329,7 +328,7 @@ def _histogram(row: Sequence[float]) -> Any:
 def _image(pixels: tf.Tensor) -> Any:
     """Returns the Summary.Image, a PNG, of pixels (height, width, channels).
 
-    Floats, which may be standardized, are stretched to 0..255, from the least to the greatest.
+    Floats, which may be standardized, are stretched from their range to 0..255.
     """
     values = as_pixels(np.asarray(pixels))
     height, width, channels = values.shape
@@ -337,27 +336,28 @@ def _image(pixels: tf.Tensor) -> Any:
     return tf.compat.v1.Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png)
 
 
-# Operations that call a function on their last inputs, and the attribute that names it. Others, such as those of a
-# dataset, pass it something else and stay as they are.
+# {operation that calls a function on its last inputs: attribute that names the function}. Others, such as a dataset's,
+# pass it something else and stay unchanged.
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), "f"),
     **dict.fromkeys(("While", "StatelessWhile"), "body"),
     **dict.fromkeys(("If", "StatelessIf"), "then_branch"),
 }
-_CALL = re.compile(r"(?<![^/])(?:Stateful)?PartitionedCall(?:_\d+)?/")  # the scope of a call, which says nothing
+_CALL = re.compile(r"(?<![^/])(?:Stateful)?PartitionedCall(?:_\d+)?/")  # the scope of a call, which is meaningless
 _LOOP = re.compile(r"^(while/)+")  # the scope of `TrainStep.train`
 _TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>(?:replica_\d+|worker)/)?")
 
 
 def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: Collection[str] = ()) -> Any:
-    """Returns a GraphDef of a graph, with its functions in place of their calls.
+    """Returns a GraphDef of a graph with function calls inlined.
 
-    What a tape adds stands as `gradients` in the scope of its replica: `gradient_tape/while/replica_1/dense_1/MatMul`,
-    of the layer `dense`, is `replica_1/gradients/dense/MatMul`. No scope is named after the loop over the steps.
+    Nodes added by a tape get the scope `gradients` within their replica:
+    `gradient_tape/while/replica_1/dense_1/MatMul`, of the layer `dense`, becomes `replica_1/gradients/dense/MatMul`. No
+    scope is named after the loop over steps.
 
     Args:
       graph, scope, device: see `Traced`.
-      layers: names of the model's layers.
+      layers: layer names of the model.
     """
     found = graph.as_graph_def()
     nodes = _expanded(found, {one.signature.name: one for one in found.library.function})
@@ -366,14 +366,14 @@ def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: C
         name = _renamed(node.name, layers)
         names[node.name] = node.name if name in taken else name
         taken.add(names[node.name])
-    for old, name in names.items():  # once all others have theirs
+    for old, name in names.items():  # once all others have their names
         shorter = _CALL.sub("", name)
         names[old] = "/".join(filter(None, (scope, name if shorter in taken else shorter)))
         taken.add(shorter)
     for node in nodes:
         node.name, node.device = names[node.name], node.device or device
         node.input[:] = [_with_name(one, names) for one in node.input]
-        node.attr.pop("_class", None)  # where nodes are placed together, by their old names
+        node.attr.pop("_class", None)  # colocation, by old names
     return tf.compat.v1.GraphDef(node=nodes, versions=found.versions)
 
 
@@ -382,7 +382,7 @@ def _renamed(name: str, layers: Collection[str]) -> str:
     *scopes, operation = _TAPE.sub(
         lambda match: f"{match['call'] or ''}{match['replica'] or ''}gradients/", name
     ).split("/")
-    # Keras opens a layer's scope twice, to build it and to call it, so that TensorFlow puts a number behind its name.
+    # Keras opens a layer's scope twice, to build it and to call it, so TensorFlow appends a number to its name.
     plain = (scope.rpartition("_")[0] for scope in scopes)
     return "/".join(
         [*(layer if layer in layers else scope for layer, scope in zip(plain, scopes, strict=True)), operation]
@@ -390,7 +390,7 @@ def _renamed(name: str, layers: Collection[str]) -> str:
 
 
 def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
-    """Returns the nodes of a GraphDef; for each call those of the function that it calls, in the call's scope."""
+    """Returns the nodes of a GraphDef, with each call replaced by the called function's nodes in the call's scope."""
     nodes, results = [], dict[str, str]()
     for node in graph.node:
         key = _CALLS.get(node.op)
@@ -401,7 +401,7 @@ def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
         inner, flat = function_def_to_graph.function_def_to_graph_def(function)
         given = [one for one in node.input if not one.startswith("^")]
         arguments = [one.name for one in function.signature.input_arg]
-        # The first input of a conditional, which its branches do not get, is left out.
+        # The first input of a conditional is not passed to its branches.
         passed = dict(zip(arguments, given[len(given) - len(arguments) :], strict=True))
         parts = [part for part in _expanded(inner, functions) if part.name not in passed]
         inside = {part.name: f"{node.name}/{part.name}" for part in parts}
@@ -418,13 +418,13 @@ def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
     for node in nodes:
         node.input[:] = [results.get(one if ":" in one else f"{one}:0", one) for one in node.input]
     kept = {node.name for node in nodes}
-    for node in nodes:  # a call itself is not there to wait for
+    for node in nodes:  # the call itself no longer exists to wait for
         node.input[:] = [one for one in node.input if one.lstrip("^").partition(":")[0] in kept or one[0] != "^"]
     return nodes
 
 
 def _with_name(tensor: str, names: Mapping[str, str]) -> str:
-    """Returns the name of a tensor, or of a node to wait for, with another name for its node."""
+    """Returns the name of a tensor or control input with its node renamed."""
     mark = "^" if tensor.startswith("^") else ""
     node, colon, index = tensor.removeprefix(mark).partition(":")
     return f"{mark}{names.get(node, node)}{colon}{index}"

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal: its lines, and one live line below them. Light to import."""
+"""A run's output on a terminal: lines, and one live line below them. Light to import."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pipeline.read import progress
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Callback, Phase
 
-_BETWEEN = 0.1  # seconds from one drawing of progress to the next
-_TICK = 1.0  # seconds from one drawing of a phase to the next
+_BETWEEN = 0.1  # seconds between updates of progress
+_TICK = 1.0  # seconds between updates of a phase
 _CLEAR = "\r\x1b[K"
-_COLUMNS = 80  # of a terminal that reports no size, as in some containers
+_COLUMNS = 80  # if the terminal reports no size, as in some containers
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")  # in front of lines, as in cifar10_train.py
 
 
 class LiveLine(Callback):
-    """A line on stderr's terminal, if it has one. As a context manager it removes the line at the end.
+    """A line on stderr's terminal, if there is one. A context manager that removes the line at the end.
 
-    It has its own file descriptor, so that it is seen while stderr is held back.
+    It has its own file descriptor, so that it is visible while stderr is held back.
 
     Attributes:
-      is_on: whether there is a terminal, and the line is wanted.
+      is_on: whether there is a terminal and the line is wanted.
     """
 
     def __init__(self, wanted: bool = True) -> None:
@@ -45,7 +45,7 @@ class LiveLine(Callback):
 
     @property
     def columns(self) -> int:
-        """The most columns that the line may have."""
+        """Largest number of columns that the line may have."""
         columns = 0
         with contextlib.suppress(OSError):  # the terminal is gone; the run continues
             columns = os.get_terminal_size(self._terminal).columns
@@ -53,11 +53,11 @@ class LiveLine(Callback):
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to show progress again, on a terminal."""
+        """Whether there is a terminal and it is time to update the progress."""
         return self.is_on and time.monotonic() >= self._drawn + _BETWEEN
 
     def on_phase(self, phase: Phase) -> None:
-        """Shows the phase, and after a second its duration: `loading TensorFlow, 3 s`."""
+        """Shows the phase and, after a second, its duration: `loading TensorFlow, 3 s`."""
         text = phase.name if phase.shown is None else phase.shown
         with self._lock:
             self._phase = text, time.monotonic()
@@ -71,7 +71,7 @@ class LiveLine(Callback):
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Context in which the line is hidden, so that others may be printed."""
+        """Context in which the line is hidden, so that other lines can be printed."""
         with self._lock:
             text = self._text
             self._draw("")
@@ -111,9 +111,9 @@ class Output:
     """Lines on stdout: the chief's, and the few that other processes print.
 
     Args:
-      rank: number of the worker; the chief's is 0.
-      live: the line below them, on a terminal.
-      is_timed: whether each begins with the local date and time; None: if a launcher follows this process, and the
+      rank: rank of the worker; the chief's is 0.
+      live: live line below them, on a terminal.
+      is_timed: whether each line begins with the local date and time; None if a launcher follows this process and the
         lines do not go to a terminal.
 
     Attributes:
@@ -131,16 +131,16 @@ class Output:
                 self.print(text)
 
     def other_line(self, text: str) -> None:
-        """Prints a line, with the number of the worker, on every worker but the chief."""
+        """Prints a line, with the worker's rank, on every worker except the chief."""
         if self._rank > 0:
             self.print(f"worker {self._rank}: {text}")
 
     def print(self, text: str) -> None:
-        """Prints a line on whichever process this is."""
+        """Prints a line on any process."""
         now = f"{datetime.datetime.now().isoformat(' ', 'milliseconds')}: " if self._is_timed else ""
         print(f"{now}{text}", flush=True)
 
 
 def without_time(line: str) -> str:
-    """Returns a line without the date and time that it begins with, if it does."""
+    """Returns a line without its leading date and time, if there are any."""
     return _TIME.sub("", line, count=1) if _TIME.match(line) else line

@@ -1,4 +1,4 @@
-"""Checkpoints: saving, restoring and keeping them, what must match on a resume, and reading them without a run."""
+"""Checkpoints: saving, restoring and pruning them, checks on resume, and reading them without a run."""
 
 from pipeline.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Ranks evaluations, and keeps the checkpoints of the best beside the newest."""
+"""Ranks evaluations and keeps the best checkpoints in addition to the newest."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pipeline.errors import UsageError
 from trainer.checkpoint.files import CheckpointFiles, path_of
 from trainer.run_folder import RunFolder
 
-# Words in the names of metrics that are better when they are lower.
+# Words in the names of metrics for which lower is better.
 _LOWER = ("loss", "error", "mae", "mse", "rmse", "entropy", "perplexity", "distance", "divergence")
 
 
 @dataclasses.dataclass
 class Ranking:
-    """A ranking of evaluations. Checkpoints store it, so that a resumed run decides as an undisturbed one does.
+    """A ranking of evaluations. Checkpoints store it, so that a resumed run decides like an uninterrupted one.
 
     Attributes:
-      keep: how many of the best to keep; 0: none is added to those that a checkpoint has.
-      patience: evaluations without improvement after which training ends; 0: it continues.
-      metric: what decides; None: accuracy, or the loss if an evaluation has no accuracy.
-      mode: `max`, `min`, or `auto`: one of them, by the metric's name.
+      keep: number of best checkpoints to keep; 0 adds none to those in a checkpoint's ranking.
+      patience: number of evaluations without improvement after which training ends; 0 never ends it.
+      metric: metric to rank by; None for accuracy, or the loss if an evaluation has no accuracy.
+      mode: `max`, `min`, or `auto`, which decides by the metric's name.
       data: {name of an evaluation: digest of its data set}.
-      best: (step, value), the best first; of equal ones the earlier first.
-      top: the best value so far.
-      stale: evaluations since that one.
-      evaluated: the step of the last evaluation.
-      why_reset: why a checkpoint's ranking was not taken over: `--best_metric was accuracy, is loss`; else empty.
+      best: (step, value) pairs, best first; of equal values the earlier step first.
+      top: best value so far.
+      stale: number of evaluations since then.
+      evaluated: step of the last evaluation.
+      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; else empty.
     """
 
     keep: int
@@ -43,35 +43,35 @@ class Ranking:
     stale: int = 0
     evaluated: int = 0
     why_reset: str = dataclasses.field(default="", init=False, compare=False)
-    _other: dict[str, Any] | None = dataclasses.field(default=None, init=False, compare=False)  # not taken over
+    _other: dict[str, Any] | None = dataclasses.field(default=None, init=False, compare=False)  # not restored
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the best, the best first."""
+        """Steps of the best evaluations, best first."""
         return [step for step, _ in self.best]
 
     @property
     def ended(self) -> bool:
-        """Whether training is to end early."""
+        """Whether training should end early."""
         return bool(self.patience) and self.stale >= self.patience
 
     def check(self, names: Callable[[], Collection[str]]) -> None:
         """Checks the metric's name before the first evaluation.
 
         Args:
-          names: returns the metrics of an evaluation; called only if they are needed.
+          names: function that returns an evaluation's metric names; called only if needed.
 
         Raises:
-          UsageError: evaluations have no such metric.
+          UsageError: evaluations do not have this metric.
         """
         if not self.evaluated and self.metric not in (None, "loss"):
             self._chosen(names())
 
     def add(self, step: int, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Adds an evaluation, unless it was added before; returns whether it is now among the best.
+        """Adds an evaluation unless it was added before; returns whether it is among the best.
 
         Raises:
-          UsageError: it has no such metric.
+          UsageError: it does not have the metric.
         """
         if step != self.evaluated:
             values = {"loss": loss, **metrics}
@@ -98,13 +98,13 @@ class Ranking:
         return value if _is_lower_better(self.metric or "", self.mode) else -value
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the ranking as JSON; before the first evaluation, the checkpoint's that was not taken over."""
+        """Returns the ranking as JSON; before the first evaluation, the checkpoint's ranking that was not restored."""
         if self._other and not self.evaluated:
             return self._other
         return {name: getattr(self, name) for name in ("metric", "mode", "data", "best", "top", "stale", "evaluated")}
 
     def load_state_dict(self, stored: dict[str, Any] | None) -> None:
-        """Takes over a checkpoint's ranking, unless it ranks by another metric, mode or data set."""
+        """Restores a checkpoint's ranking unless it used another metric, mode or data set."""
         if not stored or not stored["evaluated"]:
             return
         self.why_reset = self._difference(stored)
@@ -116,7 +116,7 @@ class Ranking:
         self.stale, self.evaluated = stored["stale"], stored["evaluated"]
 
     def _difference(self, stored: dict[str, Any]) -> str:
-        """Returns why the values of a stored ranking do not compare with this one's; empty if they do."""
+        """Returns why the values of a stored ranking are not comparable with this one's; empty if they are."""
         metric, was = self.metric or stored["metric"], stored["metric"]
         if metric != was:
             return f"--best_metric was {was}, is {metric}"
@@ -135,15 +135,15 @@ def _is_lower_better(metric: str, mode: str) -> bool:
 
 
 class BestCheckpoints:
-    """Ranks evaluations, and keeps the checkpoints of the best ones.
+    """Ranks evaluations and keeps the checkpoints of the best ones.
 
-    A best checkpoint is a complete one, and stores the ranking that it is part of, as the next regular one does. Those
-    that drop out of the ranking are removed only after that: a run that is killed at any moment resumes with all that
-    its ranking names. Other files in the folder may come from an attempt with other flags. They are never read; they
-    are replaced when their step is ranked, and removed with those that drop out.
+    A best checkpoint is complete, and stores the ranking that it is part of, as does the next regular one. Checkpoints
+    that drop out of the ranking are only removed after that, so that a run killed at any moment resumes with all
+    checkpoints that its ranking names. Other files in the folder may come from an attempt with other flags. They are
+    never read; they are replaced when their step is ranked, and removed along with those that drop out.
 
     Attributes:
-      ranking: orders the evaluations.
+      ranking: ranking of the evaluations.
       folder: folder of the checkpoints.
     """
 
@@ -154,13 +154,14 @@ class BestCheckpoints:
         is_chief: bool,
         write: Callable[[Callable[[int, Callable[[str], object]], None]], None],
     ) -> None:
-        """Removes what a killed process left in the folder.
+        """Removes files that a killed process left in the folder.
 
         Args:
-          ranking: orders the evaluations.
-          folder: the run's folder.
+          ranking: ranking of the evaluations.
+          folder: folder of the run.
           is_chief: whether this worker writes.
-          write: writes the state with the `add` or `write` of a folder's `CheckpointFiles`; all workers call it.
+          write: function that writes the state with the `add` or `write` of a folder's `CheckpointFiles`; called by all
+            workers.
         """
         self.ranking, self.folder = ranking, folder.best
         self._write_with, self._is_chief, self._written = write, is_chief, 0
@@ -170,35 +171,35 @@ class BestCheckpoints:
             self._files.tidy()
 
     def resume(self, step: int) -> None:
-        """Writes the restored state again if it is among the best: its file may be lost or damaged.
+        """Rewrites the restored state if it is among the best, as its file may be lost or damaged.
 
-        Also lists the best as the checkpoint ranks them, even if that ranking was not taken over; removes none.
+        Also lists the best as the checkpoint ranks them, even if that ranking was not restored; removes none.
         """
         if self.ranking.keep and step in self.ranking.steps:
             self._write(step)
         self._keep([best for best, _ in self.ranking.state_dict()["best"]], upto=0)
 
     def is_missing(self, step: int, is_due: bool) -> bool:
-        """Returns whether the restored step, at which an evaluation is due or not, must still have one.
+        """Returns whether the restored step, at which an evaluation may be due, still needs one.
 
-        Its evaluation is missing if a signal prevented it, or if it came after the checkpoint, which lacks its result.
+        An evaluation is missing if a signal prevented it, or if it came after the checkpoint, which lacks its result.
         """
         return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
 
     def add(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Ranks an evaluation of the state; saves the state if it is among the best."""
+        """Ranks an evaluation of the state, and saves the state if it is among the best."""
         if self.ranking.add(step, loss, metrics):
             self._write(step)
 
     def tidy(self) -> None:
-        """Removes what is not among the best. Call it only once a checkpoint stores the ranking."""
+        """Removes checkpoints that are not among the best. Only call it once a checkpoint stores the ranking."""
         self._keep(self.ranking.steps)
 
     def _keep(self, best_first: Sequence[int], upto: int | None = None) -> None:
         if self.ranking.keep and self._is_chief:
             there = self._files.steps
             worst_first = [step for step in reversed(best_first) if step in there]
-            if worst_first:  # otherwise the folder stays as it is until one of the best is written
+            if worst_first:  # otherwise the folder stays unchanged until one of the best is written
                 self._files.keep(worst_first, upto)
 
     def _write(self, step: int) -> None:
@@ -217,7 +218,7 @@ class BestCheckpoints:
         )
 
     def __str__(self) -> str:
-        """The best one, for the last line of a run."""
+        """Returns the best checkpoint, for the last line of a run."""
         if not (self.ranking.keep and self.ranking.best):
             return ""
         step, value = self.ranking.best[0]

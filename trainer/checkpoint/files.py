@@ -19,21 +19,21 @@ from trainer.config.steps import Period
 from trainer.run_folder import BEST, LOCK, RunFolder, check_file
 
 PREFIX = "ckpt"
-LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
-SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written, or its index waits for its data's removal
-FILE = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")  # names of the files of checkpoints
+LIST = "checkpoint"  # file read by `tf.train.latest_checkpoint`
+SCRATCH = "saving-"  # prefix of a folder in which a checkpoint is written, or its index waits for its data's removal
+FILE = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")  # file names of checkpoints
 _REMOVED = "removed-"  # prefix of such an index
 _HALF = (
     f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder again, once "
     "no run writes to it"
 )
-ALL = Period()  # every checkpoint counts as one of the newest; see `kept`
+ALL = Period()  # every checkpoint counts towards the newest; see `kept`
 _DATA = "is a data set (it has a manifest.json), not the folder of a run"
 _NAME = re.compile(rf"(?:(?P<folder>{BEST})(?:/|$))?(?:{PREFIX}-)?(?P<step>\d+)?")
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in a folder, ascending; none if there is no such folder."""
+    """Returns the steps of complete checkpoints in a folder, ascending; empty if there is no such folder."""
     found = [re.fullmatch(rf"{PREFIX}-(\d+)\.index", path.name) for path in folder.glob(f"{PREFIX}-*.index")]
     return sorted(int(match[1]) for match in found if match)
 
@@ -47,8 +47,8 @@ def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
 class CheckpointFiles:
     """The checkpoints in a folder. A kill at any moment leaves each of them complete or absent.
 
-    A checkpoint is complete once its index exists: that file is added last and removed first. `tidy` cleans up after a
-    kill, and completes a save of which only the index is left to add.
+    A checkpoint is complete once its index exists, as that file is added last and removed first. `tidy` cleans up after
+    a kill, and completes a save that only lacks its index.
 
     Attributes:
       folder: folder of the files.
@@ -62,33 +62,33 @@ class CheckpointFiles:
 
     @property
     def paths(self) -> list[str]:
-        """The checkpoints by step, oldest first."""
+        """Paths of the checkpoints, ordered by step."""
         return [str(path_of(self.folder, step)) for step in self.steps]
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, ascending."""
+        """Steps of the checkpoints, ascending."""
         # From the files themselves: TensorFlow's `checkpoint` file is written after them. If it is lost or truncated,
-        # `tf.train.latest_checkpoint` finds none, and training would start from step 0.
+        # `tf.train.latest_checkpoint` finds nothing, and training would start from step 0.
         return steps_in(self.folder)
 
     def add(self, step: int, write: Callable[[str], object]) -> None:
-        """Adds the checkpoint that `write` writes to a given path, then removes older ones that are not kept.
+        """Adds a checkpoint, which `write` writes to a given path, then removes older ones that are not to be kept.
 
         Raises:
-          DataError: the disk is full, or the folder cannot be written to, or was replaced during the run.
+          DataError: the disk is full, or the folder cannot be written to or was replaced during the run.
         """
         self.write(step, write)
         self.prune(step)
 
     def prune(self, step: int) -> None:
-        """Removes older checkpoints that are not kept once this step is saved. Raises as `add`."""
-        # Newer ones are there only if they could not be read. They stay until training has passed them.
+        """Removes older checkpoints that are not to be kept once this step is saved. Raises errors like `add`."""
+        # Newer ones only exist if they could not be read. They stay until training has passed them.
         steps = [other for other in self.steps if other <= step]
         self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch, self.period), upto=step)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
-        """Adds a checkpoint, or replaces that of the same step; removes no others. Raises as `add`."""
+        """Adds a checkpoint, or replaces the one of the same step; removes no others. Raises errors like `add`."""
         path = path_of(self.folder, step)
         with errors.named(str(path), "cannot be saved"):
             self._check_folder()
@@ -96,14 +96,14 @@ class CheckpointFiles:
                 try:
                     write(os.path.join(scratch, path.name))
                 finally:
-                    self._check_folder()  # TensorFlow makes the folders that it misses
+                    self._check_folder()  # TensorFlow creates missing folders
                 written = pathlib.Path(scratch).glob(f"{path.name}.*")
-                # The index last: until it is there, the checkpoint is absent.
+                # The index comes last: until it exists, the checkpoint does not.
                 for file in sorted(written, key=lambda file: file.suffix == ".index"):
                     file.replace(self.folder / file.name)
 
     def keep(self, steps: Sequence[int], upto: int | None = None) -> None:
-        """Lists these steps in their order, and removes all other checkpoints (up to a step, if one is given).
+        """Lists these steps in order, and removes all other checkpoints (up to a step, if given).
 
         Raises:
           DataError: the folder cannot be written to, or was replaced during the run.
@@ -119,19 +119,19 @@ class CheckpointFiles:
         """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          The checkpoints that have lost their index, unless an earlier version was killed while it removed them. Their
+          Checkpoints that have lost their index, except if an earlier version was killed while removing them. Their
           data files stay in any case.
 
         Raises:
-          DataError: all have lost it, something else lies in the place of a file, or the folder cannot be written to;
+          DataError: all have lost it, something else is in the place of a file, or the folder cannot be written to;
             nothing is removed.
         """
-        self._check_folder()  # which remembers the folder's identity
+        self._check_folder()  # also remembers the folder's identity
         with errors.named(self.folder, "cannot be written to"):
             self._check_places()
             scratches = list(self.folder.glob(f"{SCRATCH}*"))
             cut = [index for scratch in scratches for index in scratch.glob(f"*{PREFIX}-*.index")]
-            # Killed between its renames, a save that replaces its step leaves new data with the old index.
+            # A save that replaces its step leaves new data with the old index if killed between its renames.
             whole = [index for index in cut if not _is_removed(index) and not _data_in(index.parent)]
             left = [path for path in _data_in(self.folder) if not path.with_suffix(".index").exists()]
             ours = {index.name.removeprefix(_REMOVED) for index in cut}
@@ -143,22 +143,22 @@ class CheckpointFiles:
             for path in left:
                 if path.stem not in lost and not path.with_suffix(".index").exists():
                     path.unlink()
-            for scratch in scratches:  # last, as it says what may be removed
+            for scratch in scratches:  # last, as it tells what may be removed
                 shutil.rmtree(scratch, ignore_errors=True)
             listed, has_list = self._listed(), (self.folder / LIST).is_file()
             self._list(self.steps)
-        # Earlier versions removed the index, and then the data, of what they had taken off the list before.
+        # Earlier versions first took a checkpoint off the list, then removed its index, then its data.
         newest = max(self.steps, default=0)
         return [str(self.folder / name) for name in lost if not has_list or name in listed or _step_of(name) > newest]
 
     def _check_places(self) -> None:
-        """Raises DataError if something else lies where a file of a checkpoint belongs: each save would fail there."""
+        """Raises DataError if something else is where a checkpoint's file belongs: every save would fail there."""
         for path in sorted(self.folder.iterdir()):
             if path.name == LIST or FILE.fullmatch(path.name):
                 check_file(path)
 
     def _check_lost(self, lost: Sequence[str]) -> None:
-        """Raises DataError if a folder without complete checkpoints has had some."""
+        """Raises DataError if a folder without complete checkpoints used to have some."""
         if listed := self._listed():
             raise DataError(
                 f"{self.folder}: lists {', '.join(listed)} in its file `{LIST}`, but no .index file is there; "
@@ -168,13 +168,13 @@ class CheckpointFiles:
             raise DataError(f"{self.folder}: {_HALF}, or start over with --fresh")
 
     def _listed(self) -> list[str]:
-        """Returns the names in TensorFlow's list. It is written after saves and before removals: all were complete."""
+        """Returns the names in TensorFlow's list, all complete: it is written after saves and before removals."""
         file = self.folder / LIST
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
 
     def _list(self, steps: Sequence[int]) -> None:
-        """Writes TensorFlow's list, a CheckpointState in text form; `tf.train.latest_checkpoint` returns the last."""
+        """Writes TensorFlow's list, a CheckpointState as text, whose last one `tf.train.latest_checkpoint` returns."""
         file = self.folder / LIST
         if not steps:
             file.unlink(missing_ok=True)
@@ -184,14 +184,14 @@ class CheckpointFiles:
         replace(file, "".join(f"{line}\n" for line in lines))
 
     def _check_folder(self) -> None:
-        """Raises DataError if the folder is no longer the one in which this process began."""
+        """Raises DataError if the folder is no longer the one that this process started with."""
         try:
             now = self.folder.stat()
         except OSError:
             now = None
         if now is None or (now.st_dev, now.st_ino) != self._identity:
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # only if empty: then TensorFlow has made it
+                self.folder.rmdir()  # only if empty: then TensorFlow created it
             raise DataError(
                 f"--model_dir={self.folder}: was moved, removed or replaced during this run; put it back, then rerun "
                 "the same command to resume"
@@ -205,8 +205,8 @@ class CheckpointFiles:
     def _remove(self, step: int) -> None:
         index = pathlib.Path(f"{path_of(self.folder, step)}.index")
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.folder) as scratch:
-            # First, as without it the checkpoint is absent. It stays until the data are gone: data without any index
-            # are those of half a copy, which are not ours to remove.
+            # First, as without the index there is no checkpoint. It is kept until the data are gone: data without any
+            # index may be a partial copy, which is not ours to remove.
             index.replace(pathlib.Path(scratch) / f"{_REMOVED}{index.name}")
             for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
                 path.unlink()
@@ -226,16 +226,16 @@ def _data_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: Period = ALL) -> list[int]:
-    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart.
+    """Returns the steps to keep, ascending: the newest, and two that are an epoch or more apart.
 
     Args:
       steps: global steps of the checkpoints.
-      max_to_keep: how many of the newest to keep.
+      max_to_keep: number of newest checkpoints to keep.
       steps_per_epoch: T.
-      period: says which steps count. Others stay while fewer count than are kept, or while they are one of the newest
-        two; they take no place of those that count. Without steps, all count.
+      period: period of the steps that count. Others are kept while fewer count than are to be kept, or while they are
+        among the newest two; they do not take the place of those that count. An empty period counts all.
     """
-    # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
+    # A slow divergence may affect all of the newest. The older of the two is at least one epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.
     apart = [steps[0]]
     for step in steps:
@@ -247,7 +247,7 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
 
 
 def check_run_folder(folder: RunFolder) -> None:
-    """Raises UsageError if a path cannot be the folder of a run: it is a file, a checkpoint or a data set."""
+    """Raises UsageError if a path cannot be a run's folder: it is a file, a checkpoint or a data set."""
     path = folder.path
     kind = "a file" if path.is_file() else "a checkpoint" if path.with_name(f"{path.name}.index").is_file() else None
     if kind and not path.is_dir():
@@ -257,23 +257,23 @@ def check_run_folder(folder: RunFolder) -> None:
 
 
 def check_to_train(folder: RunFolder, fresh: bool) -> None:
-    """Checks that no run would begin at step 0 where another one is. Call it before the folder is locked.
+    """Checks that a run does not begin at step 0 in another run's place. Call it before the folder is locked.
 
     Args:
       folder: folder of the run that begins or resumes.
-      fresh: whether the run that is there is to be removed.
+      fresh: whether to remove the run that is there.
 
     Raises:
-      UsageError: it is the place of another run's best checkpoints or logs.
-      DataError: only the best checkpoints of its run are left, which a new ranking would replace.
+      UsageError: the folder holds another run's best checkpoints or logs.
+      DataError: only best checkpoints are left of its run, which a new ranking would replace.
     """
-    # A run that an earlier version began in such a place resumes.
+    # A run that an earlier version started in such a place may resume.
     if not folder.config.is_file() and (run := folder.run_around()):
         raise UsageError(
             f"{folder}: belongs to the run in {run.path}; give {run} to resume that, or a folder outside it for a new "
             "run"
         )
-    # Of half a copy, which has such files, `tidy` says more.
+    # For a partial copy, which has such files, `tidy` reports more.
     is_empty = not (steps_in(folder.path) or _data_in(folder.path) or (folder.path / LIST).exists())
     if is_empty and not fresh and (best := steps_in(folder.best)) and _was_saved(folder, best):
         newest = path_of(folder.best, best[-1])
@@ -285,24 +285,24 @@ def check_to_train(folder: RunFolder, fresh: bool) -> None:
 
 
 def _was_saved(folder: RunFolder, best: Sequence[int]) -> bool:
-    """Returns whether a run has saved checkpoints besides its best ones, which are of these steps."""
-    if not (folder.path / LOCK).is_file():  # a copy, or part of one
+    """Returns whether a run has saved checkpoints besides its best ones, given their steps."""
+    if not (folder.path / LOCK).is_file():  # a copy, or a partial one
         return True
-    # A run that was killed before its first save may have ranked evaluations. The flags are written after each save.
+    # A run killed before its first save may have ranked evaluations. Flags are written after each save.
     first = min(path_of(folder.best, step).with_suffix(".index").stat().st_mtime_ns for step in best)
     return folder.config.is_file() and folder.config.stat().st_mtime_ns > first
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
-    """Returns the checkpoints that a user may mean: the named one, or all, the newest first.
+    """Returns the checkpoints that a user may mean: the named one, or all, newest first.
 
     Args:
-      folder: folder of a run; or a checkpoint in it.
-      checkpoint: `ckpt-400`, `400`, `best`, `best/ckpt-400`; None: not named.
+      folder: folder of a run, or a checkpoint in it.
+      checkpoint: `ckpt-400`, `400`, `best`, `best/ckpt-400`; None if not named.
 
     Raises:
       DataError: there is no checkpoint.
-      UsageError: there is none of that name.
+      UsageError: there is none with that name.
     """
     name = checkpoint
     if not folder.is_dir() and folder.with_name(f"{folder.name}.index").is_file():
@@ -323,7 +323,7 @@ def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Pat
 
 
 def _why_none(folder: pathlib.Path) -> str:
-    """Returns why a folder has no checkpoints, and what to do."""
+    """Returns why a folder has no checkpoints, with advice."""
     if folder.name == BEST:
         return "has no checkpoint; a run keeps the best ones with --keep_best"
     if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""`--fresh`: a run takes the place of the one that is in its folder. Without TensorFlow.
+"""`--fresh`: a run replaces the one in its folder. Without TensorFlow.
 
-The folder's note, `.trainer.fresh`, is written before anything is removed, so that whatever is killed meanwhile, the
-next start removes the rest before it looks for a checkpoint.
+A note in the folder, `.trainer.fresh`, is written before anything is removed, so that after a kill the next start
+removes the rest before it looks for a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from trainer.checkpoint.files import FILE, LIST, SCRATCH
 from trainer.config import TrainConfig, file
 from trainer.run_folder import EVENTS, RunFolder, check_file
 
-VARIABLE = "STEPFEED_FRESH"  # names a job, which starts over once, however often its processes are started
+VARIABLE = "STEPFEED_FRESH"  # name of the job, which starts over once, however often its processes are started
 _REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
 
 
 def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
-    """Returns the config of a run that may look for its newest checkpoint; --fresh is done with, and not in it.
+    """Carries out --fresh; returns the config without it, for a run that may look for its newest checkpoint.
 
-    With --fresh, the run that is in the folder is removed first, once for each job. Without it, what a killed removal
-    has left is.
+    With --fresh, the run in the folder is removed first, once per job. Without it, what a killed removal left is
+    removed.
 
     Args:
-      config: the run's flags.
-      is_chief: whether this process has the lock of the run's folder; the others leave it alone, and meet the chief
-        before they read there.
+      config: flags of the run.
+      is_chief: whether this process has locked the run's folder; other processes leave it alone, and meet the chief
+        before they read it.
 
     Raises:
-      UsageError: other files lie in the folder; nothing is removed.
+      UsageError: the folder holds other files; nothing is removed.
       DataError: the folder cannot be read or written to.
     """
     folder = config.run.folder
@@ -54,10 +54,10 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
             _check(folder, config.run.log_keys)
             state, job = _REMOVING, now
             _note(folder, f"{state} {job}")
-            # What `--model_dir` alone continues with, also before the first checkpoint.
+            # The flags with which `--model_dir` alone continues, even before the first checkpoint.
             file.write(folder.config, dataclasses.asdict(settled))
         elif state == _REMOVING:
-            _check(folder, None)  # other files may have come since the kill
+            _check(folder, None)  # other files may have been added since the kill
         if state == _REMOVING:
             _remove(folder)
             _note(folder, f"{_BEGUN} {job}")
@@ -66,7 +66,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
 
 @contextlib.contextmanager
 def advised(config: TrainConfig) -> Iterator[None]:
-    """Context of a run that has begun: to rerun its command, --fresh is left out, unless the job is known by a name."""
+    """Context for a run that has begun: advice to rerun leaves out --fresh, unless the job is known by name."""
     try:
         yield
     except RerunError as error:
@@ -82,7 +82,7 @@ def _note(folder: RunFolder, text: str) -> None:
 
 
 def _check(folder: RunFolder, log_keys: str | None) -> None:
-    """Raises UsageError for a file that no run has written."""
+    """Raises UsageError for a file that was not written by a run."""
     metrics = _metrics(folder)
     for path in sorted(folder.path.iterdir()):
         for other in _others(folder, path, metrics):
@@ -96,7 +96,7 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
 
 
 def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) -> Iterator[pathlib.Path]:
-    """Yields what no run has written: an entry of the folder, or a file in one of its folders."""
+    """Yields paths that were not written by a run: an entry of the folder, or a file in one of its subfolders."""
     kept = (folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / run_folder.LOCK)
     if path.is_symlink():
         yield path
@@ -114,7 +114,7 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
 
 
 def _names(folder: RunFolder) -> tuple[str, ...]:
-    """Returns the names of the files that are written under a temporary one first."""
+    """Returns the names of files that are first written under a temporary name."""
     return (LIST, folder.config.name, folder.metrics_note.name, folder.fresh_note.name, *_algorithms(folder))
 
 
@@ -123,7 +123,7 @@ def _algorithms(folder: RunFolder) -> tuple[str, str]:
 
 
 def _metrics(folder: RunFolder) -> list[pathlib.Path]:
-    """Returns the files of --metrics_jsonl in the folder, which begin as the run has noted."""
+    """Returns the --metrics_jsonl files in the folder, which begin with the line that the run noted."""
     if not folder.metrics_note.exists():
         return []
     first = set(content_of(folder.metrics_note).splitlines(keepends=True))
@@ -136,7 +136,7 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
 
 
 def _remove(folder: RunFolder) -> None:
-    """Removes a run, its newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
+    """Removes a run, newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
     with named(folder.path, "cannot be emptied for --fresh"):
         metrics, written = _metrics(folder), (LIST, *_algorithms(folder))
         for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: saves and restores the state of a run, and keeps the newest and the best checkpoints."""
+"""`CheckpointManager`: saves and restores a run's state, and keeps the newest and the best checkpoints."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.run_folder import check_file
 
-_RANKING = "ranking"  # its name among the parts of a checkpoint
+_RANKING = "ranking"  # name among the parts of a checkpoint
 
 
 class Stateful(Protocol):
-    """Part of a run's state that is not a variable; checkpoints store it as JSON."""
+    """A part of a run's state that is not a variable; checkpoints store it as JSON."""
 
     def state_dict(self) -> Any:
-        """Returns the state as JSON holds it; the same on every worker."""
+        """Returns the state as a JSON-compatible object, the same on every worker."""
 
     def load_state_dict(self, stored: Any) -> None:
-        """Sets the state to what `state_dict` returned; None: the checkpoint lacks this part."""
+        """Restores a result of `state_dict`; None if the checkpoint lacks this part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,13 @@ class LossAverages:
     """The moving averages of the losses.
 
     Attributes:
-      variable: holds them, float32; NaN before the first update.
+      variable: variable that holds them, float32; NaN before the first update.
     """
 
     variable: tf.Variable
 
     def state_dict(self) -> list[float | None]:
-        """Returns the averages, exactly: each float32 is a float64."""
+        """Returns the exact averages, as float64 holds every float32."""
         return [None if math.isnan(value) else value for value in self.variable.numpy().tolist()]
 
     def load_state_dict(self, stored: list[float | None] | None) -> None:
@@ -62,8 +62,8 @@ class EpochSums:
     """The sums over the epoch so far, which give its mean loss and metrics.
 
     Attributes:
-      variable: holds the number of steps, then their sums; empty before the first update.
-      steps_per_epoch: T; None: all updates are of one epoch.
+      variable: variable that holds the number of steps, then their sums; empty before the first update.
+      steps_per_epoch: T; None if all updates are in one epoch.
     """
 
     variable: tf.Variable
@@ -71,22 +71,22 @@ class EpochSums:
 
     @property
     def steps(self) -> int:
-        """How many steps have been summed."""
+        """Number of steps summed so far."""
         sums = self.variable.numpy()
         return int(sums[0]) if len(sums) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums, exactly, and the steps per epoch."""
+        """Returns the exact sums, and the steps per epoch."""
         return {"steps_per_epoch": self.steps_per_epoch, "sums": self.variable.numpy().tolist()}
 
     def load_state_dict(self, stored: dict[str, Any] | None) -> None:
-        """See `Stateful`; sums of an epoch of another length are dropped."""
+        """See `Stateful`; sums over an epoch of a different length are dropped."""
         if stored is not None and stored["steps_per_epoch"] == self.steps_per_epoch:
             self.variable.assign(stored["sums"])
 
 
 def parts_of(stepper: Any) -> dict[str, Any]:
-    """Returns the parts of a checkpoint that a `trainer.step.train_step.TrainStep` keeps beside the state, by name."""
+    """Returns the checkpoint parts that a `trainer.step.train_step.TrainStep` keeps besides the state, by name."""
     return {"averages": LossAverages(stepper.averages), "epoch": EpochSums(stepper.epoch, stepper.steps_per_epoch)}
 
 
@@ -95,7 +95,7 @@ class Restored:
     """A checkpoint that was restored.
 
     Attributes:
-      path: the checkpoint.
+      path: path of the checkpoint.
       changes: training options that have changed since: `--learning_rate was 0.05, is 0.01`.
     """
 
@@ -109,13 +109,13 @@ class Restored:
 
 
 class CheckpointManager:
-    """Saves and restores the state of one run, and keeps the best checkpoints beside the newest.
+    """Saves and restores the state of one run, and keeps the best checkpoints in addition to the newest.
 
-    tf.distribute requires every worker to save. The chief saves into the run's folder, the others into a temporary
-    folder, which they remove. All restore from the run's folder.
+    tf.distribute requires every worker to save. The chief saves to the run's folder, the others to a temporary folder,
+    which they remove. All restore from the run's folder.
 
     Attributes:
-      best: the best checkpoints; None: evaluations are not ranked.
+      best: best checkpoints; None if evaluations are not ranked.
     """
 
     def __init__(
@@ -130,23 +130,24 @@ class CheckpointManager:
         say: Callable[[str], None],
         io_device: str | None = None,
     ) -> None:
-        """Removes what a killed process left in the run's folder.
+        """Removes files that a killed process left in the run's folder.
 
         Args:
-          config: the run's flags.
-          training, evaluation: what it reads.
-          state: as it is before a checkpoint is restored.
-          parts: the parts of the state that are not variables, by name.
+          config: flags of the run.
+          training, evaluation: data to train and evaluate on.
+          state: initial state, before a checkpoint is restored.
+          parts: non-variable parts of the state, by name.
           is_chief: whether this worker writes to the run's folder.
-          say: prints a line.
-          io_device: reads and writes the files; None: the variables' own devices, which must be in this process.
+          say: function that prints a line.
+          io_device: device that reads and writes the files; None for the variables' own devices, which must be in this
+            process.
         """
         folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
         self._spec = RunSpec.of(state, training, config)
         in_epoch = training.steps_per_epoch
         period = config.steps.period("checkpoint", in_epoch)
-        # The clock that nobody asked for must not push out the checkpoints of --checkpoint_every.
+        # Saves by the default clock must not push out the checkpoints of --checkpoint_every.
         counted = period if period.soonest else ALL
         self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, in_epoch, counted)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
@@ -154,7 +155,7 @@ class CheckpointManager:
         flags, data = config.steps, {name: split.spec.manifest_digest for name, split in evaluation.items()}
         ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
         self._ranking, self._saved = ranking, (0, 0)
-        self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
+        self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that does not rank passes it on
         if is_chief:
             check_file(folder.config)
             for path in self._files.tidy():
@@ -173,20 +174,20 @@ class CheckpointManager:
 
     @property
     def ends_early(self) -> bool:
-        """Whether the evaluations have stopped getting better."""
+        """Whether evaluations have stopped improving."""
         return self.best is not None and self.best.ranking.ended
 
     def restore(self, upto: int | None = None) -> Restored | None:
-        """Restores the newest checkpoint that can be read; returns None if there is none.
+        """Restores the newest readable checkpoint; returns None if there is none.
 
         Args:
-          upto: the latest step that may be restored; None: any.
+          upto: latest step to restore; None for any.
 
-        A damaged one is skipped with a notice: from the one before it, the same steps lead to the same weights, so
-        only time is lost. If all are damaged, that is an error, not a silent start from step 0.
+        A damaged one is skipped with a notice: from an earlier one, the same steps lead to the same weights, so only
+        time is lost. If all are damaged, that is an error rather than a silent start from step 0.
 
         Raises:
-          UsageError: the checkpoint is of another model, optimizer, image shape or order of examples.
+          UsageError: the checkpoint has another model, optimizer, image shape or order of examples.
           DataError: none can be read.
         """
         steps = [step for step in self._files.steps if upto is None or step <= upto]
@@ -200,7 +201,7 @@ class CheckpointManager:
             for name, part in self._parts.items():
                 part.load_state_dict(stored["remembered"].get(name))
             self._saved = self._version()
-            if self._is_chief:  # the process that saved it may have been killed before it removed older ones
+            if self._is_chief:  # the process that saved it may have been killed before removing older ones
                 self._files.prune(self._state.step)
             return Restored(path, self._changes(stored))
         if paths:
@@ -211,14 +212,14 @@ class CheckpointManager:
         return None
 
     def complete_best(self) -> None:
-        """Writes the restored state again if it is among the best: that file may be lost. All workers call it."""
+        """Rewrites the restored state if it is among the best, as its file may be lost. All workers call it."""
         if self.best:
             self.best.resume(self._state.step)
 
     def _read(self, path: str) -> dict[str, Any]:
-        """Restores the variables from a checkpoint; returns the content of its record."""
+        """Restores the variables from a checkpoint, and returns the content of its record."""
         record = reader.read(pathlib.Path(path))
-        if path != str(path_of(self._files.folder, record.step)):  # its batches would be those of another step
+        if path != str(path_of(self._files.folder, record.step)):  # the batches would be another step's
             raise DataError(
                 f"{path}: is a copy of {PREFIX}-{record.step} under another name: it holds step {record.step}; move it "
                 "away, or give it its own name back"
@@ -244,24 +245,24 @@ class CheckpointManager:
         return changes
 
     def save(self) -> None:
-        """Saves the state, unless it has been saved; then removes checkpoints that are no longer among the best.
+        """Saves the state unless it is already saved, then removes checkpoints that are no longer among the best.
 
         A step is saved again if it has been evaluated since: a run that a signal stopped before an evaluation makes up
-        for it when it resumes, and may end with it.
+        for it on resume, and may end with it.
 
         Raises:
           NotFiniteError: a weight is not finite; nothing is written.
         """
         if self._version() != self._saved:
             self._write_with(self._files.add)
-            if self._is_chief:  # after the checkpoint: its flags are those of a run that can be resumed
+            if self._is_chief:  # after the checkpoint, so that the flags belong to a resumable run
                 with errors.named(self._files.folder, "cannot be written to"):
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved = self._version()
         self.tidy()
 
     def _version(self) -> tuple[int, int]:
-        """Returns the step, and the step of the last evaluation that was ranked."""
+        """Returns the step, and the step of the last ranked evaluation."""
         return self._state.step, self._ranking.evaluated
 
     def tidy(self) -> None:
@@ -270,7 +271,7 @@ class CheckpointManager:
             self.best.tidy()
 
     def _write_with(self, add: Callable[[int, Callable[[str], object]], None]) -> None:
-        """Writes the state with the `add` or `write` of a folder's `CheckpointFiles`. All workers call it."""
+        """Writes the state with the `add` or `write` of a folder's `CheckpointFiles`; called by all workers."""
         step = self._state.step
         if not bool(self._state.is_finite()):
             raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
@@ -289,14 +290,14 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def naming_the_way_back(self) -> Iterator[None]:
-        """Context that adds `way_back` to the error of a loss or a weight that is not finite."""
+        """Context that adds `way_back` to errors about a loss or weight that is not finite."""
         try:
             yield
         except NotFiniteError as error:
             raise error.advised(self.way_back()) from None
 
     def way_back(self) -> str:
-        """Returns which checkpoint to resume from, and with what change, after a loss or weight that is not finite."""
+        """Returns advice after a non-finite loss or weight: which checkpoint to resume from, and with what change."""
         paths = self._files.paths
         if not paths:
             return "try a lower --learning_rate"
@@ -306,7 +307,7 @@ class CheckpointManager:
 
 
 class _Record(tf.train.experimental.PythonState):
-    """A text in the checkpoint, which `trainer.checkpoint.reader` reads before the variables are restored."""
+    """A text in the checkpoint, read by `trainer.checkpoint.reader` before the variables are restored."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         super().__init__()
@@ -316,4 +317,4 @@ class _Record(tf.train.experimental.PythonState):
         return self._text()
 
     def deserialize(self, string_value: str) -> None:
-        """Ignores the text: it has been read already."""
+        """Ignores the text, which has already been read."""

@@ -1,4 +1,4 @@
-"""Reads a checkpoint without its run: step, flags, the weights or their average into a model, and which bits differ."""
+"""Reads a checkpoint without its run: step, flags, weights or their average, and differences to another one."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from trainer.config import TrainConfig, meaning
 from trainer.run_folder import BEST
 from trainer.runtime import first_line
 
-_RECORD = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of variables' tensors
+_RECORD = "record/.ATTRIBUTES/py_state"  # as stored by tf.train.Checkpoint(record=PythonState)
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # suffix of the names of variables' tensors
 _STEP = f"global_step{_SUFFIX}"
 _AVERAGES = "averages/"
-_MOST_NAMES = 3  # of variables in a message
+_MOST_NAMES = 3  # variables named in a message
 
 
 class UnreadableError(DataError):
-    """A checkpoint is damaged, or was removed: `path` cannot be read for `reason`."""
+    """A checkpoint is damaged or was removed: `path` cannot be read for `reason`."""
 
     def __str__(self) -> str:
         return f"{self.path}: cannot be read: {self.reason}"
 
     @property
     def is_removed(self) -> bool:
-        """Whether it is no longer there."""
+        """Whether it no longer exists."""
         return not pathlib.Path(f"{self.path}.index").exists()
 
     @property
     def skipped(self) -> str:
-        """The line that says that the checkpoint is skipped, and why."""
+        """Line that says that the checkpoint is skipped, and why."""
         what = f"skipped {self.path}"
         return f"{what}: was removed" if self.is_removed else f"{what}, which is damaged: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a checkpoint stores about its run.
+    """The record of its run stored in a checkpoint.
 
     Attributes:
-      path: the checkpoint.
-      step: its global step.
-      averaged: whether it also has an average of the weights.
-      content: what `RunSpec.content` returned: model, optimizer, num_classes, order, config, ...
+      path: path of the checkpoint.
+      step: global step of the checkpoint.
+      averaged: whether it also has averaged weights.
+      content: result of `RunSpec.content`: model, optimizer, num_classes, order, config, ...
     """
 
     path: pathlib.Path
@@ -64,10 +64,10 @@ class Record:
     content: dict[str, Any]
 
     def config(self, **flags: Any) -> TrainConfig:
-        """Returns the flags of the run, on one device.
+        """Returns the flags of the run, for one device.
 
         Args:
-          **flags: other values of some flags.
+          **flags: new values of some flags.
 
         Raises:
           UsageError: a flag has a value that this version does not know.
@@ -75,10 +75,10 @@ class Record:
         return TrainConfig.of_stored(self.content["config"], **{**meaning.elsewhere(TrainConfig), **flags})
 
     def chooses_average(self, kind: str | None) -> bool:
-        """Returns whether to load the average of the weights.
+        """Returns whether to load the averaged weights.
 
         Args:
-          kind: --weights: `raw` or `ema`; None: the average if there is one.
+          kind: value of --weights: `raw` or `ema`; None for the average if there is one.
 
         Raises:
           UsageError: there is no average.
@@ -89,15 +89,15 @@ class Record:
         return averaged
 
     def load_weights(self, model: keras.Model, averaged: bool) -> None:
-        """Loads the weights into a model, with its other state, such as the statistics of BatchNorm.
+        """Loads the weights into a model, with its other state, such as BatchNorm statistics.
 
         Args:
-          model: built as that of the run was.
-          averaged: whether to load the average of the weights; see `chooses_average`.
+          model: model, built like the run's.
+          averaged: whether to load the averaged weights; see `chooses_average`.
 
         Raises:
-          UnreadableError: it is damaged or was removed; the model may have some of its weights.
-          UsageError: the model has other variables.
+          UnreadableError: the checkpoint is damaged or was removed; the model may have some of its weights.
+          UsageError: the model has different variables.
         """
         average = tf.Module()
         average.values = [tf.Variable(v.value) for v in model.trainable_variables] if averaged else []
@@ -128,14 +128,14 @@ def read(path: pathlib.Path) -> Record:
 
 
 def load_first_weights(model: keras.Model, path: str) -> None:
-    """Loads the weights of a checkpoint, or their average if it has one.
+    """Loads a checkpoint's weights, or their average if it has one.
 
     Args:
-      model: built.
-      path: a --model_dir, for its newest checkpoint; or a checkpoint in it, such as run/ckpt-400.
+      model: built model.
+      path: --model_dir of a run, for its newest checkpoint, or a checkpoint in it, such as run/ckpt-400.
 
     Raises:
-      UsageError: there is no such checkpoint, or it has other variables than the model.
+      UsageError: there is no such checkpoint, or its variables differ from the model's.
     """
     try:
         stored = read(candidates(pathlib.Path(path), None)[0])
@@ -145,11 +145,11 @@ def load_first_weights(model: keras.Model, path: str) -> None:
 
 
 def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """Returns the best checkpoints of a run in the order of their ranking, then those that it does not name.
+    """Returns the best checkpoints of a run in ranking order, then those that are not ranked.
 
     Args:
-      paths: checkpoints in the folder of the best, the newest first: the newest one that can be read stores the
-        ranking. Those in another folder are returned as they are.
+      paths: checkpoints in the folder of the best, newest first: the newest readable one stores the ranking.
+        Checkpoints in another folder are returned unchanged.
     """
     if not paths or paths[0].parent.name != BEST:
         return list(paths)
@@ -163,20 +163,20 @@ def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 
 @contextlib.contextmanager
 def readable(path: pathlib.Path) -> Iterator[None]:
-    """Context in which TensorFlow's errors about a damaged or removed checkpoint become UnreadableErrors."""
+    """Context that turns TensorFlow's errors about a damaged or removed checkpoint into UnreadableErrors."""
     for file in path.parent.glob(f"{path.name}.*"):
-        if not file.is_file() and file.exists():  # TensorFlow would wait at a FIFO for ever
+        if not file.is_file() and file.exists():  # TensorFlow would wait at a FIFO forever
             raise UnreadableError(f"{file.name} is not a regular file", path=path)
     try:
         yield
     except tf.errors.OpError as error:
         raise UnreadableError(first_line(error), path=path) from None
-    except IndexError as error:  # what the reader raises for a truncated file
+    except IndexError as error:  # raised by the reader for a truncated file
         raise UnreadableError(line_of(error), path=path) from None
 
 
 def mismatch(error: Exception) -> str:
-    """Returns in one line how variables differ from a checkpoint's, from the error that restoring them raised."""
+    """Returns one line on how variables differ from a checkpoint's, given the error raised by restoring them."""
     text = str(error)
     names = re.findall(r"<Variable path=([^,]+),", text)
     shapes = re.search(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))", text)
@@ -188,13 +188,13 @@ def mismatch(error: Exception) -> str:
 
 
 class Difference(NamedTuple):
-    """A tensor that two checkpoints have in different bits.
+    """A tensor whose bits differ between two checkpoints.
 
     Attributes:
-      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
-      problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
-      changed, size: how many of its values differ.
-      most: the largest difference of two of them; NaN where one of them is.
+      tensor: name of its variable, such as `dense/kernel`, or else its own name in the checkpoint.
+      problem: reason why it cannot be compared: it is missing, damaged or of another shape; empty if it can.
+      changed, size: number of values that differ, and of all values.
+      most: largest difference of two values; NaN if one of them is NaN.
     """
 
     tensor: str
@@ -210,12 +210,12 @@ class Difference(NamedTuple):
 
 
 def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
-    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
+    """Compares two checkpoints; returns the number of tensors, and those whose bits differ, weights first.
 
     Args:
-      path: the checkpoint; without the record of its run and the graph of its objects.
-      other: likewise.
-      names_of_variables: names of variables by the names of their tensors, in the order in which they are compared.
+      path: path of the checkpoint. The record of its run and its object graph are not compared.
+      other: path of the other checkpoint.
+      names_of_variables: {tensor name: variable name}, in the order of comparison.
     """
     both = [tf.train.load_checkpoint(one) for one in (path, other)]
     names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]

@@ -1,4 +1,4 @@
-"""What a checkpoint must have in common with the run that resumes from it: model, optimizer, order, flags."""
+"""Checks what a checkpoint must share with a run that resumes from it: model, optimizer, order, flags."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _COMPARED_APART = (
     "code",
     "class_names",
     "first_weights",
-)  # parts of a checkpoint's content; the others must be equal
-STEP = "step"  # of a checkpoint, beside the content of its record
-_DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
+)  # parts of a checkpoint's content; other parts must be equal
+STEP = "step"  # of a checkpoint, besides the content of its record
+_DIGEST = "manifest_digest"  # field of an order spec; in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
-CLASS_NAMES = "class_names"  # of the data that are trained on, by class number; earlier checkpoints lack them
+CLASS_NAMES = "class_names"  # of the training data, by class number; earlier checkpoints lack them
 
 
 class State(Protocol):
-    """The state that is saved and restored: `trainer.step.state.TrainState`, which is on a floor above this one."""
+    """The state to save and restore: `trainer.step.state.TrainState`, which is on a floor above this one."""
 
     @property
     def task(self) -> Any:
-        """Has the DataSpec of the rows as `data`."""
+        """Task, which has the DataSpec of the rows as `data`."""
 
     @property
     def model(self) -> Any:
@@ -49,11 +49,11 @@ class State(Protocol):
 
     @property
     def optimizer(self) -> Any:
-        """Its optimizer."""
+        """Optimizer of the model."""
 
     @property
     def schedule(self) -> Any:
-        """The learning rate's schedule; None: the optimizer is that of a compiled model."""
+        """Schedule of the learning rate; None if the optimizer is a compiled model's."""
 
     @property
     def step(self) -> int:
@@ -68,15 +68,15 @@ class State(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSpec:
-    """Model, optimizer, order and flags of a run, to be compared with those that a checkpoint has stored.
+    """Model, optimizer, order and flags of a run, for comparison with those stored in a checkpoint.
 
     Attributes:
       state: task, model and optimizer of the run.
-      spec: the order of its examples.
-      config: all flags.
-      structure: the model as its code builds it, before a checkpoint restores the optimizer's rate.
-      data: {digest of a manifest: its data set in words}.
-      code: the versions and the digests of the source files that compute; see `pipeline.files.code`.
+      spec: order of its examples.
+      config: flags of the run.
+      structure: model as built by its code, before a checkpoint restores the optimizer's learning rate.
+      data: {digest of a manifest: description of its data set}.
+      code: versions, and digests of the source files that compute; see `pipeline.files.code`.
     """
 
     state: State
@@ -93,7 +93,7 @@ class RunSpec:
         return cls(state, training.spec, config, structures.of(state.model), data, code_of(config))
 
     def content(self) -> dict[str, Any]:
-        """Returns what a checkpoint of this run stores beside the variables, as JSON."""
+        """Returns what a checkpoint of this run stores besides variables, as JSON."""
         config, data = self.config, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
@@ -118,8 +118,8 @@ class RunSpec:
         """Raises UsageError if this run cannot resume from a checkpoint.
 
         Args:
-          path: the checkpoint.
-          stored: the content of its record.
+          path: path of the checkpoint.
+          stored: content of its record.
         """
         for name, here in self.content().items():
             was = stored.get(name)
@@ -145,9 +145,9 @@ class RunSpec:
             )
 
     def _check_first_weights(self, path: str, stored: Mapping[str, Any]) -> None:
-        """Raises UsageError if --initialize_from names other weights than the run began with.
+        """Raises UsageError if --initialize_from names different weights than the run began with.
 
-        The file itself may be gone: what was trained since is in the checkpoint.
+        The file itself may be gone, as the checkpoint has the trained weights.
         """
         given, before = self.config.model.initialize_from, stored["config"]["model"].get("initialize_from")
         began = stored.get("first_weights") and FirstWeights(**stored["first_weights"])
@@ -167,16 +167,16 @@ class RunSpec:
         )
 
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
+        """Returns training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
         skips = self.spec.later_changes(stored["order"], stored[STEP]) if STEP in stored else None
         edited = code.changes(stored.get("code"), self.code)
         return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model, *edited)
 
     def take_over(self, stored: Mapping[str, Any]) -> None:
-        """Notes with what weights the run began; sets the rate of a compiled model to that of its code if it changed.
+        """Notes the weights that the run began with; resets a compiled model's learning rate if its code changed it.
 
-        The rate is a variable: restoring the checkpoint has set it to the old one.
+        The rate is a variable, which restoring the checkpoint has set to the old value.
         """
         if first := stored.get("first_weights"):
             self.state.task.first_weights = FirstWeights(**first)
@@ -192,7 +192,7 @@ class RunSpec:
         return structures.changes(stored["structure"], self.structure, both)
 
     def _same_bits(self) -> dict[str, Any]:
-        """Returns the flags on which the bits of sums depend with --virtual_replicas."""
+        """Returns the flags that affect the bits of sums with --virtual_replicas."""
         order = self.config.order
         threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
         return {"--virtual_replicas": order.virtual_replicas, **threads}
@@ -213,13 +213,13 @@ class RunSpec:
         return said
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
-        """Returns why the images have another shape, and what helps: the flag that changed, or one that undoes it."""
+        """Returns why the image shape differs, and what helps: the flag that changed, or one that undoes it."""
         why = self._flag_behind(stored, "resize", "augment")
         is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
         return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
 
     def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
-        """Returns in words the first of some flags that has changed; a size does not show which flag it comes from."""
+        """Returns text about the first of some flags that has changed; a size does not tell its flag."""
         for name in names:
             was, now = aliases.stored(stored["config"]).get(name), getattr(self.config.data, name)
             if was != now:
@@ -228,13 +228,13 @@ class RunSpec:
 
 
 def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, str, str] | None:
-    """Returns the first class of a checkpoint with another name: its number, its name there and here.
+    """Returns the first class whose name differs in a checkpoint: its number, its name there and here.
 
-    Classes without names of their own, 0 to n - 1, may have any elsewhere.
+    Classes without names, 0 to n - 1, match any names.
 
     Args:
-      stored: the content of the checkpoint's record.
-      names: class names here, as many as the checkpoint has.
+      stored: content of the checkpoint's record.
+      names: class names here, as many as in the checkpoint.
     """
     was, unnamed = stored.get(CLASS_NAMES, []), [*map(str, range(len(names)))]
     if unnamed in (was, [*names]):
@@ -243,39 +243,39 @@ def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, s
 
 
 def code_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns what computes in a run: versions, our sources, and the user's modules behind its flags."""
+    """Returns the code of a run: versions, our sources, and the user's modules behind its flags."""
     return code.of_program(config.model.modules)
 
 
 def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Returns which source files and versions differ from those of a checkpoint's run; none for an old checkpoint.
+    """Returns source files and versions that differ from a checkpoint's run; empty for an old checkpoint.
 
     Args:
-      stored: the content of the checkpoint's record.
+      stored: content of the checkpoint's record.
       config: flags of the run.
     """
     return code.changes(stored.get("code"), code_of(config))
 
 
 def data_in_words(part: ResolvedRequest) -> str:
-    """Returns a data set in words: `photos:train, 1,429 records, images upright, exact DCT`."""
+    """Returns a description of a data set: `photos:train, 1,429 records, images upright, exact DCT`."""
     rule = "" if part.manifest.pixel_rule is None else f", {part.manifest.pixel_rule}"
     return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}{rule}"
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:
-    """Returns the data set of a digest in words, given the content of a checkpoint; old ones know only its folder."""
+    """Describes the data set with a digest, from a checkpoint's content; old ones only know its folder."""
     words, folder = content.get("data", {}).get(digest), content["config"]["data"]["data_dir"]
     parts = [*([words] if words else []), f"--data_dir={folder}", f"digest {_short(digest)}"]
     return f"{parts[0]} ({', '.join(parts[1:])})"
 
 
 def _rates(found: Structure) -> list[float]:
-    """Returns the learning rate of a compiled model, if it is a number, not a schedule."""
+    """Returns the learning rate of a compiled model, if it is a number rather than a schedule."""
     configs = found.get("optimizer", {}).values()
     return [one["learning_rate"] for one in configs if isinstance(one.get("learning_rate"), int | float)]
 
 
 def _short(value: Any) -> str:
     text = str(value)
-    return f"{text[:12]}..." if len(text) == 64 else text  # a digest
+    return f"{text[:12]}..." if len(text) == 64 else text  # abbreviates a digest

@@ -1,8 +1,8 @@
-"""The structure of a model, as checkpoints store it beside the weights and as workers compare it.
+"""The structure of a model, which checkpoints store besides the weights and workers compare.
 
-Weights fit any model with the same shapes, so a checkpoint could be resumed by another model without a word. The
-structure tells them apart: class, configuration, inputs and weights of each layer, and the optimizer and loss of a
-compiled model. It is JSON, and the same in every process: names that Keras numbers are numbered per model, and code is
+Weights fit any model with the same shapes, so another model could silently resume from a checkpoint. The structure
+tells models apart: class, configuration, inputs and weights of each layer, and the optimizer and loss of a compiled
+model. It is JSON, and the same in every process: names that Keras numbers are numbered per model, and code is
 represented by its digest.
 """
 
@@ -33,15 +33,15 @@ Structure = Mapping[str, Any]
 
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
 _MOST_CHARACTERS = 60  # of a value in a message
-# Layers without weights that only act in training: adding or removing one leaves the model the same.
+# Layers without weights that only act in training: adding or removing one does not change the model.
 _OF_TRAINING = re.compile(r"\w*Dropout(\dD)?|Gaussian(Noise|Dropout)|ActivityRegularization")
-# Arguments that shape how a layer is trained, not what it computes: of any layer, and of Keras' own.
+# Arguments that affect how a layer is trained rather than what it computes: of any layer, and of Keras' own.
 _HARMLESS = re.compile(r"seed|trainable|\w*_(regularizer|constraint)")
 _HARMLESS_OF_KERAS = re.compile(r"rate|stddev|momentum")
 _MOST_NAMED = 5  # changes in one message
-_LEFT_OUT = re.compile(r"name|\w*_?initializer")  # names are stored apart; initial weights are replaced
+_LEFT_OUT = re.compile(r"name|\w*_?initializer")  # names are stored separately; initial weights are replaced
 _OF_LIBRARIES = ("keras", "tensorflow", "trainer", "builtins")
-_SIMPLE = (bool, int, float, str, types.FunctionType, types.BuiltinFunctionType)  # attributes that are compared
+_SIMPLE = (bool, int, float, str, types.FunctionType, types.BuiltinFunctionType)  # types of attributes to compare
 _CODE = "code"
 
 
@@ -49,9 +49,9 @@ class Change(NamedTuple):
     """A difference between two structures.
 
     Attributes:
-      what: `layer conv2d: activation`.
-      was, now: the values in words; None: missing.
-      is_harmless: whether the weights of the one still fit the other.
+      what: place of the change, such as `layer conv2d: activation`.
+      was, now: values as text; None if missing.
+      is_harmless: whether the weights of one still fit the other.
     """
 
     what: str
@@ -60,15 +60,15 @@ class Change(NamedTuple):
     is_harmless: bool
 
     def __str__(self) -> str:
-        """Such as `layer conv2d: activation was relu, is gelu`."""
+        """Returns text such as `layer conv2d: activation was relu, is gelu`."""
         if self.was is None or self.now is None:
             return f"{self.what} is {'new' if self.was is None else 'gone'}"
         return f"{self.what} was {self.was}, is {self.now}"
 
 
 def of(model: keras.Model) -> dict[str, Any]:
-    """Returns the structure of a built model, as JSON holds it."""
-    with warnings.catch_warnings():  # Keras warns about loading lambdas, and none is loaded here
+    """Returns the structure of a built model, JSON-compatible."""
+    with warnings.catch_warnings():  # Keras warns about loading lambdas; none are loaded here
         warnings.simplefilter("ignore")
         found: dict[str, Any] = {
             "keras": keras.__version__,
@@ -90,11 +90,11 @@ def changes(
     """Returns the differences between two structures, harmless ones last.
 
     Args:
-      was, now: the structures.
-      precisions: the dtype policies of both runs; changes from one to the other are left out, as a flag names them.
+      was, now: structures to compare.
+      precisions: dtype policies of both runs; changes from one to the other are left out, as a flag reports them.
       is_trained: whether to compare the optimizer and the loss.
     """
-    same_keras = was["keras"] == now["keras"]  # otherwise one may have arguments that the other lacks
+    same_keras = was["keras"] == now["keras"]  # otherwise one version may have arguments that the other lacks
     found = [*_of_skeleton(_skeleton(was), _skeleton(now), same_keras), *_of_training(was, now, same_keras)]
     for part in ("optimizer", "loss") if is_trained else ():
         found += _of_part(part, was.get(part), now.get(part), same_keras)
@@ -108,7 +108,7 @@ def changes(
 
 
 def in_words(changed: Sequence[Change]) -> str:
-    """Returns the first changes in one line, and the number of further ones."""
+    """Returns the first changes in one line, and the number of others."""
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     return "; ".join(map(str, changed[:_MOST_NAMED])) + more
 
@@ -117,10 +117,10 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
     """Yields the layers of a model or a layer, each followed by the layers inside it.
 
     Args:
-      whole: the model or the layer.
+      whole: model or layer.
       prefix: prefix of the names of its layers.
-      counts: how many names Keras has made so far, by kind.
-      seen: the ids of layers that were yielded: a layer may be shared.
+      counts: number of names that Keras has made so far, by kind.
+      seen: ids of layers already yielded, as a layer may be shared.
     """
     graph = _graph(whole)
     nodes = graph._nodes if graph else ()
@@ -148,12 +148,12 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
 
 def _graph(part: Any) -> Any:
     """Returns the graph of a functional or sequential model; None for a subclassed model or a layer."""
-    graph = getattr(part, "_functional", None) or part  # of Sequential
+    graph = getattr(part, "_functional", None) or part  # inside Sequential
     return graph if isinstance(graph, keras.Model) and hasattr(graph, "operations") else None
 
 
 def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
-    """Returns whether a call of a layer belongs to this model: a layer may be shared with others."""
+    """Returns whether a call of a layer belongs to this model, as a layer may be shared with others."""
     if any(node is one for one in nodes):
         return True
     sources = [tensor._keras_history.operation for tensor in node.input_tensors]
@@ -161,7 +161,7 @@ def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
 
 
 def _inputs(node: Any, names: Mapping[int, str]) -> Any:
-    """Returns the arguments of a call; a tensor is represented by its layer and the index of that layer's output."""
+    """Returns the arguments of a call, with tensors represented by their layer and its output index."""
 
     def shown(value: Any) -> Any:
         history = getattr(value, "_keras_history", None)
@@ -174,7 +174,7 @@ def _inputs(node: Any, names: Mapping[int, str]) -> Any:
 
 
 def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
-    """Returns a name that Keras made, numbered per model instead of per process; None if the user named the layer."""
+    """Returns a name made by Keras, renumbered per model rather than per process; None if the user named the layer."""
     words = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(part).__name__)).lower()
     if not re.fullmatch(rf"{re.escape(words)}(_\d+)?", part.name):
         return None
@@ -183,14 +183,14 @@ def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """Returns the arguments of a layer; if it has no `get_config`, its attributes that JSON can hold."""
+    """Returns a layer's arguments or, if it has no `get_config`, its JSON-compatible attributes."""
     try:
         config = part.get_config()
-    except Exception:  # a layer with arguments that are not simple raises NotImplementedError, or anything else
+    except Exception:  # a layer with complex arguments raises NotImplementedError, or anything else
         config = {name: v for name, v in vars(part).items() if name[0] != "_" and name not in _attributes()}
         config = {name: v for name, v in config.items() if isinstance(v, _SIMPLE)}
     if isinstance(part, keras.layers.InputLayer):
-        config.pop("dtype", None)  # that of the images as they are fed: uint8, or float32 after an augmentation
+        config.pop("dtype", None)  # the images' dtype as fed: uint8, or float32 after an augmentation
     given: dict[str, Any] = _canonical({name: v for name, v in config.items() if not _LEFT_OUT.fullmatch(name)})
     return given
 
@@ -202,12 +202,12 @@ def _attributes() -> frozenset[str]:
 
 
 def _object(one: Any) -> Any:
-    """Returns the class and the arguments of an optimizer, a loss or a layer."""
+    """Returns the class and arguments of an optimizer, a loss or a layer."""
     return {type(one).__name__: _config(one)}
 
 
 def _canonical(value: Any) -> Any:
-    """Returns a value as JSON, the same in every process: without addresses, paths and numbered names."""
+    """Returns a value as JSON that is the same in every process: without addresses, paths and numbered names."""
     if isinstance(value, dict) and "class_name" in value and "config" in value:  # as Keras serializes an object
         return _serialized(value)
     if isinstance(value, dict):
@@ -216,7 +216,7 @@ def _canonical(value: Any) -> Any:
         found = [_canonical(inner) for inner in value]
         return found[0] if len(found) == 3 and _is_code(found[0]) and found[1:] == [None, None] else found
     if isinstance(value, bool | int | float | None):
-        # A learning rate is a float32 variable, which has no more digits.
+        # A learning rate is a float32 variable, which does not have more digits.
         return float(f"{value:.6g}") if isinstance(value, float) else value
     return _lambda(value) or value if isinstance(value, str) else _of_object(value)
 
@@ -248,7 +248,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lambda(text: str) -> Any:
-    """Returns the digest of a lambda that Keras has serialized; None if the text is not one."""
+    """Returns the digest of a lambda serialized by Keras; None if the text is not one."""
     try:
         code = marshal.loads(base64.b64decode(text, validate=False)) if len(text) > 64 else None
     except (ValueError, EOFError, TypeError, binascii.Error):
@@ -257,7 +257,7 @@ def _lambda(text: str) -> Any:
 
 
 def _digest_of_code(code: types.CodeType) -> dict[str, str]:
-    """Returns the digest of a function's code, without file and line numbers; each release of Python has its own."""
+    """Returns the digest of a function's code, without file and line numbers, for each release of Python."""
 
     def parts(one: types.CodeType) -> list[Any]:
         inner = [parts(c) if isinstance(c, types.CodeType) else repr(c) for c in one.co_consts]
@@ -275,7 +275,7 @@ def _code_of_class(part: Any) -> str | None:
     own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in _OF_LIBRARIES]
     try:
         trees = [ast.parse(textwrap.dedent(inspect.getsource(kind))) for kind in own]
-    except (OSError, TypeError, SyntaxError):  # typed into an interpreter, or installed without its source
+    except (OSError, TypeError, SyntaxError):  # defined in an interpreter, or installed without source
         return None
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -291,7 +291,7 @@ def _digest(text: str) -> str:
 
 
 def _skeleton(structure: Structure) -> list[dict[str, Any]]:
-    """Returns the layers that act outside training, too; the others are bypassed."""
+    """Returns the layers that act outside of training as well, bypassing the others."""
     inputs: dict[str, Any] = {}
     for layer in structure["layers"]:
         if _OF_TRAINING.fullmatch(layer["class"]) and len(layer["inputs"]) == 1:
@@ -318,7 +318,7 @@ def _first_tensor(arguments: Any) -> Any:
 
 
 def _of_skeleton(was: list[dict[str, Any]], now: list[dict[str, Any]], same_keras: bool) -> Iterator[Change]:
-    """Yields which layers are gone or new, and how those that remain differ."""
+    """Yields layers that are gone or new, and how the others differ."""
     keys, new_keys = (
         [json.dumps([one["class"], one["config"], one["weights"]]) for one in side] for side in (was, now)
     )
@@ -373,7 +373,7 @@ def _of_layer(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool) 
 
 
 def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[Change]:
-    """Yields how the layers that only act in training differ."""
+    """Yields differences in the layers that only act in training."""
     sides = [[one for one in side["layers"] if _OF_TRAINING.fullmatch(one["class"])] for side in (was, now)]
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):
@@ -387,13 +387,13 @@ def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[C
 
 
 def _feeding(layer: Mapping[str, Any], whole: Structure) -> list[int]:
-    """Returns the numbers of the layers that feed a layer: two structures may have them under other names."""
+    """Returns the indices of the layers that feed a layer, whose names may differ between two structures."""
     numbers = {one["name"]: number for number, one in enumerate(whole["layers"])}
     return [numbers.get(name, -1) for name in re.findall(r'"from": "([^"]*)"', json.dumps(layer["inputs"]))]
 
 
 def _of_part(part: str, was: Any, now: Any, same_keras: bool) -> Iterator[Change]:
-    """Yields how the optimizers or the losses of compiled models differ; state fits only its own class of optimizer."""
+    """Yields differences of compiled models' optimizers or losses; state only fits its own class of optimizer."""
     if was == now or was is None or now is None:
         return
     sides = [one if isinstance(one, dict) and len(one) == 1 else {_text(one): {}} for one in (was, now)]
@@ -411,14 +411,14 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool)
 
 
 def _other_python(was: Any, now: Any) -> bool:
-    """Returns whether two values are code of different releases of Python, whose digests do not compare."""
+    """Returns whether two values are code from different Python releases, whose digests are not comparable."""
     pythons = [json.dumps(value) for value in (was, now)]
     found = [re.findall(r'"python": "([\d.]+)"', text) for text in pythons]
     return found[0] != found[1] and len(found[0]) == len(found[1])
 
 
 def _both(was: Any, now: Any) -> tuple[str, str]:
-    """Returns two values in words; if they are long, without their common beginning."""
+    """Returns two values as text, without their common beginning if they are long."""
     texts = _text(was), _text(now)
     shared = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(*texts, strict=False)))
     start = texts[0].rfind(",", 0, shared) + 1 if max(map(len, texts)) > _MOST_CHARACTERS else 0
@@ -431,7 +431,7 @@ def _cut(text: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a value in words: `relu`, `L2(l2=0.1)`, `3, 3`."""
+    """Returns a value as text: `relu`, `L2(l2=0.1)`, `3, 3`."""
     if isinstance(value, dict):
         if set(value) == {"value"}:
             return _text(value["value"])

@@ -1,8 +1,9 @@
-"""The algorithms that XLA has chosen on a run's GPUs, in the run's folder: the same for all workers and each restart.
+"""The algorithms that XLA chose on a run's GPUs, kept in the run's folder for all workers and every restart.
 
-XLA tries several kernels for a convolution or a product and takes the fastest, so that a restart would end with other
-bits. Where a run promises its bits, XLA takes none whose own bits vary, and what it has chosen is kept: the chief has
-it written to a draft, which becomes the run's file before each checkpoint, and whatever starts later loads that file.
+XLA tries several kernels for a convolution or a product and takes the fastest, so a restart would end with different
+bits. If a run promises its bits, XLA only takes kernels whose own bits do not vary, and its choices are kept: the chief
+makes XLA write them to a draft, which becomes the run's file before each checkpoint, and later processes load that
+file.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ VARIABLE = "XLA_FLAGS"  # XLA reads it once, when it first compiles; an unknown 
 
 
 def pin(folder: RunFolder, is_chief: bool) -> None:
-    """Has XLA keep to the run's algorithms. Call it before XLA compiles anything.
+    """Makes XLA use the run's algorithms. Call it before XLA compiles anything.
 
-    Those of another TensorFlow are left alone, which would refuse them. A user's own flags in the environment stay, and
-    decide.
+    Algorithms from another version of TensorFlow, which would be rejected, are ignored. A user's own flags in the
+    environment take precedence.
 
     Args:
-      folder: the run's folder.
-      is_chief: whether this process writes what XLA has chosen.
+      folder: folder of the run.
+      is_chief: whether this process writes XLA's choices.
 
     Raises:
       DataError: the folder cannot be read or written to.
@@ -37,7 +38,7 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
     flags = ["--xla_gpu_exclude_nondeterministic_ops=true"]
     if _content(folder).startswith(_stamp()):
         flags.append(f"--xla_gpu_load_autotune_results_from={_quoted(folder.algorithms)}")
-    if is_chief:  # with those that it has loaded
+    if is_chief:  # including those it has loaded
         with named(folder.algorithms_draft, "cannot be removed"):
             folder.algorithms_draft.unlink(missing_ok=True)
         flags.append(f"--xla_gpu_dump_autotune_results_to={_quoted(folder.algorithms_draft)}")
@@ -45,13 +46,13 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
 
 
 def publish(folder: RunFolder) -> None:
-    """Makes what XLA has chosen so far the run's; the chief calls it before it saves a checkpoint.
+    """Makes XLA's choices so far the run's algorithms; called by the chief before it saves a checkpoint.
 
     Raises:
       DataError: the folder cannot be written to.
     """
     with named(folder.algorithms, "cannot be written"), contextlib.suppress(FileNotFoundError):
-        chosen = content_of(folder.algorithms_draft)  # XLA writes it again after it has compiled more
+        chosen = content_of(folder.algorithms_draft)  # XLA rewrites it after compiling more
         with replaced(folder.algorithms, f"{folder.algorithms.name}.tmp") as file:
             file.write(_stamp() + chosen)
         sync(folder.path)
@@ -59,13 +60,13 @@ def publish(folder: RunFolder) -> None:
 
 
 def in_words(folder: RunFolder) -> str:
-    """Returns the run's algorithms for the comparison of workers: `XLA's algorithms of digest 3f2a...`."""
+    """Returns text on the run's algorithms for comparing workers: `XLA's algorithms of digest 3f2a...`."""
     content = _content(folder)
     return f"XLA's algorithms of digest {hashlib.sha256(content).hexdigest()[:12]}" if content else "no XLA algorithms"
 
 
 def _content(folder: RunFolder) -> bytes:
-    """Returns the file of the run's algorithms; nothing: there is none."""
+    """Returns the content of the run's algorithms file; empty if there is none."""
     check_file(folder.algorithms)
     with named(folder.algorithms, "cannot be read"), contextlib.suppress(FileNotFoundError):
         return content_of(folder.algorithms)
@@ -73,11 +74,11 @@ def _content(folder: RunFolder) -> bytes:
 
 
 def _stamp() -> bytes:
-    """Returns the first line of the file, a comment of protocol buffers as text."""
+    """Returns the first line of the file, a comment in protobuf text format."""
     return f"# {versions().get('TensorFlow', 'no TensorFlow')}\n".encode()
 
 
 def _quoted(path: os.PathLike[str]) -> str:
-    """Returns a path as XLA reads it, which takes a space for the end of a flag."""
+    """Returns a path as XLA parses it, for which a space ends a flag."""
     text = os.path.abspath(path)
     return f"'{text}'" if '"' in text else f'"{text}"'

@@ -1,4 +1,4 @@
-"""Turns errors of TensorFlow and the system into one line and an exit code."""
+"""Turns TensorFlow and system errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pipeline.errors import (
 from trainer import runtime
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
-_OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is the trainer's
+_OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is ours
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 @contextlib.contextmanager
 def in_one_line(num_workers: int) -> Iterator[None]:
-    """Context in which errors of TensorFlow, the system and the user's code become PipelineErrors.
+    """Context that turns errors of TensorFlow, the system and the user's code into PipelineErrors.
 
     Raises:
       UsageError: an error in the user's code, with its file and line.
-      LostError: in a job of several workers, one was lost.
-      DataError: any other error of an op, or of the system, such as a folder that is gone.
-      BrokenPipeError: as it is: the reader of the output (head) is gone, which the command handles.
+      LostError: a worker of the job was lost.
+      DataError: any other op or system error, such as a folder that is gone.
+      BrokenPipeError: unchanged: the reader of the output (head) is gone, which the command handles.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
 
 
 def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
-    """Returns the error that the user sees."""
+    """Returns the error to show the user."""
     reason = runtime.first_line(error)
     if any(words in error.message for words in _FULL):
         return _disk_full(reason)

@@ -1,9 +1,9 @@
-"""Signals: the first SIGTERM or SIGINT asks for a checkpoint and an end, a second one ends the process at once.
+"""Signals: the first SIGTERM or SIGINT asks to save a checkpoint and end, a second one ends the process at once.
 
-SIGUSR1 asks how the run is doing, SIGUSR2 for a checkpoint without an end.
+SIGUSR1 asks for the run's status, SIGUSR2 for a checkpoint without ending.
 
-Python's handlers run only between bytecodes, but an inner loop or a hung collective is one long call into TensorFlow.
-So `signal.set_wakeup_fd` passes the numbers of the signals to a thread, which runs during such calls.
+Python's handlers only run between bytecodes, but an inner loop or a hung collective is one long call into TensorFlow.
+So `signal.set_wakeup_fd` passes signal numbers to a thread, which runs during such calls.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import NoReturn
 from pipeline import errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-QUESTION = signal.SIGUSR1  # how the run is doing
-SAVE = signal.SIGUSR2  # a checkpoint now
+QUESTION = signal.SIGUSR1  # asks for the run's status
+SAVE = signal.SIGUSR2  # asks for a checkpoint now
 _ALL = (*SIGNALS, QUESTION, SAVE)
 
 
 class Interrupt:
-    """Context in which the signals are watched. Enter it in the main thread.
+    """Context that watches signals. Enter it in the main thread.
 
     Attributes:
-      requested: the signal that asked for the end; None: none did.
-      receiver: the process of the job that received it; empty: this one.
+      requested: signal that asked for the end; None without one.
+      receiver: name of the job's process that received it; empty for this one.
       asked: whether SIGUSR1 came; whoever answers sets it to False.
       saves: whether SIGUSR2 came; whoever saves sets it to False.
     """
@@ -42,7 +42,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Context in which a signal sets `requested`. Elsewhere it ends the process at once: nothing is to be saved."""
+        """Context in which a signal sets `requested`. Elsewhere it ends the process at once, with nothing to save."""
         self._deferred = True
         try:
             yield
@@ -51,29 +51,29 @@ class Interrupt:
 
     @property
     def reason(self) -> str:
-        """What asked for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty: nothing did."""
+        """Reason for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty without one."""
         if self.requested is None:
             return ""
         return f"{self.requested.name} to {self.receiver}" if self.receiver else self.requested.name
 
     def forwarded(self, number: signal.Signals, receiver: str) -> None:
-        """Asks for the end because another process of the job received a signal; this process has had none yet."""
+        """Asks for the end because another process of the job received a signal before this one did."""
         if self.requested is None:
             self.receiver = receiver
             self._ask(number)
 
     def end(self, message: str, code: int) -> NoReturn:
-        """Ends the process at once, with a line on stderr. Threads call it while the main one hangs in a call."""
+        """Ends the process at once, with a line on stderr. Called by threads while the main thread hangs in a call."""
         clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # removes the live line
         os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
-        os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long
+        os._exit(code)  # not sys.exit: the main thread may be inside TensorFlow for long
 
     @contextlib.contextmanager
     def left_to_the_system(self) -> Iterator[None]:
         """Context in which signals end the process by default, for calls that hold the interpreter's lock.
 
-        At its end the signals are handled here again, even if TensorFlow has taken them: its preemption notifier takes
-        SIGTERM when a cluster is joined.
+        Afterwards signals are handled here again, even if TensorFlow has taken them over: its preemption notifier takes
+        SIGTERM when joining a cluster.
         """
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -81,7 +81,7 @@ class Interrupt:
         self._listen()
 
     def __enter__(self) -> Interrupt:
-        """Takes the signals over."""
+        """Takes over signal handling."""
         self._stderr = os.dup(2)  # file descriptor 2 may be redirected later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -92,7 +92,7 @@ class Interrupt:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Gives the signals back."""
+        """Restores signal handling."""
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

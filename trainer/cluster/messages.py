@@ -1,4 +1,4 @@
-"""The messages that processes of a job exchange when they meet, lines of JSON, and how their runs differ, in words."""
+"""Messages that a job's processes exchange when they meet, as lines of JSON, and how their runs differ, as text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 
-# What shapes a run, in parts: {name: its value in words, such as `--seed=1`; or [digest] if it has no words}. What
-# follows from a part is in a later one.
+# A part of what shapes a run: {name: value as text, such as `--seed=1`, or [digest] if it has no text}. Consequences of
+# a part are in later parts.
 Part: TypeAlias = Mapping[str, str | Sequence[str]]
 Description: TypeAlias = Sequence[Part]
 
@@ -22,7 +22,7 @@ _MOST_NAMED = 5  # differences, or workers, in one line
 
 
 def is_description(value: Any) -> TypeGuard[Description]:
-    """Returns whether a value that was sent as JSON is a description."""
+    """Returns whether a value received as JSON is a description."""
     return isinstance(value, list) and all(
         isinstance(part, dict) and all(_is_value(words) for words in part.values()) for part in value
     )
@@ -33,13 +33,13 @@ def _is_value(value: Any) -> bool:
 
 
 def difference(chief: Description, others: Mapping[str, Description]) -> str | None:
-    """Returns which workers differ from the chief, with both values; None: none does.
+    """Returns which workers differ from the chief, with both values; None if none does.
 
-    For each worker only the first part that differs is named: later ones may differ because of it.
+    Only the first part that differs is named for each worker, as later ones may differ because of it.
 
     Args:
       chief: the chief's description.
-      others: {name of a worker: its description}.
+      others: {worker name: its description}.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for worker, theirs in others.items():
@@ -53,13 +53,13 @@ def difference(chief: Description, others: Mapping[str, Description]) -> str | N
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Returns a list of names in words; of a long one, the first names and the number of the others."""
+    """Returns a list of names as text; a long one is cut to the first names and the number of others."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _first(chief: Description, other: Description) -> tuple[str, str] | None:
-    """Returns the chief's and the other's values in the first part that differs; of digests only the other's."""
+    """Returns the chief's and the other's values in the first part that differs; for digests only the other's."""
     nothing: Part = {}
     for mine, theirs in itertools.zip_longest(chief, other, fillvalue=nothing):
         names = [name for name in {**mine, **theirs} if _comparable(mine, name) != _comparable(theirs, name)]
@@ -87,12 +87,12 @@ def _words(names: Sequence[str], part: Part) -> str:
     return shortened([str(part.get(name, f"no {name}")) for name in names])
 
 
-MOST_BYTES = 1 << 20  # 1 MiB, of a message
+MOST_BYTES = 1 << 20  # 1 MiB per message
 NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak this protocol
 _ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
-_SILENT_SECONDS, _QUESTIONS = 10, 3  # seconds of silence before TCP asks the other machine, and how often it asks
+_SILENT_SECONDS, _QUESTIONS = 10, 3  # seconds of silence before TCP probes the other machine, and number of probes
 
-SIGN = {"alive": True}  # sign of life, sent regularly by both sides of a job with parameter servers; never an answer
+SIGN = {"alive": True}  # sign of life, sent regularly by both sides of a job with parameter servers; never answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Hello:
     """The first message of a worker.
 
     Attributes:
-      rank: number in the cluster; the chief's is 0.
-      name: what messages call it.
-      description: what shapes its run.
+      rank: rank in the cluster; the chief's is 0.
+      name: name in messages.
+      description: description of its run.
     """
 
     rank: int
@@ -112,12 +112,12 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The only message of a process that fails before it has met the others.
+    """The only message of a process that fails before it meets the others.
 
     Attributes:
-      rank: number in the cluster; the chief's is 0.
-      name: what messages call it.
-      error: why it cannot begin.
+      rank: rank in the cluster; the chief's is 0.
+      name: name in messages.
+      error: reason why it cannot begin.
     """
 
     rank: int
@@ -126,27 +126,27 @@ class Failure:
 
     @property
     def told(self) -> PipelineError:
-        """The error that ends the others."""
+        """Error with which the others end."""
         fields = fields_of(self.error)
         return _ERRORS[self.error.exit_code](f"{self.name} cannot begin: {fields['error']}")
 
 
 def fields_of(error: PipelineError | None) -> dict[str, Any]:
-    """Returns the fields that tell other processes how a process ended; None: without an error."""
+    """Returns the fields that tell other processes how a process ended; None for no error."""
     if error is None:
         return {"exit_code": 0, "error": ""}
     return {"exit_code": error.exit_code, "error": "; ".join(map(str, error.mistakes)), "lost": error.lost}
 
 
 def error_of(fields: Mapping[str, Any]) -> PipelineError | None:
-    """Returns the error, or None, from which `fields_of` made these fields."""
+    """Returns the error from which `fields_of` made these fields, or None."""
     if not (code := fields["exit_code"]):
         return None
     return _ERRORS[code](str(fields["error"]), lost=fields.get("lost", ()))
 
 
 def sign_every(silence: float) -> float:
-    """Returns the seconds between two signs of life, given the seconds of silence after which a process is lost."""
+    """Returns the seconds between signs of life, given the seconds of silence after which a process is lost."""
     return min(5.0, silence / 4)
 
 
@@ -231,7 +231,7 @@ def write_failure(writer: asyncio.StreamWriter, failure: Failure) -> None:
 
 
 def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:
-    """Sends that a worker ran out of time."""
+    """Tells the other side that a worker ran out of time."""
     writer.write(b"\n")
 
 
@@ -241,12 +241,12 @@ def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
 
 
 def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
-    """Sends that all may continue, or the error that ends the worker."""
+    """Tells a worker that all may continue, or the error that ends it."""
     _write(writer, fields_of(error))
 
 
 def write_news(writer: asyncio.StreamWriter, kind: str, value: str = "") -> None:
-    """Sends what `read_news` returns."""
+    """Sends news for `read_news`."""
     _write(writer, {kind: value})
 
 
@@ -261,11 +261,11 @@ def write_line(writer: asyncio.StreamWriter, line: str) -> None:
 
 
 def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
-    """Lets the system close the connection if the other machine is silently gone."""
+    """Makes the system close the connection if the other machine silently disappears."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", _SILENT_SECONDS), ("KEEPINTVL", _SILENT_SECONDS), ("KEEPCNT", _QUESTIONS)):
-        with contextlib.suppress(AttributeError, OSError):  # not every system has them
+        with contextlib.suppress(AttributeError, OSError):  # not available on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
 
 
@@ -273,7 +273,7 @@ async def _read(reader: asyncio.StreamReader, within: float | None = None) -> di
     """Returns the next message that is not just a sign of life."""
     while True:
         async with asyncio.timeout(within):
-            line = await reader.readline()  # ValueError: longer than a message may be
+            line = await reader.readline()  # ValueError: the message is too long
         if not line:
             raise ConnectionResetError
         try:

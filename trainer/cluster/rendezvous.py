@@ -1,14 +1,14 @@
-"""The workers of a job meet before TensorFlow connects them, and check that all are there and run the same training.
+"""The meeting of a job's workers before TensorFlow connects them, to check that all are there and train the same.
 
 When TensorFlow connects workers, it waits silently, holds the interpreter's lock, takes SIGTERM, and compares nothing.
+Here the chief listens on its own port of TF_CONFIG, where TensorFlow's server will listen later, and the others connect
+to it. A worker sends its name and the description of its run. The chief answers with the names that all are waiting
+for, and finally with permission to continue or the error that ends them all. Anything else that connects to the port
+gets no answer.
 
-The chief listens on its own port of TF_CONFIG, where TensorFlow's server will listen later, and the others connect to
-it. A worker sends its name and what shapes its run. The chief answers with the names that all wait for, and in the end
-with leave to continue or with the error that ends them all. Whatever else connects to the port gets no answer.
-
-The connections stay open. A worker that fails says why before it leaves, so that the others end with its error instead
-of TensorFlow's words about a lost worker. A worker that fails before it has met the others tries for a while to tell
-them, as they would wait for it.
+The connections stay open. A worker that fails says why before it leaves, so that the others end with its error rather
+than TensorFlow's message about a lost worker. A worker that fails before it meets the others tries to tell them for a
+while, as they would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from trainer.cluster import messages, tf_config
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.tf_config import Cluster, Seat
 
-NOTICE_SECONDS = 10.0  # between two lines about whom a worker waits for
+NOTICE_SECONDS = 10.0  # between lines about whom a worker is waiting for
 _FIRST_NOTICE_SECONDS = 0.5
 _RETRY_SECONDS = 0.3
-ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to send its first message
-_EXPLAINING_SECONDS = 15.0  # to reach the others, who may be loading TensorFlow
-_TOLD_SECONDS = 2.0  # in which the chief hears why a lost worker has left, if it said so
-_PASSED_ON_SECONDS = 10.0  # in which the others hear it from the chief, which may notice the loss later
-_MOST_CHARACTERS = 300  # of an error that is sent to others
+ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker's first message
+_EXPLAINING_SECONDS = 15.0  # for reaching the others, who may be loading TensorFlow
+_TOLD_SECONDS = 2.0  # in which the chief learns why a lost worker left, if it said so
+_PASSED_ON_SECONDS = 10.0  # in which the others learn it from the chief, which may notice the loss later
+_MOST_CHARACTERS = 300  # of an error sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
-_Connection: TypeAlias = tuple[socket.socket, bytes]  # and what has already been read from it
-Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may continue
+_Connection: TypeAlias = tuple[socket.socket, bytes]  # and bytes already read from it
+Outcome: TypeAlias = PipelineError | None  # error that ends all workers; None if they may continue
 _Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-SOMEBODY = "another worker"  # the name of a lost worker that TensorFlow does not name
+SOMEBODY = "another worker"  # name of a lost worker that TensorFlow does not name
 
 
 class LostError(RerunError):
-    """Another worker no longer answers; `lost` has its name."""
+    """Another worker no longer responds; `lost` has its name."""
 
 
 def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
-    """Waits until all workers are there, and compares them. While it waits, it prints for whom.
+    """Waits until all workers are there and compares them; prints whom it is waiting for.
 
     Args:
-      cluster: workers of the job, of which this process is one.
-      description: what must be equal on all workers.
-      timeout: most seconds to wait.
+      cluster: workers of the job, including this process.
+      description: description that must be equal on all workers.
+      timeout: longest time to wait in seconds.
 
     Returns:
-      The connections between them.
+      Connections between the workers.
 
     Raises:
       UsageError: the workers differ, another process has this worker's rank, or its port cannot be used.
@@ -81,14 +81,14 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 def explaining(
     seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 ) -> Iterator[None]:
-    """Context for what a process does before it meets the others: if it fails, they are told why.
+    """Context for work before a process meets the others: if it fails, they are told why.
 
-    The chief tells those that connect; any other process tells the chief, which ends all. Those that are told end at
-    once. Those that come too late to be told wait for --join_timeout, as for a process that was never started.
+    The chief tells those that connect; any other process tells the chief, which ends all. Processes that are told end
+    at once. Those that come too late wait for --join_timeout, as for a process that was never started.
 
     Args:
-      seat: place of this process among those that meet.
-      timeout: seconds that the others wait, after which telling them ends.
+      seat: place of this process in the meeting.
+      timeout: seconds that the others wait; telling them ends after that.
       aside: context in which a line may be printed.
     """
     try:
@@ -101,13 +101,13 @@ def explaining(
 
 
 def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeout: float) -> None:
-    """Tells workers that come late why the chief has given up the job; they would wait for --join_timeout.
+    """Tells late workers, who would wait for --join_timeout, why the chief has given up the job.
 
     Args:
-      seat: place of the chief among those that meet.
+      seat: place of the chief in the meeting.
       error: error that ended the others; if it asks for a rerun, nobody is told.
-      told: the ranks of those that know.
-      timeout: as for `explaining`.
+      told: ranks of the workers that know.
+      timeout: seconds that the others wait, as in `explaining`.
     """
     if error.exit_code != EXIT_RERUN and len(told) < seat.size - 1:
         with contextlib.suppress(OSError, UsageError):  # another process has taken the port
@@ -142,7 +142,7 @@ async def _explain(
 async def _tell_chief(failure: Failure, seat: Seat) -> None:
     """Returns once the chief has answered."""
     while True:
-        with contextlib.suppress(*messages.NOT_OURS):  # it is not listening yet, or another program has its port
+        with contextlib.suppress(*messages.NOT_OURS):  # not listening yet, or another program has its port
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*tf_config.split_address(seat.chief_address))
                 with contextlib.closing(writer):
@@ -175,17 +175,17 @@ async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, to
 
 
 def _of_any(error: Exception) -> PipelineError:
-    """Returns an error as one that can be sent to others."""
+    """Converts an error to one that can be sent to others."""
     if isinstance(error, PipelineError):
         return error
     return DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}")
 
 
 class Ties:
-    """The connections between workers that have met: the chief has one to each of the others."""
+    """Connections between workers that have met: the chief has one to each other worker."""
 
     def __init__(self, cluster: Cluster, connections: Mapping[int, _Connection] = {}) -> None:
-        """Takes over connections by the rank of the other side; a single worker has none."""
+        """Takes over connections, by rank of the other side; a single worker has none."""
         self._cluster = cluster
         self._peers = {rank: _Peer(cluster.name(rank), *connection) for rank, connection in connections.items()}
 
@@ -204,10 +204,10 @@ class Ties:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Context that tells the others why this worker fails, and replaces a loss by what the lost worker said.
+        """Context that tells the others why this worker fails, and replaces a LostError with the lost worker's error.
 
         Raises:
-          PipelineError: instead of LostError, the error that ended the lost worker, with its name.
+          PipelineError: in place of LostError, the error that ended the lost worker, with its name.
         """
         try:
             yield
@@ -224,16 +224,17 @@ class Ties:
             raise
 
     def compare(self, mine: Any, difference: Callable[[Any, Any], str | None], timeout: float) -> None:
-        """Compares a value of each worker with the chief's. All workers call it.
+        """Compares each worker's value with the chief's. All workers call it.
 
         Args:
           mine: this worker's value, as JSON.
-          difference: returns in words how another worker's value differs from the chief's; None: it does not.
+          difference: function that returns text on how another worker's value differs from the chief's; None if it does
+            not.
           timeout: seconds to wait for each of the others.
 
         Raises:
           UsageError: a worker differs.
-          LostError: a worker is gone, or does not answer.
+          LostError: a worker is gone, or does not respond.
           PipelineError: a worker has failed.
         """
         if not self._cluster.is_chief:
@@ -264,7 +265,7 @@ class Ties:
         return message
 
     def _heard(self) -> PipelineError | None:
-        """Returns why another worker has left; None: none has said why."""
+        """Returns why another worker left; None if none said why."""
         end = time.monotonic() + (_TOLD_SECONDS if self._cluster.is_chief else _PASSED_ON_SECONDS)
         with selectors.DefaultSelector() as selector:
             for peer in self._peers.values():
@@ -281,7 +282,7 @@ class Ties:
         return None
 
     def _passed_on(self, peer: _Peer, message: Mapping[str, Any]) -> PipelineError:
-        """Returns the error of a worker that has left, with its name; the chief passes the message on to the others."""
+        """Returns the error of a worker that left, with its name; the chief passes the message on to the others."""
         for other in self._peers.values() if self._cluster.is_chief else ():
             if other is not peer:
                 other.send(message)
@@ -295,7 +296,7 @@ class Ties:
 
 
 class _Peer:
-    """The other side of a connection, which sends lines of JSON."""
+    """The other side of a connection, exchanging lines of JSON."""
 
     def __init__(self, name: str, connection: socket.socket, rest: bytes) -> None:
         self.name, self.connection, self._rest = name, connection, rest
@@ -306,13 +307,13 @@ class _Peer:
         return b"\n" in self._rest
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message, unless the other side is gone."""
+        """Sends a message unless the other side is gone."""
         with contextlib.suppress(OSError):
             self.connection.settimeout(ANSWER_SECONDS)
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self, end: float) -> dict[str, Any] | None:
-        """Returns the next message; None: none comes before the time `end`, or the other side is gone."""
+        """Returns the next message; None if none comes before the time `end`, or the other side is gone."""
         parts = [self._rest]
         while b"\n" not in parts[-1]:
             self.connection.settimeout(max(end - time.monotonic(), 0.001))
@@ -328,22 +329,22 @@ class _Peer:
 
 
 class _Chief:
-    """The side that waits for all, compares and decides."""
+    """The side that waits for all workers, compares them and decides."""
 
     def __init__(self, cluster: Cluster, hello: Hello, timeout: float, port: socket.socket) -> None:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
         self.kept: dict[int, _Connection] = {}
-        self.told: set[int] = set()  # ranks of those that know the outcome
+        self.told: set[int] = set()  # ranks of workers that know the outcome
 
     async def meet(self) -> Outcome:
         self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         server = Server(self._serve)
         await server.start(self._port)
         outcome = await decided(self._decision, self._timeout, self._absent)
-        await server.stop()  # before a worker continues, whose TensorFlow looks for the chief's on this port
+        await server.stop()  # before a worker continues and its TensorFlow looks for the chief's on this port
         for rank, (_, writer) in self._others.items():
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what follows is for the ties
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # later messages are for the ties
             messages.write_end(writer, outcome)
             self.told.add(rank)
             if outcome is None:
@@ -357,7 +358,7 @@ class _Chief:
         if hello is None:
             return
         if isinstance(hello, Failure):
-            # If the rank is there, this is another process with the same task, which must not end the first.
+            # A second process with the same task must not end the first.
             if hello.rank not in self._others and not self._decision.done():
                 self._decision.set_result(hello.told)
             self.told.add(hello.rank)
@@ -369,16 +370,16 @@ class _Chief:
         self._others[hello.rank] = hello, writer
         self._changed()
         if await messages.waits_no_longer(reader) and not self._decision.done():
-            self._decision.set_result(late(self._absent(), self._timeout))  # it will not be there for the others
+            self._decision.set_result(late(self._absent(), self._timeout))  # it will be absent for the others
         del self._others[hello.rank]
         self._changed()
 
     def _changed(self) -> None:
-        """Decides if that is possible; otherwise tells the workers whom all wait for."""
+        """Decides if possible; otherwise tells the workers whom all are waiting for."""
         if self._decision.done():
             return
         absent = self._absent()
-        parts = slice(1 if absent else None)  # if TF_CONFIG differs, those that are absent may never come
+        parts = slice(1 if absent else None)  # if TF_CONFIG differs, absent workers may never come
         others = {hello.name: hello.description[parts] for _, (hello, _) in sorted(self._others.items())}
         if found := difference(self._mine[parts], others):
             self._decision.set_result(UsageError(f"{found}; {_ALIKE}"))
@@ -397,16 +398,16 @@ class _Chief:
 
 
 class Server:
-    """Serves each connection to a port in a task.
+    """Serves each connection to a port in its own task.
 
-    Given a coroutine, `asyncio.start_server` would make the tasks itself, but Python 3.11 cannot cancel those without a
-    traceback.
+    Given a coroutine, `asyncio.start_server` would create the tasks itself, but Python 3.11 cannot cancel those without
+    a traceback.
 
     Args:
-      serve: serves a connection, which is closed when it returns.
+      serve: coroutine function that serves a connection, which is closed when it returns.
 
     Attributes:
-      tasks: connections that are being served.
+      tasks: tasks of the connections being served.
     """
 
     def __init__(self, serve: _Serve) -> None:
@@ -422,8 +423,9 @@ class Server:
         """Accepts no more connections, and closes the port."""
         if self._port.fileno() < 0:
             return
-        # asyncio passes on a connection two turns of its loop after it has accepted it. If the server closes before, it
-        # forgets it: it stays open until Python collects garbage, and its process waits for an answer all that time.
+        # asyncio hands over a connection two turns of its loop after accepting it. If the server closes before that,
+        # the connection is forgotten: it stays open until Python collects garbage, with its process waiting for an
+        # answer.
         asyncio.get_running_loop().remove_reader(self._port)
         for _ in range(2):
             await asyncio.sleep(0)
@@ -441,7 +443,7 @@ class Server:
         task = asyncio.create_task(self._serve(reader, writer))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        task.add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
+        task.add_done_callback(lambda _: writer.close())  # even if it is cancelled before it begins
 
 
 async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Failure | None:
@@ -454,11 +456,11 @@ async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 class Client:
-    """The side that asks the chief whether all may continue. A subclass decides what becomes of the connection.
+    """The side that asks the chief whether all may continue. A subclass decides what to do with the connection.
 
     Args:
       hello: first message of this process.
-      chief: what messages call the chief.
+      chief: name of the chief in messages.
       address: `host:port` of the chief.
       timeout: seconds to wait for the others.
     """
@@ -477,7 +479,7 @@ class Client:
                 return await self._ask_once()
             except socket.gaierror as error:
                 self._awaited = f"{self.chief} [{reason_of(error)}]"
-            except messages.NOT_OURS:  # it is not listening yet, or is gone, or another program has its port
+            except messages.NOT_OURS:  # not listening yet, or gone, or another program has its port
                 self._awaited = self.chief
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -545,23 +547,23 @@ async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Ca
 
 
 def late(awaited: str, timeout: float) -> RerunError:
-    """Returns the error for processes that did not come within `timeout` seconds."""
+    """Returns an error about processes that did not come within `timeout` seconds."""
     return RerunError(
         f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
     )
 
 
 def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, source: str) -> RerunError:
-    """Returns the error for a second process with the same task; a restart helps if the first one's machine is gone.
+    """Returns an error about a second process with the same task; a retry helps if the first one's machine is gone.
 
     Args:
       name: name of the task.
       writer: stream to the second process.
       first: stream to the first process.
-      source: where the task comes from, for messages.
+      source: origin of the task, for messages.
     """
     peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))
-    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # the prefix of an IPv4 address in IPv6
+    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # prefix of an IPv4 address in IPv6
     return RerunError(
         f"{name} is there already, a process on {there}; this one, on {here}, has the same task in {source}; give each "
         "process a task of its own, or try again in a minute if the other machine is gone"

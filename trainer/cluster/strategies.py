@@ -1,4 +1,4 @@
-"""The tf.distribute strategy over devices and workers, TensorFlow's settings before it, and what workers agree on."""
+"""The tf.distribute strategy over devices and workers, TensorFlow's settings before it, and agreement of workers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
 from trainer.runtime import context, multi_worker_util
 
-_SMI_SECONDS = 10.0  # in which nvidia-smi answers, or the memory of GPUs is not told
-_first_uses: list[str | None] = []  # where an import began to use TensorFlow's devices
+_SMI_SECONDS = 10.0  # if nvidia-smi takes longer, the GPUs' memory is not reported
+_first_uses: list[str | None] = []  # places where an import began to use TensorFlow's devices
 
 
 @contextlib.contextmanager
 def noting_first_use() -> Iterator[None]:
-    """Context that notes where code begins to use TensorFlow's devices, for the import of a user's module.
+    """Context for importing a user's module that notes where code begins to use TensorFlow's devices.
 
-    A tensor, a table or a layer at the top of a module does. What a strategy needs can no longer be set up then.
+    A tensor, a table or a layer at the top of a module does so, after which a strategy can no longer be set up.
     """
     begin = context.Context.ensure_initialized
 
@@ -50,7 +50,7 @@ def _before_devices(flag: str) -> Iterator[None]:
     """Context for settings that TensorFlow refuses once its devices are in use.
 
     Raises:
-      UsageError: they are.
+      UsageError: the devices are already in use.
     """
     in_use = context.context()._initialized
     try:
@@ -66,15 +66,15 @@ def _before_devices(flag: str) -> Iterator[None]:
 
 
 def configure(config: TrainConfig, is_chief: bool = False) -> None:
-    """Sets up determinism, threads and the placement of operations. Call it before XLA compiles anything.
+    """Configures determinism, threads and the placement of operations. Call it before XLA compiles anything.
 
     Virtual replicas need op determinism on GPUs, where many gradients of cuDNN and of TensorFlow's own kernels are
-    otherwise summed in the order in which threads end. Operations that a device lacks are placed on another one (soft
-    placement), as in the CIFAR-10 tutorial.
+    otherwise summed in the order in which threads finish. Operations that a device lacks are placed on another one
+    (soft placement), as in the CIFAR-10 tutorial.
 
     Args:
-      config: the run's flags.
-      is_chief: whether this process writes down the algorithms that XLA chooses; see `algorithms`.
+      config: flags of the run.
+      is_chief: whether this process records the algorithms that XLA chooses; see `algorithms`.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     if config.run.deterministic or (has_gpus and config.repeats_on_gpus):
@@ -90,11 +90,11 @@ def configure(config: TrainConfig, is_chief: bool = False) -> None:
 
 
 def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.distribute.Strategy:
-    """Returns the strategy. Call it before anything else uses TensorFlow's devices.
+    """Creates the strategy. Call it before anything else uses TensorFlow's devices.
 
     Args:
-      flags: the strategy and its replicas.
-      global_batch_size: rows that the replicas divide among themselves.
+      flags: flags of the strategy and its replicas.
+      global_batch_size: number of rows that the replicas divide among themselves.
       cluster: workers of a multiworker run; otherwise unused.
 
     Raises:
@@ -112,9 +112,9 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
     if flags.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     if flags.strategy == "mirrored":
-        # TensorFlow chooses collectives. Between logical CPUs, summing on one of them is faster (80 against 180 ms per
-        # step of cifar10_cnn on two), gives the same bits, and lets a process make several strategies one after the
-        # other, whose collectives would get mixed up.
+        # TensorFlow would choose collectives. Between logical CPUs, summing on one of them is faster (80 rather than
+        # 180 ms per step of cifar10_cnn on two), gives the same bits, and allows several strategies in one process,
+        # whose collectives would otherwise get mixed up.
         on_one = tf.distribute.ReductionToOneDevice if devices[0].startswith("/cpu") else None
         sums = {
             "nccl": tf.distribute.NcclAllReduce,
@@ -130,12 +130,12 @@ def device_names(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def first_gpu() -> str | None:
-    """Returns the GPU on which TensorFlow computes where nothing says on which; None: there is none."""
+    """Returns the GPU that TensorFlow uses by default; None if there is none."""
     return _with_models(["GPU:0"])[0] if tf.config.list_physical_devices("GPU") else None
 
 
 def _with_models(names: list[str]) -> list[str]:
-    """Returns the names of devices, with model and memory where they are known."""
+    """Returns the names of devices, with model and memory if known."""
     gpus = tf.config.list_physical_devices("GPU")
     details = {gpu.name.rpartition("device:")[2]: tf.config.experimental.get_device_details(gpu) for gpu in gpus}
     models = {name: detail.get("device_name") for name, detail in details.items()}
@@ -147,7 +147,7 @@ def _with_models(names: list[str]) -> list[str]:
 
 
 def _memory_by_model() -> dict[str, list[str]]:
-    """Returns the memory of each model of GPU in this machine, where all of a model have the same.
+    """Returns the memory of each GPU model in this machine, if all GPUs of the model have the same.
 
     By model, because TensorFlow and nvidia-smi number GPUs in different orders.
     """
@@ -159,13 +159,13 @@ def _memory_by_model() -> dict[str, list[str]]:
     sizes: dict[str, set[str]] = {}
     for line in listed.stdout.splitlines():
         model, _, mebibytes = line.rpartition(", ")
-        if mebibytes.isdigit():  # some GPUs share the machine's memory, and have "[N/A]"
+        if mebibytes.isdigit():  # GPUs that share the machine's memory have "[N/A]"
             sizes.setdefault(model, set()).add(size_of(int(mebibytes) << 20))
     return {model: list(found) for model, found in sizes.items() if len(found) == 1}
 
 
 def _devices(count: int | None) -> list[str]:
-    """Returns the devices of `count` replicas: GPUs, or logical CPUs if there are none; None: all GPUs, or one CPU."""
+    """Returns the devices of `count` replicas: GPUs, else logical CPUs; None for all GPUs, or one CPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if (count or 1) > len(gpus):
@@ -190,7 +190,8 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
 
     Args:
       cluster: workers of the job; a single one need not be in TF_CONFIG.
-      flags: how they sum, and how long one may be silent here until it counts as lost; later a `Watchdog` decides.
+      flags: flags for the all-reduce, and for how long a worker may be silent until it counts as lost; later a
+        `Watchdog` decides that.
 
     Raises:
       LostError: a worker did not join.
@@ -218,9 +219,9 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
 
 
 def _bound_joining(timeout: float) -> None:
-    """Configures TensorFlow's coordination service as the strategy would, but bounds how long it waits for a worker.
+    """Configures TensorFlow's coordination service as the strategy would, but limits how long it waits for a worker.
 
-    The barrier at the registration fails on all workers if one does not come. Without it, each would wait for an hour.
+    The registration barrier fails on all workers if one does not come. Without it, each would wait for an hour.
     """
     spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(
@@ -249,12 +250,12 @@ class Agreement:
         return any(self._gather(int(flag)))
 
     def union(self, numbers: Iterable[int]) -> set[int]:
-        """Returns the numbers, 0 to 61, that any worker gives."""
+        """Returns the union of all workers' numbers, 0 to 61."""
         masks = self._gather(sum(1 << number for number in set(numbers)))
         return {number for number in range(_MOST_NUMBERS) if any(mask >> number & 1 for mask in masks)}
 
     def wait(self) -> None:
-        """Waits for all workers: one that leaves early, above all the chief, costs the others seconds."""
+        """Waits for all workers: one that leaves early, especially the chief, costs the others seconds."""
         self._gather(0)
 
     def check_equal(self, what: str, value: Callable[[], int], advice: str) -> None:
@@ -262,8 +263,8 @@ class Agreement:
 
         Args:
           what: name of the value, for the error.
-          value: returns this worker's value, from 0 to 2^48 - 1; not called if there is one worker.
-          advice: what makes the values equal, for the error.
+          value: function that returns this worker's value, from 0 to 2^48 - 1; not called for a single worker.
+          advice: advice on making the values equal, for the error.
 
         Raises:
           DataError: the workers have different values.
@@ -278,7 +279,7 @@ class Agreement:
         """Returns every worker's value (>= 0), by rank."""
         if self._cluster.size == 1:
             return [value]
-        # A gather made of a sum: each worker has its own place. All of its replicas add the value there.
+        # Gather by summing: each worker has its own place, to which all its replicas add the value.
         mine = [value if rank == self._cluster.rank else 0 for rank in range(self._cluster.size)]
         sums = self._all_sum(tf.constant(mine, tf.int64)).numpy()
         local_replicas = self._strategy.num_replicas_in_sync // self._cluster.size

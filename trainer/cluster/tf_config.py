@@ -16,7 +16,7 @@ from pipeline.errors import UsageError, reason_of
 from trainer.config.run import ClusterFlags
 
 VARIABLE = "TF_CONFIG"
-HOSTS_FLAG = "--worker_hosts"  # instead of the variable
+HOSTS_FLAG = "--worker_hosts"  # in place of the variable
 _MAX_PORT = 65535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
 _FLAGS = {"chief": "--chief_host", "worker": "--worker_hosts", "ps": "--ps_hosts"}
@@ -25,14 +25,14 @@ _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type
 
 @dataclasses.dataclass(frozen=True)
 class Seat:
-    """The place of a process among those that meet at the chief's address.
+    """The place of a process in the meeting at the chief's address.
 
     Attributes:
-      rank: number of this process, 0..size-1; 0 is the chief.
-      size: processes in the job.
-      name: what messages call this process.
-      chief_address: `host:port`.
-      source: where that address comes from: TF_CONFIG, or a flag.
+      rank: rank of this process, 0..size-1; 0 is the chief.
+      size: number of processes in the job.
+      name: name of this process in messages.
+      chief_address: address of the chief, `host:port`.
+      source: origin of that address: TF_CONFIG, or a flag.
     """
 
     rank: int
@@ -44,13 +44,13 @@ class Seat:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a job, and which of them this process is.
+    """The workers of a job, and which one this process is.
 
     Attributes:
       addresses: `host:port` of each worker, the chief first.
-      rank: number of this process, 0..size-1; 0 is the chief, which writes.
+      rank: rank of this process, 0..size-1; 0 is the chief, which writes.
       chief_job: whether TF_CONFIG has a job `chief`, so that its workers are counted without the chief.
-      source: where the cluster comes from: TF_CONFIG, or a flag.
+      source: origin of the cluster: TF_CONFIG, or a flag.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
+        """Number of workers."""
         return len(self.addresses)
 
     @property
@@ -70,16 +70,16 @@ class Cluster:
 
     @property
     def file(self) -> str:
-        """What files call this process: `worker-1`, as in TF_CONFIG."""
+        """Name of this process in file names: `worker-1`, as in TF_CONFIG."""
         return f"worker-{self.rank - self.chief_job}" if self.rank or not self.chief_job else "chief"
 
     @property
     def seat(self) -> Seat:
-        """The place of this process."""
+        """Place of this process in the meeting."""
         return Seat(self.rank, self.size, self.name(self.rank), self.addresses[0], self.source)
 
     def name(self, rank: int) -> str:
-        """Returns what messages call a worker: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
+        """Returns the name of a worker in messages: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
         who = f"worker {rank - self.chief_job}" if rank else "the chief"
         return f"{who} ({self.addresses[rank]})"
 
@@ -88,7 +88,7 @@ ALONE = Cluster()
 
 
 def from_environment() -> Cluster | None:
-    """Returns the cluster of the environment's TF_CONFIG; None: it is not set.
+    """Returns the cluster in the environment's TF_CONFIG; None if it is not set.
 
     Raises:
       UsageError: it cannot be used.
@@ -98,7 +98,7 @@ def from_environment() -> Cluster | None:
 
 
 def check_alone(strategy: str) -> None:
-    """Refuses a TF_CONFIG with several tasks for a strategy of one process.
+    """Refuses a TF_CONFIG with several tasks for a single-process strategy.
 
     Raises:
       UsageError: there are several tasks, each of which would train the whole job.
@@ -117,15 +117,15 @@ def check_alone(strategy: str) -> None:
 
 
 def parse(text: str, source: str = VARIABLE) -> Cluster:
-    """Returns the cluster of a TF_CONFIG text: jobs `chief` (one, optional) and `worker`.
+    """Parses a TF_CONFIG text with the jobs `chief` (one, optional) and `worker`.
 
     Args:
-      text: the content.
-      source: where the text comes from, for messages.
+      text: content of TF_CONFIG.
+      source: origin of the text, for messages.
 
     Raises:
-      UsageError: it is not JSON, lacks the cluster or the task, has another kind of task or an index outside the job,
-        or has an address that is not host:port or is there twice.
+      UsageError: it is not JSON, lacks the cluster or the task, has another kind of task or an index outside of the
+        job, or has an address that is not host:port or occurs twice.
     """
     jobs, kind, index = parse_jobs(text, ("chief", "worker"), "multiworker", source)
     chiefs, workers = jobs.get("chief", ()), jobs.get("worker", ())
@@ -136,16 +136,16 @@ def parse(text: str, source: str = VARIABLE) -> Cluster:
 def parse_jobs(
     text: str, known: Sequence[str], strategy: str, source: str = VARIABLE
 ) -> tuple[dict[str, tuple[str, ...]], str, int]:
-    """Returns the addresses of each job in a TF_CONFIG text, and the job and the index of this process.
+    """Returns the addresses of each job in a TF_CONFIG text, and this process's job and index.
 
     Args:
-      text: the content.
-      known: the jobs that may be in it.
+      text: content of TF_CONFIG.
+      known: jobs that it may contain.
       strategy: strategy that uses them, for messages.
-      source: where the text comes from, for messages.
+      source: origin of the text, for messages.
 
     Raises:
-      UsageError: as `parse`.
+      UsageError: see `parse`.
     """
     try:
         content = json.loads(text)
@@ -185,7 +185,7 @@ def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, so
 
 
 def source_of(job: str, source: str) -> str:
-    """Returns where the addresses of a job come from: its own flag if flags name the cluster, else TF_CONFIG."""
+    """Returns the origin of a job's addresses: its own flag if flags name the cluster, else TF_CONFIG."""
     return _FLAGS.get(job, source) if source in _FLAGS.values() else source
 
 
@@ -224,7 +224,7 @@ def _check_different(jobs: dict[str, list[str]], source: str) -> None:
 
 
 def _machine(host: str) -> str:
-    """Returns `localhost` for each name of this machine, an address in its shortest form, other names as they are."""
+    """Returns `localhost` for any name of this machine, the shortest form of an address, and other names unchanged."""
     host = host.strip("[]").rstrip(".").lower()
     own = socket.gethostname().lower()
     if host in ("localhost", "ip6-localhost", own, own.partition(".")[0]):
@@ -246,14 +246,14 @@ def _index(value: Any, source: str) -> int:
 
 
 def of_flags(flags: ClusterFlags, strategy: str) -> str:
-    """Returns the TF_CONFIG text that is equivalent to flags.
+    """Returns the TF_CONFIG text equivalent to flags.
 
     Args:
       flags: flags with --worker_hosts.
-      strategy: with multiworker, every process is a worker.
+      strategy: value of --strategy; with multiworker, every process is a worker.
 
     Raises:
-      UsageError: they do not say which process this is, or the environment has another TF_CONFIG.
+      UsageError: they do not say which process this is, or the environment has a different TF_CONFIG.
     """
     hosts = flags.hosts
     lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}
@@ -274,24 +274,24 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
     if index is not None and index >= count:
         raise UsageError(f"--task_index={index}: --job_name={job} has {count}, numbered from 0")
     text = json.dumps({"cluster": jobs, "task": {"type": job, "index": index or 0}})
-    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # equal: set by an earlier run in this process
+    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # if equal, set by an earlier run in this process
         raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
     return text
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of `host:port` or `[::1]:port`."""
+    """Splits `host:port` or `[::1]:port` into host and port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def listen(address: str, name: str, source: str) -> socket.socket:
-    """Returns a socket that listens on this process's port at all addresses, as TensorFlow's server will.
+    """Returns a socket that listens on this process's port on all addresses, as TensorFlow's server will.
 
     Args:
       address: `host:port` of this process.
-      name: what messages call this process.
-      source: where the address comes from, for messages.
+      name: name of this process in messages.
+      source: origin of the address, for messages.
 
     Raises:
       UsageError: the port is in use, or may not be used.
@@ -312,12 +312,12 @@ def listen(address: str, name: str, source: str) -> socket.socket:
 
 
 def unusable_port(address: str, name: str, source: str, reason: str) -> UsageError:
-    """Returns the error for a process's port; the arguments are those of `listen`."""
+    """Returns an error about a process's port; for the arguments see `listen`."""
     return UsageError(f"port {split_address(address)[1]}, which {source} gives to {name}, {reason}")
 
 
 def free_port() -> int:
-    """Returns a port of this machine that was free a moment ago."""
+    """Returns a port of this machine that was free just now."""
     with socket.socket() as one:
         one.bind(("", 0))
         port: int = one.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Notices that another worker no longer answers: a thread that ends collective operations which wait for too long.
+"""Notices that another worker no longer responds: a thread ends collective operations that wait for too long.
 
-TensorFlow can bound each collective operation by itself, with two threads that sleep until the bound is over, even if
-the operation ended long before. Short steps leave tens of thousands of them behind. Here one thread watches all
-operations, however many there are.
+TensorFlow can itself limit the time of each collective operation, with two threads that sleep until the limit even if
+the operation ended long before: short steps leave tens of thousands of them behind. Here one thread watches all
+operations.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from trainer.cluster.stops import Stops
 from trainer.cluster.tf_config import Cluster
 from trainer.runtime import context
 
-_TICK = 0.5  # seconds between two looks, unless the timeout asks for more
-_LOOKS = 10  # at least, within the timeout
-_MISSED = 5.0  # seconds of a stop after which TensorFlow may have missed this worker's heartbeats
+_TICK = 0.5  # seconds between looks, unless the timeout needs more
+_LOOKS = 10  # least number within the timeout
+_MISSED = 5.0  # after a stop of so many seconds TensorFlow may have missed this worker's heartbeats
 
 
 class Watchdog:
-    """Context in which no collective operation of this worker waits for another one for longer than a timeout.
+    """Context in which no collective operation of this worker waits for another worker longer than a timeout.
 
-    Only the time that an operation waits counts: not that of compiling, reading, saving or computing here, however long
-    they take. The operations count themselves, at their begin and at their end, in two variables in host memory. If
-    one has begun that has not ended, and neither number changes for the timeout, all operations are ended, with
+    Only the time that operations wait counts, not compiling, reading, saving or computing here, however long that
+    takes. Operations count themselves, when they begin and when they end, in two variables in host memory. If one has
+    begun and not ended, and neither count changes for the timeout, all operations are ended, with
     tf.errors.DeadlineExceededError for whoever waits for their results.
     """
 
     def __init__(self, timeout: float, cluster: Cluster) -> None:
-        """Begins to watch when it has operations to watch; see `watch`.
+        """Only starts watching once there are operations to watch; see `watch`.
 
         Args:
-          timeout: seconds.
-          cluster: the workers.
+          timeout: timeout in seconds.
+          cluster: workers of the job.
         """
         self._timeout, self._cluster = timeout, cluster
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-        """Watches the sums and gathers of a strategy; call it before any of them is traced."""
+        """Watches a strategy's sums and gathers; call it before any of them is traced."""
         with tf.device("CPU:0"):
             self._begun, self._ended = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         extended = strategy.extended
         for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
-            for launcher in operations._launchers:  # of each local device
-                # What all reductions and gathers of tf.distribute are made of.
+            for launcher in operations._launchers:  # one per local device
+                # All reductions and gathers of tf.distribute are made of this.
                 launcher.all_reduce = self._counted(launcher.all_reduce)
                 launcher._all_gather = self._counted(launcher._all_gather)
         self._stops = Stops()
@@ -63,10 +63,10 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Ends the thread, which may not call TensorFlow while the interpreter ends.
+        """Ends the thread, which must not call TensorFlow while the interpreter is exiting.
 
         Raises:
-          LostError: instead of an error about another worker, where this one was stopped before it.
+          LostError: in place of an error about another worker, if this one was stopped before.
         """
         self._over.set()
         if not self._thread:
@@ -83,7 +83,7 @@ class Watchdog:
 
     def _counted(self, operation: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def counted(tensor: tf.Tensor, *arguments: Any) -> tf.Tensor:
-            # Control edges alone, so that the bits of the result do not depend on them. Nothing waits for the counts.
+            # Only control edges, so that the bits of the result do not depend on them. Nothing waits for the counts.
             with tf.control_dependencies([tensor]):
                 self._begun.assign_add(1, read_value=False)
             result = operation(tensor, *arguments)
@@ -97,7 +97,7 @@ class Watchdog:
         tick, before = min(_TICK, self._timeout / _LOOKS), (0, 0)
         waited = 0.0
         while not self._over.wait(tick):
-            # A longer gap is one in which this process was stopped, or its machine slept: it was not waiting then.
+            # During a longer gap this process was stopped, or its machine slept: it was not waiting then.
             passed = min(self._stops.tick(min(self._timeout, _MISSED)), 2 * tick)
             counts = int(self._ended.numpy()), int(self._begun.numpy())
             waited = waited + passed if counts == before and counts[0] < counts[1] else 0.0

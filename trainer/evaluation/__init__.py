@@ -1,1 +1,1 @@
-"""What a model gets right and wrong on a split: as numbers, a table and pictures."""
+"""Evaluation of a model on a split: numbers, a table and pictures."""

@@ -1,4 +1,4 @@
-"""What `trainer.evaluate` does once its flags are checked: one checkpoint, or each that a run saves, until its last."""
+"""Runs `trainer.evaluate` once its flags are checked, on one checkpoint or on each that a run saves."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
     """Evaluates the first checkpoint that can be read, or with --continuous all of them.
 
     Args:
-      config: the flags.
-      found: the checkpoints to choose from; unused with --continuous.
+      config: flags of the command.
+      found: checkpoints to choose from; unused with --continuous.
 
     Raises:
       PipelineError: whatever a user can cause.
@@ -53,7 +53,7 @@ class _Evaluation:
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
         self._last = 0  # step of the newest scalars
-        self._missed = 0  # checkpoints, so far
+        self._missed = 0  # number of checkpoints so far
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
         """Evaluates the first checkpoint that can be read."""
@@ -61,7 +61,7 @@ class _Evaluation:
         self._evaluate()
 
     def evaluate(self, found: Record, missed: Sequence[int] = ()) -> None:
-        """Evaluates a checkpoint; `missed` are the steps of those before it that were removed unseen.
+        """Evaluates a checkpoint; `missed` are the steps of earlier ones that were removed unseen.
 
         Raises:
           UnreadableError: it is damaged or was removed.
@@ -74,11 +74,11 @@ class _Evaluation:
         self._evaluate(missed)
 
     def note(self, text: str) -> None:
-        """Prints a line that is not a result: to stderr if the results are JSON for another program."""
+        """Prints a line that is not a result, to stderr if results are JSON for another program."""
         print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
 
     def _evaluate(self, missed: Sequence[int] = ()) -> None:
-        """Prints and writes the results of the model as it is now."""
+        """Prints and writes the results for the current model."""
         assert self._made is not None
         trained, judge = self._made
         with naming_records(lambda: (Fed(split.request) for split in trained.splits.values())):
@@ -115,21 +115,21 @@ def follow(
     say: Callable[[str], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
+    """Calls `evaluate` with each checkpoint in step order; returns after the last one of the run.
 
     The folder is only read, and need not exist yet. Damaged checkpoints are skipped. If the run starts over or goes
-    back, the checkpoints that it writes again are evaluated again. Checkpoints that it removed before they were read
-    are missed: their steps are those of its --checkpoint_every, and a line names them and what helps.
+    back, checkpoints that it rewrites are evaluated again. Checkpoints that it removed before they were read are
+    missed: their steps follow from its --checkpoint_every, and a line names them and what helps.
 
     Args:
-      folder: the run's folder.
-      interval: seconds between two looks for new checkpoints.
-      evaluate: called with each checkpoint, and the steps of those that were missed since the one before.
-      say: prints a line for the user.
-      sleep: waits for a number of seconds.
+      folder: folder of the run.
+      interval: seconds between looks for new checkpoints.
+      evaluate: function called with each checkpoint, and the steps missed since the previous one.
+      say: function that prints a line for the user.
+      sleep: function that waits for a number of seconds.
 
     Raises:
-      DataError: the folder was there and is gone.
+      DataError: the folder existed and is gone.
     """
     path, looked_at, latest = folder.path, dict[int, int](), ""
     missed = _Missed(say)
@@ -157,17 +157,17 @@ def follow(
 class _Missed:
     """The steps of checkpoints that a run removed before they were evaluated.
 
-    By the clock a run saves at other steps, too; of these it knows the ones that were seen in the folder.
+    A run that saves by the clock also saves at other steps; only those seen in the folder are known.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
-        self._latest = 0  # step that was evaluated
-        self._removed, self._damaged = set[int](), set[int]()  # steps of checkpoints that were seen since then
+        self._latest = 0  # last step evaluated
+        self._removed, self._damaged = set[int](), set[int]()  # steps of checkpoints seen since then
         self._count = self._evaluated = 0
 
     def before(self, found: Record) -> list[int]:
-        """Returns the steps between a checkpoint and the one that was evaluated before it."""
+        """Returns the missed steps between a checkpoint and the one evaluated before it."""
         first = min(self._latest, found.step)  # not after this one, if the run started over or went back
         saved = _due(_period(found), first, found.step)
         return sorted(({*saved} - self._damaged | self._removed) - {found.step})
@@ -180,7 +180,7 @@ class _Missed:
             self._say(error.skipped)
 
     def evaluated(self, found: Record, missed: Sequence[int]) -> None:
-        """Notes an evaluation, and says which checkpoints were missed before it."""
+        """Notes an evaluation, and prints which checkpoints were missed before it."""
         is_first, self._count = not self._count, self._count + len(missed)
         self._latest, self._evaluated = found.step, self._evaluated + 1
         self._removed.clear()
@@ -196,7 +196,7 @@ class _Missed:
             self._say(f"{text}{helps if is_first else ''}")
 
     def say_end(self) -> None:
-        """Says how many were missed, if any."""
+        """Prints how many were missed, if any."""
         if self._count:
             everything = self._evaluated + self._count
             self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
@@ -207,13 +207,13 @@ def _steps_flag(found: Record, name: str) -> Any:
 
 
 def _period(found: Record) -> Period:
-    """Returns how often a run saves; by no step if that is in epochs of a length that its checkpoint does not tell."""
+    """Returns the period of a run's saves; empty if it is in epochs whose length its checkpoint does not tell."""
     epoch = found.content.get("remembered", {}).get("epoch") or {}
     return period_of(_steps_flag(found, "checkpoint_every") or 0, epoch.get("steps_per_epoch") or 0)
 
 
 def _due(period: Period, first: int, end: int) -> Iterator[int]:
-    """Yields the steps after the first and before the end at which something is due."""
+    """Yields the steps after `first` and before `end` at which something is due."""
     step = period.next_after(first)
     while step < end:
         yield int(step)
@@ -225,7 +225,7 @@ def _than(value: Every | None) -> str:
 
 
 def _listed(steps: Sequence[int], period: Period) -> str:
-    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`, where no checkpoint was due in between."""
+    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`; a range omits no checkpoint that was due."""
     spans: list[list[int]] = []
     for step in steps:
         if spans and step == period.next_after(spans[-1][-1]):
@@ -237,7 +237,7 @@ def _listed(steps: Sequence[int], period: Period) -> str:
 
 
 def _found(folder: pathlib.Path) -> dict[int, int]:
-    """Returns the steps of the checkpoints, ascending, and when each was written."""
+    """Returns {step: time of writing} of the checkpoints, ascending."""
     found = {}
     for step in files.steps_in(folder):
         path = files.path_of(folder, step)
@@ -251,7 +251,7 @@ def _is_last(
     evaluate: Callable[[Record, Sequence[int]], object],
     missed: _Missed,
 ) -> bool:
-    """Evaluates a checkpoint if it can be read; returns whether its run ends with it."""
+    """Evaluates a checkpoint if it can be read; returns whether it is the run's last."""
     try:
         found = reader.read(path)
         steps = missed.before(found)
@@ -268,7 +268,7 @@ def _is_last(
 
 
 def _last_step(found: Record) -> float:
-    """Returns the global step at which a run ends; infinity if that follows from data that are not there."""
+    """Returns the global step at which a run ends; infinity if that depends on missing data."""
     try:
         config = found.config()
         if config.steps.train_steps:

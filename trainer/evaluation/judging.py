@@ -1,4 +1,4 @@
-"""Judges a model on a split: loss and metrics, precision and recall of each class, confusions, the worst mistakes."""
+"""Evaluates a model on a split: loss and metrics, precision and recall per class, confusions, worst mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.inference import Trained
 from trainer.step.measures import Sums, added, result_of
 from trainer.task import Evaluation, classes_of, gives_probabilities
 
-_TINY = 1e-30  # least probability whose logarithm is taken
+_TINY = 1e-30  # smallest probability whose logarithm is taken
 
 Array = NDArray[Any]
 Step = Callable[[Any, Any, tf.Tensor], tuple[Sums, Any]]
@@ -28,12 +28,13 @@ Step = Callable[[Any, Any, tf.Tensor], tuple[Sums, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Results of a model on a split.
+    """The results of a model on a split.
 
     Attributes:
-      evaluation: the loss and the metrics of its task.
-      report: classes and mistakes; None: the model's outputs are not a number for each class.
-      images: one per mistake of the report, as stored; as the model got it if records can only be read forward.
+      evaluation: loss and metrics of its task.
+      report: classes and mistakes; None if the model's outputs are not one number per class.
+      images: one image per mistake in the report, as stored, or as fed to the model if records can only be read
+        sequentially.
     """
 
     evaluation: Evaluation
@@ -42,14 +43,14 @@ class Judgement:
 
 
 class Judge:
-    """Evaluates a model with the weights that it has at the time."""
+    """Evaluates a model with its current weights."""
 
     def __init__(self, trained: Trained, most_mistakes: int) -> None:
         """Opens the split.
 
         Args:
-          trained: the model and the split.
-          most_mistakes: most mistakes that the report has.
+          trained: model and split.
+          most_mistakes: largest number of mistakes in the report.
         """
         self._trained, self._most = trained, most_mistakes
         self._classes = classes_of(trained.model, trained.state.task.data)
@@ -57,11 +58,11 @@ class Judge:
         self._step = _step(trained)
 
     def judge(self) -> Judgement:
-        """Returns the judgement on the whole split.
+        """Returns the results on the whole split.
 
         Raises:
           DataError: a record is corrupt, or an output is not finite.
-          PipelineError: the rows are not exactly those of the split.
+          PipelineError: the rows fed are not exactly the split's.
         """
         trained, totals, first = self._trained, dict[str, dict[str, tf.Tensor]](), 0
         tally = None if self._classes is None else Tally(self._classes, self._most)
@@ -77,12 +78,12 @@ class Judge:
         return Judgement(evaluation, report, self._stored_images(report) or tally.images())
 
     def _sums(self, one: _Pass, tally: Tally | None, first: int) -> dict[str, tf.Tensor]:
-        """Returns the sums over a split; the tally numbers its records from `first` on."""
+        """Returns the sums over a split, whose records are numbered from `first` in the tally."""
         totals: dict[str, tf.Tensor] = {}
         for x, y, weights, records in one.batches:
             keys, features = (x["key"], x["image"]) if one.has_keys else (None, x)
             sums, outputs = self._step(features, y, weights)
-            labels = tf.argmax(y, axis=1) if tally and y.shape.rank == 2 else y  # no row is mixed here
+            labels = tf.argmax(y, axis=1) if tally and y.shape.rank == 2 else y  # rows are not mixed here
             totals = added(totals, sums)
             if one.split.request.images_per_record > 1:
                 features = features[:, 0]
@@ -93,7 +94,7 @@ class Judge:
         return totals
 
     def _stored_images(self, report: Report) -> list[NDArray[np.generic]]:
-        """Returns the images of the mistakes as stored; none if records cannot be read one by one."""
+        """Returns the images of the mistakes as stored; empty if records cannot be read one by one."""
         examples = []
         for split in self._trained.splits.values():
             shards = [segment.shard for segment in split.selection.segments]
@@ -116,10 +117,10 @@ class _Pass:
     """One pass over a split.
 
     Attributes:
-      split: what is read.
-      batches: its batches, as the model gets them.
+      split: split to read.
+      batches: batches of the split, as fed to the model.
       has_keys: whether the features are a dict with keys.
-      prefix: what keys begin with if there are several splits, which may have equal ones.
+      prefix: prefix of keys if there are several splits, which may have equal ones.
     """
 
     split: ResolvedRequest
@@ -154,29 +155,29 @@ def _step(trained: Trained) -> Step:
 
 
 class Tally:
-    """Counts the outputs of a model, and keeps its worst mistakes with the images that it got."""
+    """Counts a model's outputs, and keeps its worst mistakes with the images that it was fed."""
 
     def __init__(self, class_names: Sequence[str], worst: int) -> None:
         """Starts without examples.
 
         Args:
-          class_names: names by class number.
-          worst: most mistakes to keep.
+          class_names: class names, by number.
+          worst: number of worst mistakes to keep.
         """
         self._names, self._worst, classes = tuple(class_names), worst, len(class_names)
         self._matrix = np.zeros((classes, classes), np.int64)
         self._loss = 0.0
-        self._kept: list[tuple[tuple[float, int], Mistake, Array]] = []  # a heap, the mildest on top
+        self._kept: list[tuple[tuple[float, int], Mistake, Array]] = []  # a heap with the mildest on top
 
     def add(self, records: Array, keys: Sequence[bytes] | None, labels: Array, logits: Array, images: Array) -> None:
         """Adds the real rows of a batch.
 
         Args:
-          records: int64 (n,), numbers of the examples in the split.
-          keys: n keys; None: the data set has none.
+          records: numbers of the examples in the split, int64 (n,).
+          keys: n keys; None if the data set has none.
           labels: int64 (n,).
           logits: float (n, classes).
-          images: (n, ...), as the model got them.
+          images: images as fed to the model, (n, ...).
 
         Raises:
           UsageError: the logits are not one per class.
@@ -197,7 +198,7 @@ class Tally:
         np.add.at(self._matrix, (labels, predictions), 1)
         self._loss += float(losses.sum())
         for i in np.flatnonzero(predictions != labels).tolist():
-            rank = (float(losses[i]), -int(records[i]))  # of equal losses the first record's counts as worse
+            rank = (float(losses[i]), -int(records[i]))  # of equal losses, the first record's counts as worse
             if len(self._kept) == self._worst and (not self._kept or rank <= self._kept[0][0]):
                 continue
             key = None if keys is None else _text(keys[i])
@@ -205,7 +206,7 @@ class Tally:
             mistake = Mistake(int(records[i]), key, int(labels[i]), int(predictions[i]), sure, label, rank[0])
             entry = (rank, mistake, np.array(images[i]))
             push = heapq.heappushpop if len(self._kept) == self._worst else heapq.heappush
-            push(self._kept, entry)  # type: ignore[arg-type]  # of one type, mypy joins the two to `object`
+            push(self._kept, entry)  # type: ignore[arg-type]  # mypy joins the two types to `object`
 
     def report(self) -> Report:
         """Returns the report on the examples that were added, at least one."""
@@ -213,7 +214,7 @@ class Tally:
         return Report(self._names, self._matrix.copy(), self._loss / int(self._matrix.sum()), mistakes)
 
     def images(self) -> list[Array]:
-        """Returns the images of the report's mistakes, as the model got them."""
+        """Returns the images of the report's mistakes, as fed to the model."""
         return [image for _, _, image in self._sorted()]
 
     def _sorted(self) -> list[tuple[tuple[float, int], Mistake, Array]]:
@@ -234,14 +235,14 @@ _MOST_CLASSES = 20  # in the table
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """An example that was put in another class.
+    """A misclassified example.
 
     Attributes:
-      record: its number in the split; with several splits, the records of those before it are counted, too.
-      key: the record's key; None: the data set has none.
+      record: record number in the split; with several splits, numbering continues from one to the next.
+      key: key of the record; None if the data set has none.
       label, prediction: class numbers.
-      probability: what the model gave the prediction.
-      label_probability: what it gave the label.
+      probability: probability that the model gave the prediction.
+      label_probability: probability that it gave the label.
       loss: cross-entropy, -log(label_probability).
     """
 
@@ -256,7 +257,7 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-    """A label and the label that its examples are confused with: `count` of `support`."""
+    """A label and the class its examples are most confused with: `count` of `support`."""
 
     label: int
     prediction: int
@@ -266,13 +267,13 @@ class Confusion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """How a model classifies the examples of a split.
+    """The classification of a split's examples by a model.
 
     Attributes:
-      class_names: names by class number.
-      matrix: int64 (classes, classes), examples by label and prediction.
+      class_names: class names, by number.
+      matrix: number of examples by label and prediction, int64 (classes, classes).
       loss: mean cross-entropy.
-      mistakes: the worst, those of the highest loss first.
+      mistakes: worst mistakes, highest loss first.
     """
 
     class_names: tuple[str, ...]
@@ -282,17 +283,17 @@ class Report:
 
     @property
     def num_examples(self) -> int:
-        """Examples that were evaluated."""
+        """Number of evaluated examples."""
         return int(self.matrix.sum())
 
     @property
     def correct(self) -> NDArray[np.int64]:
-        """int64 (classes,), examples of each class that were put in it."""
+        """Number of correctly classified examples of each class, int64 (classes,)."""
         return np.diagonal(self.matrix)
 
     @property
     def support(self) -> NDArray[np.int64]:
-        """int64 (classes,), examples of each class."""
+        """Number of examples of each class, int64 (classes,)."""
         return np.asarray(self.matrix.sum(axis=1))
 
     @property
@@ -302,21 +303,21 @@ class Report:
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """float64 (classes,), share of a class's examples that were put in it; NaN for a class without examples."""
+        """Share of each class's examples that were classified correctly, float64 (classes,); NaN without examples."""
         return _shares(self.correct, self.support)
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """float64 (classes,), share of the examples put in a class that belong to it; NaN if none were put in it."""
+        """Share of the examples predicted as each class that belong to it, float64 (classes,); NaN without any."""
         return _shares(self.correct, self.matrix.sum(axis=0))
 
     @property
     def num_mistakes(self) -> int:
-        """Examples whose prediction is not their label."""
+        """Number of examples whose prediction is not their label."""
         return self.num_examples - int(self.correct.sum())
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the most frequent pairs of a label and a wrong prediction, the most frequent first."""
+        """Returns the most frequent pairs of a label and a wrong prediction, most frequent first."""
         wrong = self.matrix * (1 - np.eye(len(self.matrix), dtype=np.int64))
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
@@ -324,7 +325,7 @@ class Report:
         return [Confusion(int(i), int(j), int(wrong[i, j]), int(support[i])) for i, j in pairs if wrong[i, j]]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report in types that JSON has; null for a precision or recall that is not defined."""
+        """Returns the report in JSON-compatible types; None for an undefined precision or recall."""
         columns = zip(self.class_names, self.support, self.precision, self.recall, strict=True)
         return {
             "num_examples": self.num_examples,
@@ -348,7 +349,7 @@ def _number(value: float) -> float | None:
 
 
 def summary(report: Report) -> list[str]:
-    """Returns the lines of the tables: the classes (of many, those of the lowest recall), and the worst mistakes."""
+    """Returns the lines of the tables: classes (if many, those with the lowest recall), and the worst mistakes."""
     return [*_class_lines(report), *_mistake_lines(report)]
 
 

@@ -1,4 +1,4 @@
-"""The forms of a judgement: lines, JSON, and a folder with pictures: the confusion matrix, and the worst mistakes."""
+"""Outputs of an evaluation: lines, JSON, and a folder with pictures (confusion matrix, worst mistakes)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.inference import Trained
 
 
 def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
-    """Returns everything in a judgement in types that JSON has."""
+    """Returns all results in JSON-compatible types."""
     evaluation, report = judgement.evaluation, judgement.report
     shown = ("split", "num_examples", "num_skipped", "loss", "metrics")
     sources = [{name: getattr(part, name) for name in shown} for part in evaluation.parts]
@@ -39,7 +39,7 @@ def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
 
 
 def say(trained: Trained, judgement: Judgement) -> None:
-    """Prints a judgement, with its tables."""
+    """Prints the results with their tables."""
     print(trained)
     print(*judgement.evaluation.lines, sep="\n", flush=True)
     if judgement.report:
@@ -47,18 +47,18 @@ def say(trained: Trained, judgement: Judgement) -> None:
 
 
 def say_line(trained: Trained, judgement: Judgement) -> None:
-    """Prints a judgement as one line, and a line for each source if there are several."""
+    """Prints the results in one line, and in a line for each source if there are several."""
     for line in judgement.evaluation.lines:
         print(f"step {trained.record.step}, {line}", flush=True)
 
 
 def say_json(trained: Trained, judgement: Judgement, more: Mapping[str, Any]) -> None:
-    """Prints a judgement as a line of JSON, with the fields of `more`."""
+    """Prints the results as a line of JSON, with the fields of `more`."""
     print(json.dumps({**to_json(trained, judgement), **more}), flush=True)
 
 
 def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str, Any]) -> list[str]:
-    """Writes the report, with the fields of `more`, and the pictures if there are classes; returns the files' paths.
+    """Writes the report, with the fields of `more`, and pictures if there are classes; returns the files' paths.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -75,7 +75,7 @@ def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str
 
 
 def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image.Image]:
-    """Returns the pictures by name; none if there are no classes."""
+    """Returns the pictures by name; empty if there are no classes."""
     report = judgement.report
     if report is None:
         return {}
@@ -90,27 +90,27 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image.Image]:
 _Color = tuple[int, int, int]
 _INK = (33, 37, 41)
 _FAINT = (134, 142, 150)
-RIGHT = (24, 100, 171)  # blue for right, red for wrong: people with any colour blindness tell these two apart
+RIGHT = (24, 100, 171)  # blue for right, red for wrong: distinguishable with any colour blindness
 WRONG = (201, 42, 42)
 
-# Of the confusion matrix.
-_BAR = 68  # pixels at a side for the bars of the shares
-_WRITTEN = 26  # pixels of a cell that has room for a number
+# Confusion matrix.
+_BAR = 68  # pixels on a side for the bars of the shares
+_WRITTEN = 26  # pixels: smallest cell with room for a number
 _FULL = _BAR - 8  # length of a bar of 100%
-_THICK = 22  # of a bar at most, where it is written on
+_THICK = 22  # largest thickness of a bar with text on it
 _ABSENT = (241, 243, 245)  # row of a class without examples
 _FRAME = (206, 212, 218)
-_SIDE = 1200  # pixels of the matrix of many classes
+_SIDE = 1200  # pixels on a side of the matrix for many classes
 _MOST_CELL, _LEAST_CELL = 60, 2  # pixels
 _MOST_NAME, _LEAST_NAME = 180, 56  # pixels
 _MARGIN = 28
 _MATRIX_HEAD = 78
-_AXIS = 22  # for the word at an axis
-_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, below a title that is whole
-_LISTED = 12  # confusions, where the cells have no numbers
+_AXIS = 22  # for the axis label
+_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, below an uncut title
+_LISTED = 12  # confusions, if cells have no numbers
 _LINE = 20
 
-# Of the mistakes.
+# Mistakes.
 _TILE = 132  # pixels on a side of a drawn image
 _CAPTION = 58
 _GAP = 14
@@ -150,9 +150,9 @@ def _draw_head(pen: ImageDraw.ImageDraw, report: Report, title: str, room: int) 
 
 
 def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
-    """Writes the names of the classes, or of every second or so if their rows are lower than a line of text."""
+    """Writes the class names, or only every second or so if rows are lower than a line of text."""
     pen = ImageDraw.Draw(sheet)
-    columns = Image.new("L", (names, grid.side + 2 * size), 0)  # is turned
+    columns = Image.new("L", (names, grid.side + 2 * size), 0)  # rotated below
     turned = ImageDraw.Draw(columns)
     for number in range(0, len(grid.report.class_names), -(-(size + 1) // grid.cell)):
         name, middle = fitted(grid.report.class_names[number], size, names - 10), grid.middle(number)
@@ -185,9 +185,9 @@ class _Grid:
     """The cells of a confusion matrix, recall at the right of each row and precision below each column.
 
     Attributes:
-      report: has the numbers.
-      left, top: corner of the first cell, pixels.
-      cell: pixels on a side of each.
+      report: report with the numbers.
+      left, top: corner of the first cell in pixels.
+      cell: pixels on a side of each cell.
     """
 
     report: Report
@@ -206,7 +206,7 @@ class _Grid:
         return 1 if self.cell >= 8 else 0
 
     def middle(self, number: int) -> float:
-        """Returns the distance of a class's middle from the first cell's edge, pixels."""
+        """Returns the distance of a class's middle from the first cell's edge in pixels."""
         return (number + 0.5) * self.cell - 0.5
 
     def draw(self, pen: ImageDraw.ImageDraw) -> None:
@@ -253,27 +253,27 @@ class _Grid:
 
 
 def _fill(share: float, right: bool) -> _Color:
-    """Returns a cell's colour; that of mistakes grows with the root of their share, so that rare ones are visible."""
+    """Returns a cell's colour; for mistakes it grows with the root of their share, so that rare ones are visible."""
     return _mixed(share, RIGHT) if right else _mixed(share**0.5, WRONG)
 
 
 def _is_dark(color: _Color) -> bool:
-    """Returns whether white is easier to read on a colour than black, by its luma (ITU-R BT.601)."""
+    """Returns whether white is easier to read than black on a colour, by its luma (ITU-R BT.601)."""
     red, green, blue = color
     return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
 def _size(number: str, cell: int) -> int:
-    """Returns the largest size of the font, in pixels, in which a number fits a cell."""
+    """Returns the largest font size, in pixels, at which a number fits into a cell."""
     sizes = range(min(16, cell // 2), 8, -1)
     return next((size for size in sizes if width_of(number, size) <= cell - 5), 8)
 
 
 def worst_mistakes(report: Report, images: Sequence[NDArray[np.generic]], title: str) -> Image.Image:
-    """Returns the worst mistakes: each image, what it was taken for and what it is.
+    """Returns a picture of the worst mistakes: each image, its prediction and its label.
 
     Args:
-      report: has the mistakes.
+      report: report with the mistakes.
       images: one per mistake, (height, width, channels) each, uint8 or float.
       title: line above them.
     """
@@ -315,14 +315,14 @@ def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: i
 
 
 def _percent(share: float) -> str:
-    """Returns 99.9% rather than 100% of what is not certain, and <0.1% of what is not impossible."""
+    """Returns a percentage that never rounds to certainty: 99.9% rather than 100%, <0.1% rather than 0%."""
     if 0 < share < 0.001:
         return "<0.1%"
     return f"{min(share, 0.999) if share < 1 else 1:.1%}"
 
 
 def _tile(image: NDArray[np.generic]) -> Image.Image:
-    """Returns an image scaled to a tile, its shape kept; floats are stretched to black..white."""
+    """Returns an image scaled to a tile, keeping its shape; floats are stretched to black..white."""
     pixels = as_rgb(image)
     scale = _TILE / max(pixels.shape[:2])
     size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
@@ -333,7 +333,7 @@ def _tile(image: NDArray[np.generic]) -> Image.Image:
 def written(
     pen: ImageDraw.ImageDraw, at: tuple[float, float], text: str, ink: _Color | str | int, size: int, anchor: str = "la"
 ) -> None:
-    """Writes a text, in a font that has its letters."""
+    """Writes a text in a font that has its letters."""
     text, font = lettering(text, size)
     pen.text(at, text, ink, font, anchor=anchor)
 
@@ -345,7 +345,7 @@ def width_of(text: str, size: int) -> float:
 
 
 def fitted(text: str, size: int, width: float) -> str:
-    """Returns a text, cut so that it is no wider than `width` pixels."""
+    """Returns a text, cut to be no wider than `width` pixels."""
     if width_of(text, size) <= width:
         return text
     while text and width_of(text + "…", size) > width:
@@ -354,6 +354,6 @@ def fitted(text: str, size: int, width: float) -> str:
 
 
 def _mixed(share: float, color: _Color, ground: _Color = (255, 255, 255)) -> _Color:
-    """Returns a colour between the ground, at 0, and `color`, at 1."""
+    """Returns a mix of colours: `ground` at 0, `color` at 1."""
     red, green, blue = (round(low + (high - low) * share) for low, high in zip(ground, color, strict=True))
     return red, green, blue

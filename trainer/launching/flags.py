@@ -1,4 +1,4 @@
-"""The launcher's own flags, one group per concern, and what a scheduler is; flags of trainer.run follow after `--`."""
+"""The launcher's own flags, grouped by concern, and the interface of schedulers; trainer.run's flags follow `--`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from pipeline.errors import UsageError, name_of
 from pipeline.registry import Registry
 
 _Flags = TypeVar("_Flags")
-# Sizes as Slurm's users and Kubernetes' write them. 1500M is by 1024 in Slurm and by 1000 in Kubernetes.
+# Sizes as written for Slurm and Kubernetes. M in 1500M is 1024^2 in Slurm and 1000^2 in Kubernetes.
 _MEMORY = re.compile(r"(?=.*[1-9])(\d+)([KMGT])(i?)", re.IGNORECASE | re.ASCII)
-# A job's name as Kubernetes checks it; it is also that of a service: RFC 1035.
+# A job's name as checked by Kubernetes; it also names a service: RFC 1035.
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
-# What the launcher sets itself for each process.
+# Variables that the launcher itself sets for each process.
 _SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH")
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A size as a user wrote it.
+    """A size as written by a user.
 
     Attributes:
       amount: number of units.
       unit: K, M, G or T.
-      is_binary: whether an i follows the unit, which is then 1024 times the one before; else it is the scheduler's.
+      is_binary: whether an i follows the unit, which then means powers of 1024; otherwise its meaning is the
+        scheduler's.
     """
 
     amount: int
@@ -72,26 +73,26 @@ class ProcessFlags:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The values of --env by their names."""
+        """Values of --env, by name."""
         return pairs("env", self.env, "NAME=VALUE, such as TF_CPP_MIN_LOG_LEVEL=1", check_variable)
 
     @property
     def job_name(self) -> str:
-        """The name of the job."""
+        """Name of the job."""
         return self.name or "train"
 
     @property
     def memory_of(self) -> Memory | None:
-        """The size that --memory gives."""
+        """Size given by --memory."""
         match = _MEMORY.fullmatch(self.memory or "")
         return Memory(int(match[1]), match[2].upper(), bool(match[3])) if match else None
 
 
 def pairs(flag: str, given: Sequence[str] | None, form: str, check: Any) -> dict[str, str]:
-    """Returns the values of a flag that may be given several times, by the names before `=`.
+    """Returns the values of a repeatable flag, by the names before `=`.
 
     Raises:
-      UsageError: one has no `=`, a name is there twice, or `check` of the flag, the name and the text raises it.
+      UsageError: a value has no `=`, a name occurs twice, or `check` of the flag, name and text raises it.
     """
     found: dict[str, str] = {}
     for text in given or ():
@@ -106,7 +107,7 @@ def pairs(flag: str, given: Sequence[str] | None, form: str, check: Any) -> dict
 
 
 def check_variable(flag: str, name: str, text: str) -> None:
-    """Raises UsageError if a variable of the environment cannot have this name; `text` is what the flag was given."""
+    """Raises UsageError if an environment variable cannot have this name; `text` is the flag's value."""
     if not _VARIABLE.fullmatch(name):
         raise UsageError(
             f"--{flag}={text}: a variable's name must be letters, digits and _, and not begin with a digit"
@@ -118,7 +119,7 @@ def check_variable(flag: str, name: str, text: str) -> None:
 
 
 def check_local_only(flags: object, meaning: str, target: str) -> None:
-    """Raises UsageError if a flag with this meaning was given, which only --target=local knows."""
+    """Raises UsageError if a flag with this meaning, which only --target=local knows, was given."""
     for field in fields_with(flags, meaning):
         value = getattr(flags, field.name)
         if value != field.default:
@@ -129,7 +130,7 @@ def check_local_only(flags: object, meaning: str, target: str) -> None:
 
 
 def _check_not_given(flags: object, target: str, meant: str) -> None:
-    """Raises UsageError if a flag was given that `meant` knows, but `target` does not."""
+    """Raises UsageError if a flag was given that `meant` knows and `target` does not."""
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
         value = getattr(flags, field.name)
         if value is not None:
@@ -139,8 +140,8 @@ def _check_not_given(flags: object, target: str, meant: str) -> None:
             )
 
 
-_MOST_PROCESSES = 10_000  # of a kind: more is a typing error
-PAGE_PORT = 8420  # of a job's page, unless it is taken
+_MOST_PROCESSES = 10_000  # of a kind: more is a typo
+PAGE_PORT = 8420  # port of a job's page, unless it is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ class JobFlags:
         below=1 << 16,
         bare=0,
     )
-    target: str = flag("local")  # `launch_flags` has its text
+    target: str = flag("local")  # help text in `launch_flags`
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -221,7 +222,7 @@ class RestartFlags:
 
     @property
     def elastic_range(self) -> tuple[int, int] | None:
-        """MIN and MAX of --elastic."""
+        """MIN and MAX in --elastic."""
         if self.elastic is None:
             return None
         least, _, most = self.elastic.partition(":")
@@ -245,7 +246,7 @@ class LaunchFlags:
 
     @property
     def own(self) -> Any:
-        """The flags of the scheduler that --target names."""
+        """Flags of the scheduler named by --target."""
         return getattr(self, self.job.target)
 
     def __post_init__(self) -> None:
@@ -265,12 +266,12 @@ class LaunchFlags:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """Starts jobs elsewhere. Its name is a value of --target.
+    """A scheduler that starts jobs elsewhere; its name is a value of --target.
 
     Attributes:
-      render: returns what the user hands to the scheduler to start a `trainer.launching.job.Job`.
+      render: function that returns what the user hands to the scheduler to start a `trainer.launching.job.Job`.
       flags: class of its own flags, each None by default.
-      check: raises UsageError where flags do not fit together, of all flags and these.
+      check: function of all flags and its own that raises UsageError if they are incompatible.
     """
 
     render: Callable[[Any], str]
@@ -283,7 +284,7 @@ SCHEDULERS: Registry[Scheduler] = Registry("trainer.launching.schedulers", Sched
 
 @functools.cache
 def launch_flags() -> type[LaunchFlags]:
-    """Returns the class of all flags of the launcher: `LaunchFlags`, and a group of flags for each scheduler."""
+    """Returns the class of all launcher flags: `LaunchFlags` with a group of flags for each scheduler."""
     text = f"local: starts the job here; {', '.join(SCHEDULERS)}: prints what starts it there"
     target = ("target", str, flag("local", text, known=("local", *SCHEDULERS)))
     groups = [("job", _with(JobFlags, [target])), *((name, known.flags) for name, known in SCHEDULERS.items())]
@@ -291,7 +292,7 @@ def launch_flags() -> type[LaunchFlags]:
 
 
 def _with(kind: type[_Flags], fields: Sequence[Any]) -> type[_Flags]:
-    """Returns a dataclass of flags with more fields, or with other ones of the same names."""
-    described = {"__doc__": kind.__doc__, "__module__": kind.__module__}  # --help shows the first
+    """Returns a dataclass of flags with fields added or replaced."""
+    described = {"__doc__": kind.__doc__, "__module__": kind.__module__}  # --help shows the docstring
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=described)
     return cast("type[_Flags]", made)

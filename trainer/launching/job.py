@@ -1,4 +1,4 @@
-"""What every scheduler needs to know about a job: parsed and checked once, without TensorFlow."""
+"""A job as every scheduler needs it: parsed and checked once, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from trainer.launching.flags import LaunchFlags, RestartFlags, launch_flags
 from trainer.run_folder import RunFolder
 
 MULTIWORKER = "multiworker"
-CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
+CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells about each other
 _VARIABLE = "TF_CONFIG"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Several processes of `trainer.run` with the same flags.
+    """Several `trainer.run` processes with the same flags.
 
     Attributes:
-      num_workers: processes that compute gradients; with --elastic, the most of them that can share a batch.
-      strategy: the --strategy of trainer.run.
-      flags: flags of trainer.run, with --strategy, the same for each process.
-      config: what these flags mean.
-      launch: the flags of the launcher.
+      num_workers: number of processes that compute gradients; with --elastic, the largest number that can share a
+        batch.
+      strategy: value of --strategy for trainer.run.
+      flags: flags of trainer.run, including --strategy, the same for each process.
+      config: parsed form of these flags.
+      launch: flags of the launcher.
     """
 
     num_workers: int
@@ -43,11 +44,11 @@ class Job:
 
     @classmethod
     def of(cls, flags: LaunchFlags, trainer_flags: Sequence[str]) -> Job:
-        """Returns the job of the launcher's flags and those of trainer.run.
+        """Makes a job from the launcher's and trainer.run's flags.
 
         Raises:
           UsageError: a flag cannot work.
-          SystemExit: after --help and --dump_config among the flags of trainer.run.
+          SystemExit: after --help or --dump_config among the flags of trainer.run.
         """
         _check_not_set_here(trainer_flags)
         job, restarts = flags.job, flags.restarts
@@ -66,34 +67,34 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        """Of the run."""
+        """Folder of the run."""
         return self.config.run.folder
 
     @property
     def restarts(self) -> RestartFlags:
-        """What happens when a process fails."""
+        """Flags for what happens when a process fails."""
         return self.launch.restarts
 
     @property
     def elastic(self) -> tuple[int, int] | None:
-        """The fewest and the most workers; None: always `num_workers`."""
+        """Smallest and largest number of workers; None for always `num_workers`."""
         return self.launch.restarts.elastic_range
 
     @property
     def roles(self) -> dict[str, int]:
-        """How many processes there are of each kind: `{"worker": 2}`, or `{"chief": 1, "worker": 2, "ps": 1}`."""
+        """Number of processes of each kind: `{"worker": 2}`, or `{"chief": 1, "worker": 2, "ps": 1}`."""
         if self.strategy == PARAMETER_SERVER:
             return {"chief": 1, "worker": self.num_workers, "ps": self.launch.job.num_ps}
         return {"worker": self.num_workers}
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What each process runs; TF_CONFIG tells it which one it is."""
+        """Command of each process; TF_CONFIG tells it which one it is."""
         return ("python", "-m", "trainer.run", *self.flags)
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Raises UsageError where flags of trainer.run cannot work, whatever those of the launcher are."""
+    """Raises UsageError if flags of trainer.run cannot work, whatever the launcher's flags are."""
     places = [field.name for field in dataclasses.fields(ClusterFlags)]
     check_all(lambda: _check_not_set_here(flags), lambda: configs.parse(flags, unsettled=("strategy", *places)))
 
@@ -111,25 +112,25 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 
 
 def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
-    """Whether `num_workers` of `per_worker` replicas each can share a batch."""
+    """Returns whether `num_workers` with `per_worker` replicas each can share a batch."""
     return shared(order) % (num_workers * per_worker) == 0
 
 
 def shared(order: OrderFlags) -> int:
-    """Returns the number that replicas have to divide."""
+    """Returns the number that the replicas have to divide."""
     return order.virtual_replicas or order.global_batch_size
 
 
 def sharing(order: OrderFlags, candidates: Iterable[int], per_worker: int) -> list[int]:
-    """Returns the candidates that are numbers of workers who can share a batch."""
+    """Returns the candidates that are possible numbers of workers for sharing a batch."""
     return [count for count in candidates if _can_share(order, count, per_worker)]
 
 
 def check_sharing(order: OrderFlags, num_workers: int, per_worker: int) -> None:
-    """Checks that `num_workers` of `per_worker` replicas each can share a batch.
+    """Checks that `num_workers` with `per_worker` replicas each can share a batch.
 
     Raises:
-      UsageError: they cannot; it names the nearest numbers of workers that can.
+      UsageError: they cannot; the message names the nearest numbers of workers that can.
     """
     if _can_share(order, num_workers, per_worker):
         return
@@ -164,7 +165,7 @@ def _num_workers(given: int | None, elastic: tuple[int, int] | None) -> int:
 
 
 def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elastic: tuple[int, int] | None) -> int:
-    """Returns the number of workers to start with, who can share a batch."""
+    """Returns the number of workers to start with, which can share a batch."""
     counts = sharing(config.order, range(elastic[0], elastic[1] + 1), per_worker) if elastic else []
     if not counts:
         check_sharing(config.order, num_workers, per_worker)
@@ -172,7 +173,7 @@ def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elasti
 
 
 def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
-    """Returns the strategy that fits the processes; raises UsageError if another one is given."""
+    """Returns the strategy for these processes; raises UsageError if a different one is given."""
     needed = PARAMETER_SERVER if num_ps else MULTIWORKER
     if given in (None, needed):
         return needed
@@ -189,7 +190,7 @@ def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
 
 
 def _strategy_given(flags: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the value of --strategy on the command line (one in a file of --config gives way), and other flags."""
+    """Returns the value of --strategy on the command line (it overrides a --config file's), and the other flags."""
     given, others, tokens = None, [], iter(flags)
     for token in tokens:
         if token == "--strategy":

@@ -20,12 +20,12 @@ __all__ = ["build", "pretrained", "takes"]
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    The built-in models scale uint8 images to [0, 1], and those of Keras as each of them needs it. Their weights follow
-    from Keras' seed.
+    The built-in models scale uint8 images to [0, 1]; those of Keras have their own scaling. Keras' seed determines the
+    weights.
 
     Args:
-      flags: the model, its dropout, and whether it begins with given weights.
-      images: uint8 or float32 (None, height, width, channels), after augmentation.
+      flags: flags of the model: name, dropout, and initial weights.
+      images: spec of the images after augmentation: uint8 or float32 (None, height, width, channels).
       num_classes: width of the logits.
 
     Raises:
@@ -46,7 +46,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
 
 
 def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
-    """Returns the model that a user's function makes, without arguments or from image shape and number of classes."""
+    """Returns the model from a user's function, called without arguments or with image shape and number of classes."""
     import keras  # noqa: PLC0415
 
     from trainer import runtime  # noqa: PLC0415, here because it loads TensorFlow
@@ -80,33 +80,33 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
 
 
 def takes(model: keras.Model, features: Any) -> str | None:
-    """Returns in one line why a model does not take features of some TensorSpecs; None: it does."""
+    """Returns in one line why a model does not accept features of the given TensorSpecs; None if it does."""
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415
 
     known = getattr(model, "input_shape", None)
-    # Of several inputs, `input_shape` is a tuple of shapes.
+    # With several inputs, `input_shape` is a tuple of shapes.
     is_shape = isinstance(known, tuple) and all(size is None or isinstance(size, int) for size in known)
     if is_shape and isinstance(features, tf.TensorSpec) and tf.TensorShape(known).is_compatible_with(features.shape):
         return None
     specs = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), features)
     try:
         model.compute_output_spec(specs)
-    except Exception as error:  # whatever a layer says of shapes that it does not take
+    except Exception as error:  # layers reject shapes with errors of any kind
         return of_user(error)
     return None
 
 
 def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_classes: int) -> None:
-    """Refuses a model whose outputs are not logits of all classes."""
+    """Rejects a model whose outputs are not logits of all classes."""
     import keras  # noqa: PLC0415
 
     outputs = getattr(model, "output_shape", None)
-    if outputs is None and takes(model, images) is None:  # of a subclass, whose shapes Keras does not know
+    if outputs is None and takes(model, images) is None:  # a subclassed model, whose shapes Keras does not know
         spec = model.compute_output_spec(keras.KerasTensor(images.shape, images.dtype.name))
         outputs = tuple(spec.shape) if hasattr(spec, "shape") else type(spec).__name__
     if outputs is None:
-        return  # it does not take the images: `trainer.step.state` says so for any model
+        return  # it does not accept the images, which `trainer.step.state` reports for any model
     if outputs != (None, num_classes):
         raise UsageError(
             f"--model={name}: its outputs have the shape {outputs}; logits of {num_classes} classes need "

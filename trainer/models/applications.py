@@ -1,4 +1,4 @@
-"""The classification models of `keras.applications`, each with its own preprocessing inside: `--model=keras:NAME`."""
+"""The classification models of `keras.applications`, each including its own preprocessing: `--model=keras:NAME`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
     layers, weight_files = Lazy("trainer.models.layers"), Lazy("trainer.models.weight_files")
 
 _LISTED = re.compile(r"^from keras\.src\.applications\.(\w+) import \(?\s*([A-Z]\w+) as", re.MULTILINE)
-_SIDE = 224  # pixels on a side, of all models but these: `default_size` in their modules
+_SIDE = 224  # default image side in pixels; the exceptions have another `default_size` in their modules
 _SIDES = {
     **{"EfficientNetB1": 240, "EfficientNetB2": 260, "EfficientNetB3": 300, "EfficientNetB4": 380},
     **{"EfficientNetB5": 456, "EfficientNetB6": 528, "EfficientNetB7": 600},
@@ -28,12 +28,12 @@ _SIDES = {
     **{"EfficientNetV2M": 480, "EfficientNetV2L": 480, "NASNetLarge": 331},
     **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
 }
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in [0, 1]
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels scaled to [0, 1]
 
 
 @functools.cache
 def modules() -> Mapping[str, str]:
-    """Returns {model: its module in keras.applications} as the installed Keras lists them, without loading it."""
+    """Returns {model name: its module in keras.applications} from the installed Keras, without loading it."""
     found = importlib.util.find_spec("keras")
     if found is None or not found.submodule_search_locations:
         return {}
@@ -42,14 +42,14 @@ def modules() -> Mapping[str, str]:
 
 
 def sides() -> dict[str, int]:
-    """Returns {model: height and width of the images that it was made for}."""
+    """Returns {model name: height and width of the images that it was designed for}."""
     return {name: _SIDES.get(name, _SIDE) for name in modules()}
 
 
-# For fine-tuning: Adam, since the first layers of pretrained models have gradients so large that SGD moves them too far
-# (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new head at
-# 1e-3 and then all layers at 1e-5; both at once, 1e-4 is between. On 600 images of CIFAR-10 (docs/finetune.md) it came
-# to 0.63 in 76 steps, momentum at 0.003 to 0.38, and at 0.01 to 0.11.
+# For fine-tuning: Adam, since the first layers of pretrained models have such large gradients that SGD moves them too
+# far # (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new
+# head at # 1e-3 and then all layers at 1e-5; for both at once, 1e-4 is in between. On 600 images of CIFAR-10
+# (docs/finetune.md) # it reached an accuracy of 0.63 in 76 steps; momentum reached 0.38 at 0.003 and 0.11 at 0.01.
 @MODELS.named(
     "keras:NAME",
     epochs=20,
@@ -72,10 +72,10 @@ def of_pixels(
     dropout: float = 0.0,
     is_pretrained: bool = False,
 ) -> keras.Model:
-    """Returns what `pretrained` does, for images that must be pixels.
+    """Returns the result of `pretrained`, for images that must be pixels.
 
     Raises:
-      ValueError: the images are floats, which its preprocessing would scale a second time; or too small.
+      ValueError: the images are floats, which the model's preprocessing would scale a second time, or too small.
     """
     if image_dtype != "uint8":
         raise ValueError(
@@ -95,21 +95,22 @@ def pretrained(
 ) -> keras.Model:
     """Returns a model of `keras.applications` for fine-tuning, from uint8 pixels to logits.
 
-    The model's own preprocessing is inside; grey images become three equal channels. Its normalisations keep the
-    statistics that they were trained with, as Keras' guide to transfer learning asks for: those of a few small batches
-    would spoil what the weights have learned.
+    The model includes its own preprocessing; grey images become three equal channels. Its normalisations keep the
+    statistics from their training, as Keras' guide to transfer learning recommends: statistics of a few small batches
+    would spoil the pretrained weights.
 
     Args:
-      name: such as `EfficientNetV2B0`.
-      image_shape: height, width and 1 or 3 channels.
-      num_classes: width of the logits (rows, num_classes), of a new head; None: features (rows, width) without a head.
-      weights: `imagenet`, for Keras' own file, which is fetched unless it is in Keras' cache; or a file, as for
-        --initialize_from; None: --initialize_from gives them, when this is the model of a `Task`.
-      dropout: share of the features that is dropped before the head in training.
+      name: name such as `EfficientNetV2B0`.
+      image_shape: height, width, and number of channels, 1 or 3.
+      num_classes: number of classes for a new head with logits (rows, num_classes); None for features (rows, width)
+        without a head.
+      weights: `imagenet` for Keras' own file, which is downloaded unless it is in Keras' cache; a file as for
+        --initialize_from; or None if --initialize_from gives the weights, for the model of a `Task`.
+      dropout: share of the features dropped before the head in training.
 
     Raises:
-      UsageError: Keras has no such model, or it cannot take such images; or the weights cannot be had, or are of
-        another model.
+      UsageError: Keras has no such model, the model cannot take such images, or the weights are not available or belong
+        to another model.
     """
     if name not in modules():
         raise unknown("pretrained: name", name, modules())
@@ -129,12 +130,12 @@ def _built(
     if channels not in (1, 3):
         raise ValueError(f"it takes 1 or 3 channels, not {channels}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of MobileNets: that those of 224x224 are loaded
+        warnings.simplefilter("ignore", UserWarning)  # MobileNets warn that they load the weights for 224x224
         base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
     if modules()[name] == "efficientnet":
         base = keras.models.clone_model(base, clone_function=_normalising)
     layers.fuse_layers(base)
-    base.application = name  # by which `weight_files` knows Keras' file
+    base.application = name  # tells `weight_files` which of Keras' files to use
     if is_pretrained:
         layers.keep_statistics(base)
     images = keras.Input(image_shape, dtype="uint8")
@@ -147,10 +148,10 @@ def _built(
 
 
 def _normalising(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Returns a copy of a layer of EfficientNetB0 to B7, of which one normalises, so that it does it by ImageNet.
+    """Returns a copy of a layer of EfficientNetB0 to B7; the one that normalises then does so by ImageNet's statistics.
 
-    Keras' layer reads mean and variance from the file of weights, counts rows in an integer, and divides by the square
-    root of the deviation; with weights="imagenet" alone, Keras adds another layer that divides once more.
+    Keras' layer reads mean and variance from the weight file, counts rows in an integer, and divides by the square root
+    of the deviation; only with weights="imagenet", Keras adds another layer that divides once more.
     """
     if isinstance(layer, keras.layers.Normalization):
         variance = [deviation**2 for deviation in _DEVIATION]
@@ -159,7 +160,7 @@ def _normalising(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _preprocessed(module: str, images: Any) -> Any:
-    """Returns what the model's own `preprocess_input` does with pixels (rows, height, width, 1 or 3 channels)."""
+    """Returns the output of the model's own `preprocess_input` for pixels (rows, height, width, 1 or 3 channels)."""
     pixels = keras.ops.cast(images, "float32")
     if images.shape[-1] == 1:
         pixels = keras.ops.concatenate([pixels] * 3, axis=-1)

@@ -1,4 +1,4 @@
-"""The networks for CIFAR-10: the tutorial's, and a fast one."""
+"""The networks for CIFAR-10: the tutorial's and a fast one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 else:
     layers = Lazy("trainer.models.layers")
 
-_WEIGHT_DECAY = 0.004  # of the tutorial's two local layers, in tf.nn.l2_loss form
+_WEIGHT_DECAY = 0.004  # for the tutorial's two local layers, as tf.nn.l2_loss defines it
 _WIDTHS = (64, 256, 256)
 _PATCH = 2  # pixels on a side
 _LOGIT_SCALE = 1 / 9
-_STATISTICS_DECAY = 0.9  # of the moving means and variances: a run has a few thousand steps
+_STATISTICS_DECAY = 0.9  # of moving means and variances; low, since a run has only a few thousand steps
 
 
-# As the tutorial: batch 128, rate 0.1 times 0.1 every 350 epochs, augmented 24x24 crops, an average of the weights for
+# As in the tutorial: batch 128, rate 0.1 times 0.1 every 350 epochs, augmented 24x24 crops, averaged weights for #
 # evaluation.
 @MODELS.named(
     "cifar10_cnn",
@@ -41,8 +41,8 @@ _STATISTICS_DECAY = 0.9  # of the moving means and variances: a run has a few th
 def cifar10_cnn(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns the network of the CIFAR-10 tutorial, for images of any size.
 
-    It is `inference()` of models/tutorials/image/cifar10/cifar10.py: shapes, order, initial values and weight decay are
-    the tutorial's; on its 24x24x3 crops there are 1,068,298 parameters.
+    It corresponds to `inference()` in models/tutorials/image/cifar10/cifar10.py: shapes, order of layers, initial
+    values and weight decay are the tutorial's. With its 24x24x3 crops it has 1,068,298 parameters.
     """
     return keras.Sequential(
         [
@@ -88,8 +88,8 @@ def _local(units: int) -> keras.layers.Dense:
     )
 
 
-# After airbench94 (Jordan 2024): Nesterov, decoupled decay, label smoothing, a rate that rises and falls, mirrored
-# images in evaluations; cutout as in its longer recipe.
+# After airbench94 (Jordan 2024): Nesterov, decoupled decay, label smoothing, a rate that rises and falls, mirrored #
+# images in evaluation; cutout as in its longer recipe.
 @MODELS.named(
     "fast_cifar",
     epochs=20,
@@ -109,14 +109,14 @@ def fast_cifar(image_shape: tuple[int, int, int], image_dtype: str, num_classes:
     """Returns a network for short CIFAR-10 runs, after airbench94.
 
     airbench94 (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU") follows Page ("How to train your
-    ResNet", DAWNBench 2018) and hlb-CIFAR10 (Balsam 2023). Kept from it: 2x2 patches whitened by fixed filters, in both
-    signs; three groups of two convolutions with widths of 64, 256 and 256, the first of each group pooled;
+    ResNet", DAWNBench 2018) and hlb-CIFAR10 (Balsam 2023). This network keeps 2x2 patches whitened by fixed filters, in
+    both signs; three groups of two convolutions with widths of 64, 256 and 256, the first of each group pooled;
     normalisation without a scale; identity initialisation; the maximum over the last pixels; scaled logits. ReLU
-    replaces GELU, which takes longer on a CPU.
+    replaces GELU, which is slower on a CPU.
 
-    The filters are not fitted to the data. They are the cosine transform of a patch, which is close to the principal
-    components of natural images (Ahmed, Natarajan, Rao 1974, "Discrete cosine transform"); batch statistics scale
-    them. On 32x32x3 with 10 classes there are 1,971,328 trainable parameters.
+    The filters are not fitted to the data. They are the discrete cosine transform of a patch, which approximates the
+    principal components of natural images (Ahmed, Natarajan, Rao 1974, "Discrete cosine transform"); batch statistics
+    scale their outputs. On 32x32x3 with 10 classes there are 1,971,328 trainable parameters.
 
     Raises:
       ValueError: the images are smaller than 9 pixels on a side.
@@ -134,20 +134,20 @@ def fast_cifar(image_shape: tuple[int, int, int], image_dtype: str, num_classes:
 
 
 def patch_cosines(channels: int) -> npt.NDArray[np.float32]:
-    """Returns the orthonormal filters (2, 2, channels, 4 * channels): cosines over height, width and channels."""
+    """Returns orthonormal filters (2, 2, channels, 4 * channels): cosines over height, width and channels."""
     pixel, channel = _cosines(_PATCH), _cosines(channels)
     filters = np.einsum("ay,bx,kc->yxcabk", pixel, pixel, channel)
     return filters.reshape(_PATCH, _PATCH, channels, -1).astype(np.float32)
 
 
 def _cosines(size: int) -> npt.NDArray[np.float64]:
-    """Returns the orthonormal DCT-II, one function per row."""
+    """Returns the orthonormal DCT-II matrix, one basis function per row."""
     angles = np.outer(np.arange(size), np.arange(size) + 0.5) * math.pi / size
     return np.cos(angles) * np.sqrt(np.where(np.arange(size) == 0, 1, 2) / size)[:, None]
 
 
 def _whitened(images: keras.KerasTensor, filters: npt.NDArray[np.float32]) -> keras.KerasTensor:
-    """Returns the patches' components, normalised, and split into their positive and negative parts."""
+    """Returns the components of each patch, normalised and split into their positive and negative parts."""
     layer = keras.layers.Conv2D(filters.shape[-1], _PATCH, use_bias=False, trainable=False)
     components = layer(images)
     layer.kernel.assign(filters)
@@ -156,7 +156,7 @@ def _whitened(images: keras.KerasTensor, filters: npt.NDArray[np.float32]) -> ke
 
 
 def _identity_convolution(values: keras.KerasTensor, width: int) -> keras.KerasTensor:
-    """Returns a 3x3 convolution whose first channels are initialized to the identity, as far as it has inputs."""
+    """Returns a 3x3 convolution whose first channels are initialised to the identity of its inputs."""
     initializer = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
     layer = keras.layers.Conv2D(width, 3, padding="same", use_bias=False, kernel_initializer=initializer)
     convolved = layer(values)

@@ -1,4 +1,4 @@
-"""Layers and terms that the models share."""
+"""Layers and regularisers that the models share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.runtime import REGISTERED_OBJS_TO_NAMES, GraphOrParentsInXlaContext, is_op_determinism_enabled
 
-_RANK = 4  # of a batch of images
-_RADIUS = 4  # channels on either side that normalise a channel
-_KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # those of FusedBatchNormV3
+_RANK = 4  # number of axes of an image batch
+_RADIUS = 4  # neighbouring channels on either side
+_KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # dtypes that FusedBatchNormV3 takes
 
 
 class ScalePixels(keras.layers.Layer):
-    """uint8 pixels to float32 in [0, 1]; floats, which an augmentation has already scaled, as they are."""
+    """Scales uint8 pixels to float32 in [0, 1]; floats, which an augmentation has already scaled, are unchanged."""
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
         """Returns float32 images of the same shape."""
@@ -27,11 +27,11 @@ class ScalePixels(keras.layers.Layer):
 
 
 class LocalResponseNorm(keras.layers.Layer):
-    """Local response normalisation with the CIFAR-10 tutorial's constants (Krizhevsky et al. 2012, 3.3).
+    """Local response normalisation with the constants of the CIFAR-10 tutorial (Krizhevsky et al. 2012, 3.3).
 
-    x / (1 + 0.001 / 9 * the sum of x^2 over 9 neighbouring channels)^0.75, in float32. The sum is a product with a
-    banded matrix, which takes a third of the time of TensorFlow's own operation, forward and backward: on CPUs that is
-    a loop over single numbers.
+    x / (1 + 0.001 / 9 * sum of x^2 over 9 neighbouring channels)^0.75, in float32. The sum is computed as a product
+    with a banded matrix, which takes a third of the time of TensorFlow's own operation, forward and backward: on CPUs
+    that operation loops over single numbers.
     """
 
     def call(self, activations: tf.Tensor) -> tf.Tensor:
@@ -45,20 +45,20 @@ class LocalResponseNorm(keras.layers.Layer):
 
 
 class BatchNormalization(keras.layers.BatchNormalization):
-    """Keras' layer with TensorFlow's fused kernel in training; the same variables, configuration and files.
+    """Keras' layer with TensorFlow's fused kernel in training; variables, configuration and files are the same.
 
-    Keras computes in float32 by some twenty operations, forward and backward. The kernel reads and writes bfloat16 and
-    float16 as they are, and its statistics are float32 all the same. Keras' own operations stay where they do as well
-    or better: in XLA, which fuses them, in inference, and for inputs that are not (rows, height, width, channels).
+    Keras takes some twenty float32 operations, forward and backward. The kernel reads and writes bfloat16 and float16
+    directly, with statistics in float32. Keras' own operations remain where they are as good or better: in XLA, which
+    fuses them, in inference, and for inputs that are not (rows, height, width, channels).
 
     Attributes:
-      keeps_statistics: whether training, too, normalises by the moving statistics, and leaves them as they are.
+      keeps_statistics: whether training also normalises by the moving statistics and leaves them unchanged.
     """
 
     keeps_statistics = False
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Returns normalised values of the same shape and dtype; in training it moves the statistics."""
+        """Returns normalised values of the same shape and dtype; in training, also updates the moving statistics."""
         training = training and not self.keeps_statistics
         takes = inputs.shape.rank == _RANK and inputs.dtype in _KERNEL_DTYPES and mask is None
         if not (training and self.trainable and takes) or _unsupported(self) or in_xla():
@@ -73,7 +73,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             epsilon=self.epsilon,
             is_training=True,
         )
-        # Keras averages the variance of the batch; the kernel returns the estimate for a population, n / (n - 1) of it.
+        # Keras averages the biased variance of the batch; the kernel returns the unbiased one, n / (n - 1) times that.
         count = tf.cast(inputs.shape.num_elements() or tf.size(inputs), tf.float32) / channels
         new, share = 1.0 - self.momentum, tf.maximum(count - 1.0, 1.0) / count
         self.moving_mean.assign(_float32(self.moving_mean) * self.momentum + found.batch_mean * new)
@@ -84,14 +84,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 class MaxPooling2D(keras.layers.MaxPooling2D):
-    """Keras' layer, which XLA compiles under op determinism, too.
+    """Keras' layer in a form that XLA compiles under op determinism, too.
 
-    TensorFlow has no deterministic gradient of its kernel in XLA, and refuses to compile one on any device. Maxima of
-    shifted slices have the same values and the same gradient: that of the first of equal values.
+    In XLA, TensorFlow has no deterministic gradient for its kernel, and refuses to compile it on any device. Maxima of
+    shifted slices have the same values and the same gradient, which goes to the first of equal values.
     """
 
     def call(self, inputs: Any) -> Any:
-        """Returns the maxima of the windows."""
+        """Returns the maximum of each window."""
         takes = None not in inputs.shape[1:3] and not _unsupported(self)
         if not takes or not in_xla() or not is_op_determinism_enabled():
             return super().call(inputs)
@@ -99,11 +99,11 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
 
 
 def shifted_maxima(inputs: tf.Tensor, pool_size: Sequence[int], strides: Sequence[int], padding: str) -> tf.Tensor:
-    """Returns what `tf.nn.max_pool2d` does, as the maxima of one strided slice for each place in a window.
+    """Returns the result of `tf.nn.max_pool2d`, as maxima of one strided slice per position in a window.
 
     Args:
-      inputs: (rows, height, width, channels), height and width static.
-      pool_size, strides: (height, width) each.
+      inputs: values (rows, height, width, channels) with static height and width.
+      pool_size, strides: window size and strides, (height, width) each.
       padding: `same` or `valid`.
     """
     places = list(zip(inputs.shape[1:3], pool_size, strides, strict=True))
@@ -126,19 +126,20 @@ def shifted_maxima(inputs: tf.Tensor, pool_size: Sequence[int], strides: Sequenc
 
 
 def l2_loss(scale: float) -> keras.regularizers.Regularizer:
-    """Returns scale * tf.nn.l2_loss(w) = scale * sum(w^2) / 2; Keras's own L2 has no half."""
+    """Returns scale * tf.nn.l2_loss(w) = scale * sum(w^2) / 2; Keras' own L2 lacks the half."""
     return keras.regularizers.L2(scale / 2)
 
 
 def fuse_layers(model: keras.Model) -> keras.Model:
-    """Swaps layers of a built model for faster ones of the same numbers, in place, and returns the model.
+    """Replaces layers of a built model by faster equivalents, in place, and returns the model.
 
     `BatchNormalization` of images gets TensorFlow's fused kernel, and `MaxPooling2D` a form that XLA compiles under op
-    determinism. Each stays the same object with its name, weights and `trainable`, so that models of any kind can be
-    given: functional, sequential, nested or subclassed. A layer that cannot be swapped stays, and a warning says why.
+    determinism. Each layer stays the same object with its name, weights and `trainable`, so this works for models of
+    any kind: functional, sequential, nested or subclassed. A layer that cannot be replaced stays, and a warning says
+    why.
 
     Raises:
-      UsageError: it is not a Keras model, or is not built yet.
+      UsageError: the argument is not a Keras model or is not built yet.
     """
     if not isinstance(model, keras.Model) or not model.built:
         raise UsageError(f"fuse_layers: takes a built Keras model, got {model!r}")
@@ -147,20 +148,20 @@ def fuse_layers(model: keras.Model) -> keras.Model:
         if reason := _obstacle(layer):
             kept.append(f"{layer.name} ({reason})")
         elif type(layer) in _OURS:
-            # Only `call` differs between the two. A copy would not be the layer that a subclassed model calls.
+            # Only `call` differs between the classes. A copy would not be the object that a subclassed model calls.
             object.__setattr__(layer, "__class__", _OURS[type(layer)])
     if kept:
         warnings.warn(f"fuse_layers: stay as they are: {', '.join(kept)}", stacklevel=2)
-    # Keras makes its functions again: those that it has traced before would compute as before.
+    # Keras must build its functions again: those traced earlier would still use the old layers.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
 
 def keep_statistics(model: keras.Model) -> None:
-    """Makes the fused normalisations of a model use, and keep, their moving statistics in training.
+    """Makes the fused normalisations of a model use their moving statistics in training, without updating them.
 
-    Keras' guide to transfer learning calls the base with `training=False` for this; as of Keras 3.15, a model that is
-    itself called with `training=True` hands that on to its parts all the same.
+    Keras' guide to transfer learning calls the base with `training=False` for this. But as of Keras 3.15, a model
+    called with `training=True` passes that on to its parts regardless.
     """
     for layer in _layers(model):
         if isinstance(layer, BatchNormalization):
@@ -168,13 +169,13 @@ def keep_statistics(model: keras.Model) -> None:
 
 
 def has_unfused(model: keras.Model) -> bool:
-    """Returns whether `fuse_layers` would make a model train faster: it has a normalisation of Keras' own."""
+    """Returns whether `fuse_layers` would make a model train faster: it has a normalisation layer of Keras' own."""
     norms = [layer for layer in _layers(model) if type(layer) is keras.layers.BatchNormalization]
     return any(_is_of_images(layer) and _obstacle(layer) is None for layer in norms)
 
 
 def in_xla() -> bool:
-    """Returns whether what is traced now is compiled by XLA, inside a function with `jit_compile=True`."""
+    """Returns whether the code being traced will be compiled by XLA, inside a function with `jit_compile=True`."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
@@ -183,29 +184,29 @@ _OURS: dict[type[keras.layers.Layer], type[keras.layers.Layer]] = {
     keras.layers.MaxPooling2D: MaxPooling2D,
 }
 for _own, _ours in _OURS.items():
-    REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # a saved model then loads without our code
+    REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # saved models then load without our code
 
 
 def _layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns the layers of a model, and those inside them."""
+    """Returns the layers of a model, including nested ones."""
     found: list[keras.layers.Layer] = list(model._flatten_layers(include_self=False))
     return found
 
 
 def _is_of_images(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer is a pooling or a normalisation of images."""
-    # The rank of a normalisation's inputs is known once it is built.
+    """Returns whether a layer is a pooling or normalisation layer for images."""
+    # A normalisation layer knows the rank of its inputs once it is built.
     return getattr(layer.input_spec, "ndim", None) == _RANK and isinstance(layer, tuple(_OURS))
 
 
 def _obstacle(layer: keras.layers.Layer) -> str | None:
-    """Returns why a pooling or a normalisation of images has to stay as Keras computes it; None: it does not."""
+    """Returns why a pooling or normalisation layer for images must stay as it is; None if it can be replaced."""
     is_own = not isinstance(layer, tuple(_OURS.values())) and type(layer) not in _OURS
     return f"a {type(layer).__name__}, which has a class of its own" if is_own else _unsupported(layer)
 
 
 def _unsupported(layer: keras.layers.Layer) -> str | None:
-    """Returns the option of a pooling or a normalisation that only Keras computes; None: it has none."""
+    """Returns an option of a pooling or normalisation layer that only Keras supports; None if it has none."""
     if isinstance(layer, keras.layers.MaxPooling2D):
         return None if layer.data_format == "channels_last" else f"data_format={layer.data_format}"
     for option in ("renorm", "synchronized"):

@@ -15,25 +15,25 @@ else:
 _MLP_HIDDEN = 500
 _MLP_DECAY = 1e-4
 _CNN_WIDTHS, _CNN_UNITS = (32, 64), 512
-_CNN_DECAY = 5e-4  # of the dense layers and their biases, in tf.nn.l2_loss form
+_CNN_DECAY = 5e-4  # for the dense layers and their biases, as tf.nn.l2_loss defines it
 
 
-# As the tutorial: batch 100, a rate of 0.5.
+# As in the tutorial: batch 100, a rate of 0.5.
 @MODELS.named(
     "softmax_regression", epochs=10, defaults={"optimizer": "sgd", "learning_rate": 0.5, "schedule": "constant"}
 )
 def softmax_regression(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
-    """Returns the network of the tutorial "MNIST for ML beginners" (mnist_softmax.py), one matrix; any image shape.
+    """Returns the network of the tutorial "MNIST for ML beginners" (mnist_softmax.py), one matrix, for any image shape.
 
-    On 28x28x1 with 10 classes it has 7,850 parameters, all 0 at first, whatever the seed.
+    On 28x28x1 with 10 classes it has 7,850 parameters, all initialised to 0, whatever the seed.
     """
     network = [keras.layers.Flatten(), keras.layers.Dense(num_classes, kernel_initializer="zeros")]
     return _network("softmax_regression", image_shape, image_dtype, network)
 
 
-# "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch 100, decay 0.99 per epoch, an average of
-# the weights of decay 0.99. Its plain gradient at a rate of 0.8 takes MNIST to 98.2% in 8 epochs, but our 1,429 digits
-# only to 14%; momentum at 0.05 takes both to their usual accuracy (98.2%, 96.5%).
+# "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch 100, decay 0.99 per epoch, averaged #
+# weights with decay 0.99. Its plain SGD at a rate of 0.8 reaches 98.2% on MNIST in 8 epochs, but only 14% on our 1,429
+# # digits; momentum at 0.05 reaches the usual accuracy on both (98.2%, 96.5%).
 @MODELS.named("mlp", epochs=20, defaults={"learning_rate": 0.05, "ema": 0.99})
 def mlp(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns 784-500-10, the network of the TensorFlow book's MNIST chapter (mnist_inference.py); any image shape."""
@@ -45,7 +45,7 @@ def mlp(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -
     return _network("mlp", image_shape, image_dtype, network)
 
 
-# Momentum is usual today.
+# Momentum is common today.
 @MODELS.named("lenet", epochs=10, defaults={"learning_rate": 0.01, "decay_factor": 0.98})
 def lenet(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns LeNet-5 with ReLU and max pooling.
@@ -70,7 +70,7 @@ def lenet(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int)
     return _network("lenet", image_shape, image_dtype, network)
 
 
-# As the tutorial: batch 64, momentum 0.9, a rate of 0.01 times 0.95 every epoch, 10 epochs.
+# As in the tutorial: batch 64, momentum 0.9, a rate of 0.01 times 0.95 every epoch, 10 epochs.
 @MODELS.named("mnist_cnn", epochs=10, defaults={"global_batch_size": 64, "learning_rate": 0.01, "decay_factor": 0.95})
 def mnist_cnn(
     image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, dropout: float = 0.5
@@ -78,7 +78,7 @@ def mnist_cnn(
     """Returns the network of the MNIST tutorial (models/tutorials/image/mnist/convolutional.py): two convolutions.
 
     Shapes, initial values, dropout and weight decay are the tutorial's; on 28x28x1 with 10 classes there are 1,663,370
-    parameters. `dropout` is the share of the hidden units that is dropped in training.
+    parameters. `dropout` is the share of hidden units dropped in training.
 
     Raises:
       ValueError: the images are smaller than 4 pixels on a side.

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 else:
     layers = Lazy("trainer.models.layers")
 
-_WIDTHS = (64, 128, 256, 512)  # of the stages of ResNet-18 and ResNet-50
+_WIDTHS = (64, 128, 256, 512)  # of each stage of ResNet-18 and ResNet-50
 _BLOCKS_18, _BLOCKS_50 = (2, 2, 2, 2), (3, 4, 6, 3)
-_WIDENED = 4  # a block of ResNet-50 returns this many times the channels of its 3x3 convolution
+_WIDENED = 4  # a block of ResNet-50 outputs this many times the channels of its 3x3 convolution
 _WIDTHS_20, _BLOCKS_20 = (16, 32, 64), 3
 _WEIGHT_DECAY = 1e-4
-_SMALL = 64  # pixels; smaller images get the stem for CIFAR
+_SMALL = 64  # pixels on a side; smaller images get the stem for CIFAR
 
 
-# As is usual on CIFAR-10 today: a cosine over 200 epochs (Loshchilov, Hutter 2017).
+# The usual schedule for CIFAR-10 today: a cosine over 200 epochs (Loshchilov, Hutter 2017).
 @MODELS.named(
     "resnet18",
     epochs=200,
@@ -36,17 +36,17 @@ _SMALL = 64  # pixels; smaller images get the stem for CIFAR
 def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns ResNet-18 (table 1), 4 stages of 2 blocks, for images of any size.
 
-    Shortcuts are the paper's option B: a 1x1 convolution where a stage begins. On 224x224x3 with 1,000 classes it has
-    11,689,512 trainable parameters, torchvision's count. Images smaller than 64 pixels get the stem that is usual for
-    CIFAR (Chen et al. 2020, "A simple framework for contrastive learning of visual representations", B.9): a 3x3
+    Shortcuts follow the paper's option B: a 1x1 convolution at the start of a stage. On 224x224x3 with 1,000 classes it
+    has 11,689,512 trainable parameters, torchvision's count. Images smaller than 64 pixels get the stem that is usual
+    for CIFAR (Chen et al. 2020, "A simple framework for contrastive learning of visual representations", B.9): a 3x3
     convolution without stride instead of 7x7 and pooling; 11,173,962 trainable parameters on 32x32x3 with 10 classes.
     """
     return _of_photographs("resnet18", image_shape, image_dtype, num_classes, _BLOCKS_18, _block_18)
 
 
-# As in "Bag of tricks" (He et al. 2019): batch 256, Nesterov at a rate of 0.1 (2.1), weights of
-# convolutions alone decayed and 5 epochs of warm-up (3.1), a cosine over 120 epochs (5.1), label smoothing of 0.1
-# (5.2), random crops. Not its jitter of colours and its noise.
+# As in "Bag of tricks" (He et al. 2019): batch 256, Nesterov at a rate of 0.1 (2.1), weight decay of convolutions only
+# # and 5 epochs of warm-up (3.1), a cosine over 120 epochs (5.1), label smoothing of 0.1 (5.2), random crops; without
+# its # colour jitter and noise.
 @MODELS.named(
     "resnet50",
     epochs=120,
@@ -63,9 +63,9 @@ def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
 def resnet50(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns ResNet-50 (table 1), 4 stages of 3, 4, 6 and 3 blocks, for images of any size.
 
-    Two things are as its successors have them (He et al. 2019, "Bag of tricks for image classification with
-    convolutional neural networks"): where a stage begins, the 3x3 convolution has the stride (4.1, ResNet-B), and the
-    last normalisation of a block begins at 0, so that each block begins as its shortcut (3.1). On 224x224x3 with 1,000
+    It has two later improvements (He et al. 2019, "Bag of tricks for image classification with convolutional neural
+    networks"): at the start of a stage the 3x3 convolution has the stride (4.1, ResNet-B), and the last normalisation
+    of a block starts with a scale of 0, so that each block starts as its shortcut (3.1). On 224x224x3 with 1,000
     classes it has 25,557,032 trainable parameters, torchvision's count. Small images get the stem of `resnet18`.
     """
     return _of_photographs("resnet50", image_shape, image_dtype, num_classes, _BLOCKS_50, _block_50)
@@ -89,9 +89,9 @@ def resnet50(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
 def resnet20(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, dropout: float) -> keras.Model:
     """Returns ResNet-20 for CIFAR (4.2), 3 stages of 3 blocks.
 
-    Shortcuts are the paper's option A: where a stage begins, every second pixel, and zeros for the new channels. On
-    32x32x3 with 10 classes it has 269,722 trainable parameters, the paper's 0.27 million. `dropout` is the share of the
-    pooled features that is dropped in training.
+    Shortcuts follow the paper's option A: at the start of a stage, every second pixel and zeros for the new channels.
+    On 32x32x3 with 10 classes it has 269,722 trainable parameters, the paper's 0.27 million. `dropout` is the share of
+    the pooled features dropped in training.
     """
     images = keras.Input(image_shape, dtype=image_dtype)
     found = keras.layers.ReLU()(_convolution(layers.ScalePixels()(images), _WIDTHS_20[0], 3, 1))
@@ -115,8 +115,8 @@ def _of_photographs(
       name: name of the model.
       image_shape, image_dtype: (height, width, channels) and dtype of the images.
       num_classes: width of the logits.
-      blocks: how many each stage has.
-      block: makes one, of values, width and stride.
+      blocks: number of blocks in each stage.
+      block: function that makes one residual block from (values, width, stride).
     """
     images = keras.Input(image_shape, dtype=image_dtype)
     found = layers.ScalePixels()(images)
@@ -158,7 +158,7 @@ def _block_20(values: keras.KerasTensor, width: int, stride: int) -> keras.Keras
 
 
 def _padded_convolution(values: keras.KerasTensor, width: int, size: int, stride: int) -> keras.KerasTensor:
-    """Returns the normalised convolution; with a stride it is padded alike on all sides, which `same` does not do."""
+    """Returns a normalised convolution; with a stride it pads all sides equally, unlike `same`."""
     if stride == 1:
         return _convolution(values, width, size, stride)
     if size > 1:

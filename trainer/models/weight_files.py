@@ -1,8 +1,8 @@
-"""First weights from files of Keras: those of the same model, or of one that differs in its head alone.
+"""Initial weights from Keras' files: of the same model, or of one that differs only in its head.
 
-Three formats: `.h5` as Keras publishes the weights of `keras.applications`, with and without their heads, `.weights.h5`
-and `.keras`. In the first, layers stand in the order of the model; in the others, under the names of their classes,
-numbered: `layers/functional/layers/conv2d_3/vars/0`.
+There are three formats: `.h5`, in which Keras publishes the weights of `keras.applications` with and without heads;
+`.weights.h5`; and `.keras`. In the first, layers are in the order of the model; in the others, they are named after
+their classes, with a number: `layers/functional/layers/conv2d_3/vars/0`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from pipeline.errors import UsageError, line_of
 from trainer.config.model import IMAGENET, FirstWeights
 from trainer.runtime import file_utils, legacy_h5_format, to_snake_case
 
-_MOST_OF_HEAD = 3  # layers: VGG has fc1, fc2 and predictions
-_texts = legacy_h5_format.load_attributes_from_hdf5_group  # an attribute, which is in several parts if it is long
+_MOST_OF_HEAD = 3  # most layers of a head: VGG has fc1, fc2 and predictions
+_texts = legacy_h5_format.load_attributes_from_hdf5_group  # reads a list of texts, which is split if it is long
 
 Arrays = Sequence[NDArray[Any]]
 
 
 def load(model: keras.Model, source: str, flag: str = "--initialize_from") -> tuple[FirstWeights, str]:
-    """Loads the weights of a file into a model. A head of another number of classes keeps its own.
+    """Loads the weights of a file into a model. A head for another number of classes keeps its own weights.
 
     Args:
-      model: built.
-      source: path of the file; or `imagenet`.
-      flag: named in errors.
+      model: built model.
+      source: path of the file, or `imagenet`.
+      flag: flag to name in errors.
 
     Returns:
-      What the file is, and a line about what was not taken from it, which is empty if everything was.
+      The identity of the file, and a line about the weights that were not loaded, empty if all were.
 
     Raises:
-      UsageError: there is no such file, it cannot be fetched or read, or is of another architecture; the first layer
-        that differs is named, with both shapes.
+      UsageError: the file does not exist, cannot be downloaded or read, or has another architecture; the message names
+        the first layer that differs, with both shapes.
     """
     try:
         path = _imagenet_file(model) if source == IMAGENET else pathlib.Path(source)
@@ -55,7 +55,7 @@ def load(model: keras.Model, source: str, flag: str = "--initialize_from") -> tu
 
 
 class _Leaf(NamedTuple):
-    """A layer with weights; `place`: where Keras' newer formats have it."""
+    """A layer with weights, and its `place` in Keras' newer formats."""
 
     place: str
     layer: Any
@@ -66,11 +66,11 @@ class _Leaf(NamedTuple):
 
 
 def _load(model: keras.Model, path: pathlib.Path) -> str:
-    """Loads a file, and returns what was not taken."""
+    """Loads a file; returns a line about the weights that were not loaded."""
     with _opened(path) as file:
         if _is_flat(model):
             return _fill(model, file.get("model_weights", file))
-    model.load_weights(str(path))  # layers of any kind, whose places in the file are Keras' own business
+    model.load_weights(str(path))  # other kinds of layers, whose places in the file only Keras knows
     return ""
 
 
@@ -87,12 +87,12 @@ def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
 
 
 def _fill(model: keras.Model, group: Any) -> str:
-    """Sets the weights layer by layer; all but those of the head must fit."""
+    """Sets the weights layer by layer; all must fit, except in the head."""
     whole, base = list(_leaves(model)), base_of(model)
     head = whole[-1] if base is None or whole[-1].layer not in base.layers else None
     head = head if len(whole) > 1 else None
     by_order = _legacy_names(group) is not None
-    is_bare = base is not None and "layers/functional" not in group  # of the base alone, with or without a head
+    is_bare = base is not None and "layers/functional" not in group  # a file of the base alone, with or without a head
     ours = list(_leaves(base, nested=not by_order)) if is_bare else whole
     body = [leaf for leaf in ours if head is None or leaf.layer is not head.layer]
     found, rest = _split(_stored(group), body, by_order)
@@ -129,15 +129,16 @@ def _assign(leaf: _Leaf, arrays: Arrays) -> None:
 
 
 def base_of(model: keras.Model) -> Any:
-    """Returns the part of a model that `pretrained` has built; None: there is none."""
+    """Returns the part of a model that `pretrained` has built; None if there is none."""
     parts = [model, *getattr(model, "layers", ())]
     return next((part for part in parts if hasattr(part, "application")), None)
 
 
 def _is_flat(model: keras.Model) -> bool:
-    """Returns whether the weights are those of layers without others inside, in functional and sequential models.
+    """Returns whether all weights belong to layers without nested layers, in functional and sequential models.
 
-    Keras' files have those of other layers, as of `LSTM` and `Bidirectional`, and of subclassed models elsewhere.
+    Keras' files store the weights of composite layers, such as `LSTM` and `Bidirectional`, and of subclassed models
+    elsewhere.
     """
     parts = [model, *model._flatten_layers(include_self=False)]
     models = [part for part in parts if isinstance(part, keras.Model)]
@@ -149,7 +150,7 @@ def _is_flat(model: keras.Model) -> bool:
 
 
 def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf]:
-    """Yields the layers of a functional or sequential model that have weights; `nested`: those of models in it, too."""
+    """Yields the layers with weights of a functional or sequential model, also in models inside it if `nested`."""
     counts = Counter[str]()
     for layer in getattr(model, "layers", ()):
         kind = to_snake_case(type(layer).__name__)
@@ -163,7 +164,7 @@ def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf
 
 
 def _stored(group: Any) -> dict[str, Arrays]:
-    """Returns the arrays of each layer of a file that has some, in its order or by place."""
+    """Returns the arrays of each layer with weights in a file, in its order or by place."""
     names = _legacy_names(group)
     if names is not None:
         each = {name: [np.asarray(group[name][one]) for one in _texts(group[name], "weight_names")] for name in names}
@@ -181,14 +182,14 @@ def _stored(group: Any) -> dict[str, Arrays]:
 
 
 def _is_normalisation(arrays: Arrays) -> bool:
-    """Returns whether arrays are mean, variance and count of the first layer of EfficientNet, which ours needs not."""
+    """Returns whether arrays are mean, variance and count of EfficientNet's first layer, which ours lacks."""
     return [one.shape for one in arrays] == [(3,), (3,), ()]
 
 
 def _split(
     stored: dict[str, Arrays], body: Sequence[_Leaf], by_order: bool
 ) -> tuple[list[Arrays | None], list[tuple[str, Arrays]]]:
-    """Returns the arrays of each layer of the body, None for those that are missing, and the layers that are left."""
+    """Returns the arrays of each layer of the body, None for missing ones, and the remaining layers."""
     if by_order:
         found = list(stored.items())
         missing: list[Arrays | None] = [None] * (len(body) - len(found))
@@ -198,7 +199,7 @@ def _split(
 
 
 def _legacy_names(group: Any) -> list[str] | None:
-    """Returns the layers of a file in the published format; None: it is in a newer one."""
+    """Returns the layer names of a file in the published format; None if it is in a newer one."""
     return _texts(group, "layer_names") if {"layer_names", "layer_names0"} & set(group.attrs) else None
 
 
@@ -207,14 +208,14 @@ def _in_words(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 class _Asked(Exception):  # noqa: N818, it is no error
-    """Keras asks for a file."""
+    """Raised when Keras asks for a file."""
 
 
 def _imagenet_file(model: keras.Model) -> pathlib.Path:
-    """Returns Keras' file of ImageNet's weights, without the head, which is fetched unless it is in Keras' cache.
+    """Returns Keras' file of ImageNet weights without the head; downloads it unless it is in Keras' cache.
 
     Raises:
-      UsageError: the model is none of `keras.applications`, or the file cannot be fetched.
+      UsageError: the model is not from `keras.applications`, or the file cannot be downloaded.
     """
     base = base_of(model)
     if base is None:
@@ -225,7 +226,7 @@ def _imagenet_file(model: keras.Model) -> pathlib.Path:
         asked.update(options, fname=fname, origin=origin)
         raise _Asked
 
-    # Only the function that builds a model knows the name, the address and the digest of its file.
+    # Only the function that builds a model knows the name, URL and digest of its file.
     get_file, file_utils.get_file = file_utils.get_file, ask
     try:
         with contextlib.suppress(_Asked):
@@ -237,7 +238,7 @@ def _imagenet_file(model: keras.Model) -> pathlib.Path:
     folder = pathlib.Path(file_utils.config.keras_home()) / asked["cache_subdir"]
     try:
         return pathlib.Path(get_file(**asked))
-    except Exception as error:  # Keras raises no narrower one
+    except Exception as error:  # Keras raises nothing more specific
         raise UsageError(
             f"{asked['fname']} is not in {folder} and cannot be fetched ({line_of(error)}); fetch {asked['origin']} "
             "elsewhere and put it there, or give it as --initialize_from=FILE"

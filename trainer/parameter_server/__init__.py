@@ -1,1 +1,1 @@
-"""Training with the weights on parameter servers: a chief schedules steps, and workers make them."""
+"""Training with the weights on parameter servers: a chief schedules steps, and workers run them."""

@@ -1,4 +1,4 @@
-"""Asynchronous training: a worker makes blocks of steps by itself, each with the weights as it finds them."""
+"""Asynchronous training: a worker runs blocks of steps on its own, each step with the current weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
 
-_READY = 2  # blocks per worker: one in work, one that it takes next
+_READY = 2  # blocks per worker: one running, one next
 _POLL_SECONDS = 0.1
 
 
@@ -22,13 +22,13 @@ class Made(NamedTuple):
     """A worker's report on a block.
 
     Attributes:
-      steps: steps that it made, int64 (n,); others had been applied already.
-      rows: packed results of each step, string (n,), see `Rows`.
-      finite: bool; False: the last of them had a loss or gradient that is NaN or infinite.
-      waited: seconds that it took to make the batches.
-      seconds: time that the block took.
-      worker: number of the worker that made them.
-      global_step: updates so far, of all workers.
+      steps: numbers of the steps that it ran, int64 (n,); the others had already been applied.
+      rows: packed results of each step, string (n,); see `Rows`.
+      finite: whether all losses and gradients were finite, bool; if not, the last step is the one that was not.
+      waited: seconds spent making the batches.
+      seconds: seconds that the block took.
+      worker: number of the worker.
+      global_step: number of updates so far, by all workers.
     """
 
     steps: Any
@@ -42,14 +42,14 @@ class Made(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Asynchronous:
-    """The graph of a block, to be run by workers.
+    """The graph of a block, which workers run.
 
     Attributes:
       state: model, optimizer and step, on the parameter servers.
-      batches: made of a worker's columns.
-      compute: gradients, and their application.
-      ledger: records which steps were applied.
-      rows: packs a step's results.
+      batches: batches from a worker's columns.
+      compute: computation and application of gradients.
+      ledger: ledger of the steps that were applied.
+      rows: packer of a step's results.
     """
 
     state: TrainState
@@ -60,7 +60,7 @@ class Asynchronous:
 
     @tf.function(autograph=False)
     def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor) -> Made:
-        """Makes the steps that are not applied yet of the `count` from `first` on, which are all of one epoch."""
+        """Runs those of the `count` steps from `first` that are not applied yet; all are in one epoch."""
         began = tf.timestamp()
         content, worker = next(columns)
         steps = self.ledger.missing(first, count)
@@ -85,10 +85,10 @@ class Asynchronous:
         return Made(steps[:made], texts.stack()[:made], finite, waited, seconds, worker, total)
 
     def _step(self, step: tf.Tensor, batch_of: Any, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Makes a step; returns whether it is finite, its row, and the seconds that its batch took."""
+        """Runs a step; returns whether it is finite, its row, and the seconds that its batch took."""
         share = tf.constant(0, tf.int64)
         with tf.name_scope("input"):
-            with tf.control_dependencies([before]):  # the step before has ended
+            with tf.control_dependencies([before]):  # after the previous step
                 began = tf.timestamp()
             with tf.control_dependencies([began]):
                 batch = batch_of(step, share)
@@ -116,7 +116,7 @@ class _Block:
 
 
 class AsyncScheduler:
-    """A `Scheduler` of blocks, which workers make without waiting for each other."""
+    """A `Scheduler` of blocks, which workers run without waiting for each other."""
 
     def __init__(
         self, graph: Asynchronous, closures: Closures, columns: Any, num_workers: int, most: int, lines: WorkerLines
@@ -125,11 +125,11 @@ class AsyncScheduler:
 
         Args:
           graph: graph of a block.
-          closures: where it is run.
-          columns: each worker's.
-          num_workers: workers in the job.
-          most: steps of a block.
-          lines: told of every block.
+          closures: scheduler of functions on workers, which runs the graph.
+          columns: columns of each worker.
+          num_workers: number of workers in the job.
+          most: maximum number of steps in a block.
+          lines: workers' lines, which get every block.
         """
         self.reached = self._updates = 0
         self._graph, self._closures, self._columns = graph, closures, columns
@@ -140,7 +140,7 @@ class AsyncScheduler:
         """See `Scheduler.run`."""
         begun, stopped, self._updates = first, False, first
         while begun < end or self._pending:
-            stopped = stops() or stopped  # asked each time: it raises if a server is lost
+            stopped = stops() or stopped  # always called, since it raises if a server is lost
             while begun < end and not stopped and self._closures.waiting < _READY * self._num_workers:
                 begun = self._schedule(begun, min(end, cut(begun)))
             if stopped and not self._pending:
@@ -159,7 +159,7 @@ class AsyncScheduler:
         return Tally()
 
     def _schedule(self, first: int, end: int) -> int:
-        """Schedules a block; returns the first step after it."""
+        """Schedules a block; returns the step after its last one."""
         in_epoch = self._graph.batches.steps_per_epoch
         stop = min(first + self._most, end, first - first % in_epoch + in_epoch)
         block = _Block(stop)

@@ -1,7 +1,7 @@
-"""A worker's part of a step: it takes rows, pulls weights from the parameter servers, and sends gradients back.
+"""A worker's part of a step: it takes rows, pulls weights from the parameter servers, and pushes gradients back.
 
-It keeps the training split in memory, which it reads with TensorFlow's own operations: a worker runs graphs that the
-chief has made, and no Python. So the order of an epoch is computed inside the graph, too.
+It keeps the training split in memory and reads it with TensorFlow's own operations: a worker runs only graphs from the
+chief, no Python. So the order of an epoch is computed in the graph, too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _DECODED_TOGETHER = 256  # images
 
 
 class _Numbers(Times):
-    """Times of a view whose ids are the numbers of the chosen records: one gather then makes records of a batch's rows.
+    """Times of a view whose ids are the numbers of the chosen records: a batch's records then take a single gather.
 
-    So the chosen records are once in the graph, and no epoch's worth of ids is gathered from them.
+    So the graph contains the chosen records only once, and never gathers the ids of a whole epoch.
     """
 
     def ids(self, numbers: Array, arrays: Arrays = TENSORS) -> Array:
@@ -56,19 +56,19 @@ class ColumnBatches:
 
     Attributes:
       rows: number of rows in a share of a step.
-      steps_per_epoch: T.
-      skips: (first, end) of global steps whose rows have weight 0.
+      steps_per_epoch: number of steps per epoch, T.
+      skips: intervals (first, end) of global steps whose rows have weight 0.
     """
 
     def __init__(self, resolved: ResolvedRequest, shares: int = 1) -> None:
-        """Chooses what reads and decodes.
+        """Selects the reader and decoder.
 
         Args:
           resolved: the training request.
-          shares: equal parts of a global batch, of which each is a batch here.
+          shares: number of equal parts of a global batch; each is one batch here.
 
         Raises:
-          DataError, UsageError: as `pipeline.input_fn`.
+          DataError, UsageError: the same errors as from `pipeline.input_fn`.
         """
         compose.check_in_graph([resolved])
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
@@ -89,23 +89,23 @@ class ColumnBatches:
         self.skips = order.skip_steps
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
+        """Returns a dataset that repeats (columns, index of the worker), always the same tensors."""
         pieces = self._pieces()
         records = self._reader.read(pieces, pieces)["record"][: self._count]
         columns = self._decoded(records) if self._decodes else {"record": records}
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
         dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
         options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False  # which would copy the split
+        options.experimental_optimization.apply_default_optimizations = False  # they would copy the split
         options.autotune.enabled = False
         return dataset.with_options(options)
 
     def of_epoch(self, columns: Columns, step: tf.Tensor) -> Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]:
-        """Returns a function of (step, share) that gives the batch of a share of a step.
+        """Returns a function from (step, share) to the batch of that share.
 
         Args:
-          columns: what the dataset gives.
-          step: any step of the epoch, int64 scalar; the function may be asked for steps of this epoch alone.
+          columns: columns from the dataset.
+          step: any step of the epoch, int64 scalar; the function is only valid for steps of this epoch.
         """
         plan = self._feed.plan(step // self.steps_per_epoch, tf.constant(0, tf.int64))
 
@@ -121,9 +121,9 @@ class ColumnBatches:
         return batch
 
     def _pieces(self) -> tf.Tensor:
-        """Returns what to read. Of a view it is one piece per record, which the reader joins.
+        """Returns the pieces to read; for a view, one piece per record, which the reader merges.
 
-        They are computed in the graph, as constants of it they would be six times as large as the view.
+        They are computed in the graph; as constants they would be six times as large as the view.
         """
         times, selection = self._resolved.order.times, self._resolved.selection
         if times is None or times.records is None:
@@ -143,7 +143,7 @@ class ColumnBatches:
 
         times, ids = self._resolved.order.times, tf.range(self._count, dtype=tf.int64)
         assert isinstance(self._form, Serialized)
-        if times is not None and self._form.turns is not None:  # else the ids tell nothing, and take room in the graph
+        if times is not None and self._form.turns is not None:  # else ids are not needed, only large
             ids = times.ids(ids, TENSORS)
         parts = tf.data.Dataset.from_tensor_slices((records, ids)).batch(_DECODED_TOGETHER).map(decode)
         whole: Columns = parts.rebatch(max(1, self._count)).get_single_element()
@@ -155,7 +155,7 @@ class ColumnBatches:
         return self._resolved.selection.num_examples if times is None else times.num_chosen
 
     def _ids_and_rows(self, planned: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the ids of planned records, and their rows in the columns, which have a view's records each once."""
+        """Returns the ids of planned records, and their rows in the columns, which have each record of a view once."""
         times = self._resolved.order.times
         rows = planned % times.num_stored if times is not None and times.repeats else planned
         if times is None or times.records is None:
@@ -163,18 +163,18 @@ class ColumnBatches:
         return planned - rows + times.ids(rows, TENSORS), rows
 
 
-_COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set
+_COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers, which have no public way to set them
 _OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimizer": "keeps a loss scale"}
 
 
 class Transfer:
     """Moves values between variables on parameter servers and the worker that runs a graph.
 
-    All values of one server and type travel as one tensor, so that each server is asked once.
+    All values of one dtype on a server are sent as one tensor, so that there is a single request per server and dtype.
 
     Attributes:
-      variables: those on the servers.
-      groups: indices of the variables of each server and type.
+      variables: variables on the servers.
+      groups: indices of the variables, by (server, dtype).
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
@@ -188,7 +188,7 @@ class Transfer:
         return [self.variables[index].shape.num_elements() for index in self.groups[group]]
 
     def pull(self) -> list[tf.Tensor]:
-        """Returns the values of all variables, here."""
+        """Returns the values of all variables on this worker."""
         found: list[tf.Tensor] = [None] * len(self.variables)
         for group, indices in self.groups.items():
             with tf.device(group[0]):
@@ -197,17 +197,17 @@ class Transfer:
         return found
 
     def flattened(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values for each group's variables in one tensor."""
+        """Returns the values of each group's variables in one tensor."""
         return [
             tf.concat([tf.reshape(tf.cast(values[i], group[1]), [-1]) for i in indices], axis=0)
             for group, indices in self.groups.items()
         ]
 
     def push(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns values for all variables, each where its variable is.
+        """Returns the values of all variables, each on the server of its variable.
 
         Args:
-          flat: what `flattened` returns.
+          flat: tensors from `flattened`.
         """
         found: list[tf.Tensor] = [None] * len(self.variables)
         for group, values in zip(self.groups, flat, strict=True):
@@ -222,11 +222,11 @@ class Transfer:
 
 
 class Sent(NamedTuple):
-    """What a worker sends: one tensor for each parameter server and type.
+    """What a worker sends: one tensor for each parameter server and dtype.
 
     Attributes:
-      gradients: those of the mean loss of the rows.
-      changes: differences of variables that are not trained, such as moving statistics.
+      gradients: gradients of the rows' mean loss.
+      changes: changes of variables that are not trained, such as moving statistics.
     """
 
     gradients: list[tf.Tensor]
@@ -234,13 +234,13 @@ class Sent(NamedTuple):
 
 
 class Compute:
-    """Computes gradients on workers, and applies them on parameter servers.
+    """Computes gradients on workers and applies them on parameter servers.
 
     Attributes:
       state: model, optimizer and step, on the parameter servers.
-      trainable: moves the weights.
-      kept: moves the floating-point variables that are not trained.
-      graphs: graphs of a step by name, once they have been traced.
+      trainable: transfer of the weights.
+      kept: transfer of the floating-point variables that are not trained.
+      graphs: graphs of a step, by name, once they have been traced.
     """
 
     def __init__(
@@ -252,15 +252,15 @@ class Compute:
         shown: Period = Period(),  # noqa: B008, it is immutable
         skips: Intervals = (),
     ) -> None:
-        """Makes variables beside those of the state.
+        """Makes further variables next to those of the state.
 
         Args:
-          strategy: that of the parameter servers.
-          state: created in its scope.
-          config: the run's flags.
-          augment: augments rows on the worker's device; None: the input augments.
-          shown: the steps whose gradients `histograms` shows, besides the first.
-          skips: (first, end) of global steps that change nothing but the number of the step.
+          strategy: strategy of the parameter servers.
+          state: state, created in the strategy's scope.
+          config: flags of the run.
+          augment: augmentation on the worker's device; None if the input augments.
+          shown: period of the steps whose gradients `histograms` shows, besides the first step.
+          skips: intervals (first, end) of global steps that change only the step number.
         """
         model = state.model
         self._strategy, self.state, self.graphs = strategy, state, dict[str, Traced]()
@@ -277,7 +277,7 @@ class Compute:
             self._shown = tf.Variable(rows, trainable=False, name="histograms") if shown.steps else None
 
     def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Contribution, Sent]:
-        """Returns the contribution of a share's rows to a step, and what to send of it."""
+        """Returns the contribution of a share's rows to a step, and the tensors to send."""
         self.graphs["step"] = Traced(tf.compat.v1.get_default_graph(), device="/job:worker")
         with tf.name_scope("weights"):
             values = [self.trainable.pull(), self._fixed.pull()]
@@ -290,15 +290,15 @@ class Compute:
             sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
             if not self._skips:
                 return computed, sent
-            skipped = is_skipped(step, self._skips)  # of which not even the regularisation counts
+            skipped = is_skipped(step, self._skips)  # not even the regularisation counts
             zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
             return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
 
     @tf.function(autograph=False)
     def apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
-        """Changes the weights by the gradient of a step; returns a tensor whose operation ends when that is done.
+        """Applies the gradient of a step; returns a tensor that is ready when the weights are updated.
 
-        A skipped step changes none: by a gradient of 0, momentum and decay would still move them.
+        A skipped step changes no weights: with a gradient of 0, momentum and decay would still move them.
         """
         if self._shown is not None:
             tf.cond(self._is_shown(step + 1), lambda: self._show(sent), lambda: tf.constant(False))
@@ -324,7 +324,7 @@ class Compute:
         return tf.constant(True)
 
     def _is_shown(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns whether a step, from 1 on, is shown, bool scalar: as `Period.is_due` says it, and the first."""
+        """Returns whether a step, counted from 1, is shown, bool scalar: as in `Period.is_due`, and the first."""
         amount, parts = self._shown_every.as_integer_ratio()
         return tf.equal(step, 1) | tf.not_equal(step * parts // amount, (step - 1) * parts // amount)
 
@@ -335,14 +335,14 @@ class Compute:
 
     @tf.function(autograph=False)
     def histograms(self) -> tf.Tensor:
-        """Returns what `LoopResult.histograms` has, of the weights now and of the last gradient that is shown."""
+        """Returns the value of `LoopResult.histograms` for the current weights and the last gradient that is shown."""
         assert self._shown is not None
         of_weights = [histogram(variable.read_value()) for variable in self.trainable.variables]
         return tf.concat([tf.stack(of_weights), self._shown.read_value()], axis=0)
 
 
 def norm_of(sent: Sent) -> tf.Tensor:
-    """Returns the norm of all gradients together."""
+    """Returns the global norm of all gradients."""
     norm: tf.Tensor = tf.linalg.global_norm(sent.gradients)
     return norm
 
@@ -367,7 +367,7 @@ class _Given:
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
-    """Raises UsageError if several workers cannot apply gradients with an optimizer."""
+    """Raises UsageError if an optimizer cannot apply the gradients of several workers concurrently."""
     name = optimizer.name
     if why := _OWN_STATE.get(type(optimizer).__name__.lower()):
         raise UsageError(f"{flag}: with --strategy=parameter_server, {name} {why}, which workers would do at once")
@@ -380,15 +380,16 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
 
 @contextlib.contextmanager
 def numbered(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor, rate: tf.Tensor | None) -> Iterator[None]:
-    """Context in which an optimizer is traced as if it had made `updates` updates before.
+    """Context in which an optimizer is traced as if it had already made `updates` updates.
 
-    Keras' own count is wrong here. `assign_add` of it is exact by itself, but each optimizer reads it at another moment
-    than it adds, so bias corrections and schedules would drift (70 of 100 updates were counted with two workers).
+    Keras' own count would be wrong here. Its `assign_add` is atomic, but an optimizer does not read the count at the
+    moment at which it adds to it, so bias corrections and schedules would drift (two workers counted 70 of 100
+    updates).
 
     Args:
-      optimizer: built.
-      updates: int64 scalar.
-      rate: the learning rate, float32 scalar; None: the optimizer's own, or its schedule's at this count.
+      optimizer: built optimizer.
+      updates: number of earlier updates, int64 scalar.
+      rate: learning rate, float32 scalar; None for the optimizer's own, or its schedule's at this count.
     """
     before: dict[str, Any] = {name: optimizer.__dict__[name] for name in (_COUNT, _RATE)}
     optimizer.__dict__[_COUNT] = _Given(updates)

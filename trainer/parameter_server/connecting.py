@@ -1,7 +1,7 @@
-"""TensorFlow's cluster as the chief sees it: the strategy, and what gives work to the workers that are there.
+"""TensorFlow's cluster as the chief sees it: the strategy, and the parts that give work to the present workers.
 
 TensorFlow waits for every process of the cluster that it knows: when it connects, and when a restarted worker comes
-back. So it is told only of the processes that are there, and again whenever a worker comes or is lost.
+back. So it is told only about processes that are present, and told again whenever a worker comes or is lost.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from trainer.runtime import cluster_coordinator, context, remote
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 0.3  # after an error, for the end of a process to show in its connection to the chief
-_HANGING_SECONDS = 60.0  # for a call to a worker that is lost to fail
-_ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it connects
+_NOTICE_SECONDS = 0.3  # after an error, until the chief notices that a process's connection has closed
+_HANGING_SECONDS = 60.0  # for a call to a lost worker to fail
+_ENVIRONMENT = {  # as set by tf.distribute.ParameterServerStrategy when it connects
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
 }
 
 
 class Members:
-    """The workers that take part now. TensorFlow has a thread for each worker, which asks here whether to continue."""
+    """The workers that currently take part. TensorFlow has a thread per worker, which asks here whether to continue."""
 
     def __init__(self, roles: Roles, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
         """Starts without workers; `admit` adds them.
 
         Args:
-          roles: the processes.
-          coordinator: knows which of them are there.
-          addresses: addresses of each job's processes, as the chief calls them.
+          roles: processes of the job.
+          coordinator: coordinator, which knows the present processes.
+          addresses: addresses of each job's processes, as the chief reaches them.
         """
         self._roles, self._coordinator, self._addresses = roles, coordinator, addresses
         self._admitted: dict[int, int] = {}
-        self._peers: dict[int, set[tuple[str, int]]] = {}  # where each worker listens that was ever admitted
+        self._peers: dict[int, set[tuple[str, int]]] = {}  # addresses of every worker ever admitted
         self._at_work: set[int] = set()
-        self._gone: dict[int, float] = {}  # workers at work that are not there, and since when
+        self._gone: dict[int, float] = {}  # since when a busy worker has been gone
         self._lock = threading.Lock()
 
     def cluster(self, workers: dict[int, int]) -> tf.train.ClusterSpec:
@@ -60,11 +60,11 @@ class Members:
 
     @property
     def changed(self) -> bool:
-        """Whether a worker has come or is lost since the last call of `admit`."""
+        """Whether a worker has come or was lost since the last call of `admit`."""
         return self._coordinator.workers != self._admitted
 
     def close(self) -> dict[int, int]:
-        """Stops giving work to lost workers; returns those that are there."""
+        """Stops giving work to lost workers; returns the present ones."""
         workers = self._coordinator.workers
         with self._lock:
             self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
@@ -72,12 +72,12 @@ class Members:
 
     @contextlib.contextmanager
     def calls_fail(self, workers: dict[int, int]) -> Iterator[None]:
-        """Context in which TensorFlow's calls to any other worker fail, even to one that is stopped."""
+        """Context in which TensorFlow's calls to any other worker fail, even to a stopped one."""
         lost = {peer for i, peers in self._peers.items() if i not in workers for peer in peers}
         over = threading.Event()
 
         def disconnect() -> None:
-            while not over.wait(_POLL_SECONDS):  # TensorFlow connects again
+            while not over.wait(_POLL_SECONDS):  # TensorFlow reconnects
                 _disconnect(lost)
 
         _disconnect(lost)
@@ -90,23 +90,23 @@ class Members:
             thread.join()
 
     def admit(self, workers: dict[int, int]) -> None:
-        """Gives work to workers, which TensorFlow knows by now."""
+        """Gives work to workers that TensorFlow now knows."""
         self._peers.update({i: _resolved(self._addresses[WORKER][i]) for i in workers})
         with self._lock:
             self._admitted = workers
 
     def rest(self, worker: int) -> None:
-        """Notes that a worker is idle."""
+        """Records that a worker is idle."""
         with self._lock:
             self._at_work.discard(worker)
 
     def takes_part(self, worker: int) -> bool:
-        """Returns whether a worker may be given work."""
+        """Returns whether a worker may get work."""
         with self._lock:
             return worker in self._admitted
 
     def begins(self, worker: int) -> bool:
-        """Returns whether a worker may begin its work now; if so, it counts as at work."""
+        """Returns whether a worker may begin its work now; if so, it counts as busy."""
         leaving = worker in self._coordinator.leaving and not self._coordinator.is_ending
         with self._lock:
             if leaving or worker not in self._admitted:
@@ -115,16 +115,16 @@ class Members:
             return True
 
     def tend(self) -> None:
-        """Releases idle workers that got a signal; to be called regularly.
+        """Releases idle workers that received a signal. Call it regularly.
 
         Raises:
-          RerunError: a worker is lost, but a call to it does not end, so its work cannot be given to another.
+          RerunError: a worker is lost, but a call to it does not return, so its work cannot be given to another.
         """
         leaving, there = self._coordinator.leaving, set(self._coordinator.workers)
-        with self._lock:  # after `leaving` was read: a worker that leaves begins nothing
+        with self._lock:  # after `leaving` was read: a leaving worker begins nothing
             at_work = set(self._at_work)
         for worker in leaving - at_work:
-            if not self._coordinator.is_ending:  # the chief needs all of them until it has saved
+            if not self._coordinator.is_ending:  # the chief needs all workers until it has saved
                 self._coordinator.release(worker)
         self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
@@ -140,14 +140,14 @@ class Members:
 def connect(
     roles: Roles, coordinator: Coordinator
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
-    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and an object to keep as long.
+    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and an object to keep alive as long.
 
     The chief's server, and worker 0's if it runs in this process, listen on ports that the system chooses, because the
     processes meet at the chief's address. The chief tells the others where it listens when it connects to them.
 
     Args:
-      roles: the processes.
-      coordinator: knows which of them are there.
+      roles: processes of the job.
+      coordinator: coordinator, which knows the present processes.
 
     Raises:
       UsageError: a worker has several GPUs.
@@ -173,14 +173,14 @@ def connect(
 
 
 class _Strategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
-    """TensorFlow's strategy, connected to the workers that are there."""
+    """TensorFlow's strategy, connected only to the present workers."""
 
     def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver, members: Members) -> None:
         self._members, self._filters = members, _device_filters(resolver.cluster_spec())
         super().__init__(resolver)
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        """Does what TensorFlow's method does, for a part of the cluster."""
+        """Does the same as TensorFlow's method, for a part of the cluster."""
         spec = self._cluster_resolver.cluster_spec()
         self._num_workers, self._num_ps = spec.num_tasks(WORKER), spec.num_tasks(PS)
         os.environ.update(_ENVIRONMENT)
@@ -196,7 +196,7 @@ class _Strategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
 
 
 def _device_filters(spec: tf.train.ClusterSpec) -> tf.config.experimental.ClusterDeviceFilters:
-    """Returns the filters of TensorFlow's strategy: workers and servers see each other, but not their like."""
+    """Returns the filters of TensorFlow's strategy: workers see servers and vice versa, but not their own kind."""
     filters = tf.config.experimental.ClusterDeviceFilters()
     for job, other in ((WORKER, PS), (PS, WORKER)):
         for index in range(spec.num_tasks(job)):
@@ -206,23 +206,23 @@ def _device_filters(spec: tf.train.ClusterSpec) -> tf.config.experimental.Cluste
 
 @contextlib.contextmanager
 def _coordinated_by(members: Members) -> Iterator[None]:
-    """Context in which TensorFlow's coordinator is built from parts that know which workers are there."""
+    """Context in which TensorFlow's coordinator is built from parts that know the present workers."""
 
     class Queue(cluster_coordinator._CoordinatedClosureQueue):  # type: ignore[misc]
-        """Gives functions to workers that are there, and notes which worker an error comes from."""
+        """Gives functions to present workers, and records which worker an error comes from."""
 
         def __init__(self) -> None:
             super().__init__()
             self._here = threading.local()
 
         def mark_failed(self, e: Exception) -> None:
-            """Notes which worker an error comes from; called in that worker's thread."""
+            """Records which worker an error comes from; called in that worker's thread."""
             for error in filter(None, (e, getattr(e, "original_exception", None))):
                 error.worker = self._here.worker  # type: ignore[union-attr]
             super().mark_failed(e)
 
         def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-            """Waits for a function that this worker may begin; None at the end."""
+            """Waits for a function that this worker may begin; returns None at the end."""
             assert tag is not None
             members.rest(tag)
             self._here.worker = tag
@@ -232,14 +232,14 @@ def _coordinated_by(members: Members) -> Iterator[None]:
                     time.sleep(0 if members.takes_part(tag) else _POLL_SECONDS)
                 elif members.begins(tag):
                     return closure
-                elif closure.tag is None:  # the worker was lost in this moment
+                elif closure.tag is None:  # the worker has just been lost
                     self.put_back(closure)
                 else:
                     self.put(closure, tag=tag)
             return None
 
     class Handler(cluster_coordinator.WorkerPreemptionHandler):  # type: ignore[misc]
-        """Tells TensorFlow of the workers that are there when one fails, or comes."""
+        """Tells TensorFlow about the present workers when one fails or comes."""
 
         def _preemption_handler(self) -> None:
             while self._should_preemption_thread_run:
@@ -252,7 +252,7 @@ def _coordinated_by(members: Members) -> Iterator[None]:
                     try:
                         with members.calls_fail(workers):
                             context.context().update_server_def(_server_def(members.cluster(workers)))
-                    except tf.errors.OpError:  # one was lost meanwhile, or a server, which its connection shows
+                    except tf.errors.OpError:  # another one was lost; its connection tells which
                         time.sleep(_POLL_SECONDS)
                         continue
                     members.admit(workers)
@@ -274,7 +274,7 @@ def _coordinated_by(members: Members) -> Iterator[None]:
 def _resolved(address: str) -> set[tuple[str, int]]:
     """Returns the (IP address, port) pairs of `host:port`."""
     host, port = tf_config.split_address(address)
-    with contextlib.suppress(OSError):  # its name is gone with its machine
+    with contextlib.suppress(OSError):  # its name has disappeared with its machine
         return {(_plain(found[4][0]), port) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     return set()
 
@@ -284,13 +284,13 @@ def _plain(ip: str | int) -> str:
 
 
 def _disconnect(peers: set[tuple[str, int]]) -> None:
-    """Closes the connections of this process to a worker that is lost.
+    """Closes this process's connections to a lost worker.
 
-    TensorFlow's calls to a process that is stopped, or whose machine is gone, wait for ever, and a change of the
-    cluster waits for them; once their connection is closed they fail, as do those to a process that has ended.
+    TensorFlow's calls to a stopped process, or to a machine that is gone, wait forever, and so does a change of the
+    cluster. Closing the connection makes them fail, like calls to a process that has ended.
     """
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # it is not a connection, or was closed meanwhile
+        with contextlib.suppress(OSError):  # not a connection, or closed meanwhile
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as one:
@@ -301,7 +301,7 @@ def _disconnect(peers: set[tuple[str, int]]) -> None:
 
 
 def _server_def(spec: tf.train.ClusterSpec) -> ServerDef:
-    """Returns what TensorFlow knows of this process, with another cluster."""
+    """Returns TensorFlow's definition of this process's server, with another cluster."""
     definition = ServerDef()
     definition.CopyFrom(context.get_server_def())
     definition.cluster.CopyFrom(spec.as_cluster_def())

@@ -1,7 +1,7 @@
-"""The chief's side of a job's connections: the processes meet, are compared, and learn how the job ends.
+"""The chief's side of a job's connections: processes join, are compared, and learn how the job ends.
 
-The chief listens on its address as long as it lives, so that a worker can come back. Its TensorFlow server listens on
-another port, which the system chooses.
+The chief listens on its address for its whole life, so that a worker can come back. Its TensorFlow server listens on
+another port, chosen by the system.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
-_GRACE_SECONDS = 10.0  # that a job which could begin waits for further workers
-_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; if it does not, its machine has stopped, too
-_HANGING_SECONDS = 5.0  # for the main thread to end by itself: a call to a server that is stopped never returns
+_GRACE_SECONDS = 10.0  # that a job which could begin waits for more workers
+_GUARD_SECONDS = 10.0  # for the guard to kill a silent worker; otherwise its machine has stopped as well
+_HANGING_SECONDS = 5.0  # for the main thread to end by itself: a call to a stopped server never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
 
@@ -37,7 +37,7 @@ class Coordinator:
     """Context in which the other processes may connect; a thread serves them.
 
     Attributes:
-      lost: a parameter server that is gone, and the weights with it; None: all are there.
+      lost: parameter server that was lost, and with it the weights; None if all are present.
       silent: processes that were lost because they gave no sign of life.
     """
 
@@ -56,15 +56,15 @@ class Coordinator:
         """Makes the coordinator; entering its context starts it.
 
         Args:
-          roles: the processes.
-          expected: returns the description that a process must match.
-          port: listens on the chief's address.
-          timeout: seconds to wait for those without whom the job cannot begin.
+          roles: processes of the job.
+          expected: function that returns the description that a process must match.
+          port: socket that listens on the chief's address.
+          timeout: seconds to wait for the processes without which the job cannot begin.
           silence: seconds without a sign of life after which a process is lost.
-          least_workers: number of workers that must be there before the job begins; all servers must be.
-          interrupt: told of signals to other processes that end the job.
-          say: prints a line.
-          on_lost: called with the names of lost processes before this process ends at once.
+          least_workers: minimum number of workers before the job begins; all servers must be present.
+          interrupt: interrupt to notify of signals to other processes that end the job.
+          say: function that prints a line.
+          on_lost: function that is called with the names of lost processes just before this process exits.
         """
         self.lost: Task | None = None
         self.silent: set[Task] = set()
@@ -72,26 +72,26 @@ class Coordinator:
         self._silence, self._interrupt, self._on_lost = silence, interrupt, on_lost
         self._least = least_workers - roles.chief_works
         self._present: dict[Task, tuple[Hello, asyncio.StreamWriter]] = {}
-        self._leaving: dict[Task, str] = {}  # workers that got a signal, and its name
+        self._leaving: dict[Task, str] = {}  # workers that received a signal, and its name
         self._changed = threading.Condition()
         self._error: PipelineError | None = None
         self._begun = self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._server = rendezvous.Server(self._serve)
-        self._told: set[int] = set()  # ranks of those who know why the job cannot begin
+        self._told: set[int] = set()  # ranks that have been told why the job cannot begin
         self._starts: collections.Counter[Task] = collections.Counter()
         self._stops = Stops()
 
     def __enter__(self) -> Self:
-        """Begins to serve."""
+        """Starts serving."""
         self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Tells all how the job ended."""
+        """Tells all processes how the job ended."""
         told = error if isinstance(error, PipelineError) else None
-        is_known = error is None or told is not None  # of any other error they learn by the chief's end
+        is_known = error is None or told is not None  # other errors they notice when the chief ends
         asyncio.run_coroutine_threadsafe(self._end(told, is_known), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -100,14 +100,14 @@ class Coordinator:
             rendezvous.tell_the_rest(self._roles.seat, told, self._told, self._timeout)
 
     def wait(self) -> None:
-        """Waits until the job can begin, and begins it with those who are there; regularly says whom it waits for.
+        """Waits until the job can begin, and begins it with the present processes; says regularly what it waits for.
 
-        It needs all parameter servers and the least number of workers. It waits a moment longer for the others, since
-        processes are mostly started together; a worker that comes later is taken in.
+        It needs all parameter servers and the minimum number of workers. It waits a little longer for the other
+        workers, since processes are usually started together; a worker that comes later can still join.
 
         Raises:
           UsageError: a process differs from the chief.
-          RerunError: one that is needed did not come in time.
+          RerunError: a required process did not come in time.
         """
         now = time.monotonic
         end, notice, complete = now() + self._timeout, now() + _FIRST_NOTICE_SECONDS, None
@@ -140,7 +140,7 @@ class Coordinator:
         return RerunError(f"lost {name}{why}, and the weights there; {_AGAIN}", lost=[name])
 
     def check_soon(self) -> None:
-        """Raises as `check`, but gives a loss a moment to show: TensorFlow may have seen it first."""
+        """Like `check`, but waits a moment: TensorFlow may have noticed a loss first."""
         end = time.monotonic() + _LOSS_SECONDS
         while not self.lost and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -148,34 +148,34 @@ class Coordinator:
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker is there; worker 0 always is if it runs in this process."""
+        """Whether a worker is present; if worker 0 runs in this process, one always is."""
         return self._roles.chief_works or any(task.job == WORKER for task in self._present)
 
     @property
     def workers(self) -> dict[int, int]:
-        """How often each worker has come that is there, by index; 0 for the one in the chief's process."""
+        """How many times each present worker has joined, by index; 0 for the worker in the chief's process."""
         with self._changed:
             found = {task.index: self._starts[task] for task in self._present if task.job == WORKER}
         return {0: 0, **found} if self._roles.chief_works else found
 
     @property
     def leaving(self) -> set[int]:
-        """The workers that got a signal, and end once they are idle."""
+        """The workers that received a signal, and end once they are idle."""
         with self._changed:
             return {task.index for task in self._leaving}
 
     @property
     def is_ending(self) -> bool:
-        """Whether the job ends because of a signal; all workers are needed until the state is saved."""
+        """Whether the job is ending because of a signal; all workers are needed until the state is saved."""
         return self._interrupt.requested is not None
 
     @property
     def never_came(self) -> list[str]:
-        """The names of the workers that have not come."""
+        """The names of the workers that never came."""
         return [self._roles.name(task) for task in self._roles.others if task.job == WORKER and not self._starts[task]]
 
     def release(self, worker: int) -> None:
-        """Lets an idle worker end that got a signal."""
+        """Lets an idle worker that received a signal end."""
         task = Task(WORKER, worker)
 
         def tell() -> None:
@@ -188,11 +188,11 @@ class Coordinator:
         self._loop.call_soon_threadsafe(tell)
 
     def starts(self, worker: int) -> int:
-        """Returns how often a worker has come."""
+        """Returns how many times a worker has joined."""
         return self._starts[Task(WORKER, worker)]
 
     def print_at(self, worker: int, line: str) -> None:
-        """Prints a line in a worker's terminal."""
+        """Prints a line on a worker's terminal."""
         task = Task(WORKER, worker)
         if self._roles.chief_works and worker == 0:
             self._say(line)
@@ -245,10 +245,10 @@ class Coordinator:
             self._left(task)
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
-        """Ends the job because a process cannot begin; a job that has begun continues without it."""
+        """Ends the job because a process cannot begin; a job that has already begun continues without it."""
         present = {self._roles.others.index(task) + 1 for task in self._present}
         with self._changed:
-            if failure.rank not in present:  # else it is another process with the same task
+            if failure.rank not in present:  # otherwise it is another process with the same task
                 self._fail(failure.told)
             if self._begun:
                 self._say(str(failure.told))
@@ -277,20 +277,20 @@ class Coordinator:
             except messages.NOT_OURS:
                 return
             with self._changed:
-                if kind == "late":  # it will not be there for the others
+                if kind == "late":  # the job will not have it
                     self._fail(late(self._absent(), self._timeout))
                     return
                 self._signalled(task, value)
 
     def _signalled(self, task: Task, name: str) -> None:
-        """Lets a worker leave while others stay; a signal to a server, or to the last worker, ends the job."""
+        """Lets a worker leave while others stay; a signal to a server or to the last worker ends the job."""
         self._leaving[task] = name
         workers = {other for other in self._present if other.job == WORKER}
         if task.job == PS or (not self._roles.chief_works and workers <= set(self._leaving)):
             self._interrupt.forwarded(signal.Signals[name], self._roles.name(task))
 
     def _refused(self, task: Task | None, hello: Hello, writer: asyncio.StreamWriter) -> PipelineError | None:
-        """Returns why a process cannot take part now."""
+        """Returns why a process cannot take part now, if so."""
         mine = self._expected(task or Task(WORKER))
         parts = slice(None if self._begun else 1)
         if found := difference(mine[parts], {hello.name: hello.description[parts]}):
@@ -334,20 +334,20 @@ class Coordinator:
             )
 
     def _end_hanging(self, server: Task) -> None:
-        """Ends the process if the main thread has not: it waits for a server that is stopped."""
+        """Exits the process if the main thread has not ended, because it waits for a stopped server."""
         if self._ended:
             return
 
         async def end() -> None:
             error = self._loss(server)
             await self._end(error, True)
-            self._on_lost(error.lost)  # the main thread, which would, never gets there
+            self._on_lost(error.lost)  # the main thread never gets there
             self._interrupt.end(str(error), error.exit_code)
 
         self._server.tasks.add(self._loop.create_task(end()))
 
     def _decide(self) -> None:
-        """Begins the job once all are there; until then tells them who is missing."""
+        """Begins the job once all processes are present; until then, tells them which are missing."""
         absent = self._absent()
         if absent or self._error:
             for _, writer in self._present.values():
@@ -357,12 +357,12 @@ class Coordinator:
 
     @property
     def _can_begin(self) -> bool:
-        """Whether those who are there are enough."""
+        """Whether enough processes are present."""
         workers = sum(task.job == WORKER for task in self._present)
         return workers >= self._least and len(self._present) - workers == len(self._roles.ps)
 
     def _begin(self) -> None:
-        """Begins the job with those who are there, if they are enough and alike."""
+        """Begins the job with the present processes, if they are enough and consistent."""
         with self._changed:
             if self._begun or self._error or not self._can_begin:
                 return

@@ -1,4 +1,4 @@
-"""What is known of steps: workers' reports, averages and sums over them, and the ledger on a parameter server."""
+"""Records of steps: workers' reports, averages and sums over them, and the ledger on a parameter server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
 from trainer.task import LOSS
 
-_OWN = 2  # numbers before the sums: the regularisation, the norm
+_OWN = 2  # numbers before the sums: regularisation and norm
 
 
 class Row(NamedTuple):
     """Results of a step.
 
     Attributes:
-      penalty: the regularisation.
-      norm: norm of the gradient, before it is clipped.
-      sums: sums of the measure, flat, one after the other.
+      penalty: regularisation term.
+      norm: norm of the gradient before clipping.
+      sums: sums of the measure, flattened and concatenated.
     """
 
     penalty: float
@@ -33,20 +33,20 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Packs and unpacks rows. The names and shapes of the sums are known once a graph was traced."""
+    """Packs and unpacks rows. The names and shapes of the sums are known once a graph has been traced."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._shapes: dict[str, tf.TensorShape] = {}
 
     def packed(self, sums: Sums, penalty: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-        """Returns a row as a string scalar: graphs need its shape before the sums are known."""
+        """Returns a row as a string scalar, since a graph needs its shape before the sums are known."""
         self._shapes = {name: value.shape for name, value in sums.items()}
         flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in sums.values()]
         return tf.io.serialize_tensor(tf.concat([tf.stack([penalty, norm]), *flat], axis=0))
 
     def unpacked(self, text: bytes) -> Row:
-        """Returns a row."""
+        """Unpacks a row."""
         numbers = tf.io.parse_tensor(text, tf.float32).numpy()
         return Row(float(numbers[0]), float(numbers[1]), numbers[_OWN:].astype(np.float64))
 
@@ -60,7 +60,7 @@ class Rows:
         return float(self._sums(row)[WEIGHT])
 
     def values(self, row: Row) -> dict[str, float]:
-        """Returns loss and metrics of a step, in the order of `LoopResult.values`."""
+        """Returns the loss and metrics of a step, in the order of `LoopResult.values`."""
         sums = {name: tf.constant(value, tf.float32) for name, value in self._sums(row).items()}
         results = {name: float(value) for name, value in self._measure.results(sums).items()}
         return {TOTAL_LOSS: results[LOSS] + row.penalty, REGULARIZATION: row.penalty, **results}
@@ -72,14 +72,14 @@ class Rows:
 
 
 class Averages:
-    """Moving averages of the losses over the steps, in their order; a checkpoint remembers them."""
+    """Moving averages of the losses over the steps, in order; a checkpoint saves them."""
 
     def __init__(self, is_skipped: Callable[[int], bool] = lambda _: False) -> None:
         self.values = [math.nan] * len(AVERAGED)
         self._is_skipped = is_skipped
 
     def add(self, step: int, loss: float, penalty: float) -> None:
-        """Adds a step, by its number from 0 on; not a skipped one, which has no loss."""
+        """Adds a step by its number, counted from 0. A skipped step has no loss and must not be added."""
         if self._is_skipped(step):
             return
         values = {TOTAL_LOSS: loss + penalty, LOSS: loss, REGULARIZATION: penalty}
@@ -88,48 +88,48 @@ class Averages:
             self.values[i] = new if math.isnan(old) else DECAY * old + (1 - DECAY) * new
 
     def state_dict(self) -> list[float | None]:
-        """Returns what a checkpoint remembers."""
+        """Returns the state for a checkpoint."""
         return [None if math.isnan(value) else value for value in self.values]
 
     def load_state_dict(self, stored: list[float | None] | None) -> None:
-        """Takes over what a checkpoint remembers."""
+        """Restores the state from a checkpoint; None if it has none."""
         if stored is not None:
             self.values = [math.nan if value is None else value for value in stored]
 
 
 class EpochSums:
-    """Sums over the steps of an epoch so far, in their order; a checkpoint remembers them as `LoopResult.epoch`."""
+    """Sums over the steps of the current epoch, in order; a checkpoint saves them as `LoopResult.epoch`."""
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._steps_per_epoch = steps_per_epoch
-        self._epoch: int | None = None  # None: that of the next step, which continues with the sums
+        self._epoch: int | None = None  # None: the next step's, which continues the sums
         self._sums = np.zeros(0)
 
     @property
     def steps(self) -> int:
-        """How many steps were added."""
+        """Number of steps added."""
         return int(self._sums[0]) if len(self._sums) else 0
 
     def add(self, step: int, row: Row, weight: float) -> None:
-        """Adds a step whose examples have this weight; with the first step of another epoch the sums start over."""
+        """Adds a step with the total weight of its examples; the first step of another epoch resets the sums."""
         here = np.concatenate([[1.0, row.penalty * weight], row.sums])
         goes_on = step % self._steps_per_epoch and self._epoch in (None, step // self._steps_per_epoch)
         self._sums = self._sums + here if goes_on and len(here) == len(self._sums) else here
         self._epoch = step // self._steps_per_epoch
 
     def means(self, rows: Rows) -> list[float]:
-        """Returns the means over the epoch, in the order of `LoopResult.values`; NaN if its steps were all skipped."""
+        """Returns the means over the epoch, in the order of `LoopResult.values`; NaN if all steps were skipped."""
         total = Row(0.0, 0.0, self._sums[_OWN:])
         weight = rows.weight(total)
         means = rows.values(total._replace(penalty=float(self._sums[1]) / (weight or 1.0)))
         return list(means.values()) if weight > 0 else [math.nan] * len(means)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint remembers."""
+        """Returns the state for a checkpoint."""
         return {"steps_per_epoch": self._steps_per_epoch, "sums": self._sums.tolist()}
 
     def load_state_dict(self, stored: dict[str, Any] | None) -> None:
-        """Takes over what a checkpoint remembers."""
+        """Restores the state from a checkpoint; None if it has none."""
         if stored is not None and stored["steps_per_epoch"] == self._steps_per_epoch:
             self._sums = np.array(stored["sums"])
 
@@ -150,28 +150,28 @@ def loop_result(step: int, averages: Averages, means: list[float], norm: float) 
     )
 
 
-SPAN = 1 << 14  # most steps between two readings: the variable has a row for each
+SPAN = 1 << 14  # maximum number of steps between readings: the variable has a row for each
 _BEGUN, _APPLIED = 0, 1
 
 
 class Ledger(tf.Module):
     """Two counts for each step since the last reading, on a parameter server.
 
-    A worker marks a step as begun before it applies the gradient, and as applied after that. If it is lost in between,
-    nobody knows which part of the gradient was applied; the step is then begun again.
+    A worker marks a step as begun before it applies the gradient, and as applied afterwards. If the worker is lost in
+    between, it is unknown which part of the gradient was applied; the step is then run again.
 
     Attributes:
-      counts: int32 (SPAN, 2), the row of step s is s % SPAN.
+      counts: counts, int32 (SPAN, 2); step s has row s % SPAN.
     """
 
     def __init__(self, span: int = SPAN) -> None:
-        """Makes the counts; call it in the strategy's scope."""
+        """Makes the counts. Call it in the strategy's scope."""
         super().__init__()
         self.counts = tf.Variable(tf.zeros([span, 2], tf.int32), trainable=False, name="ledger")
         self._span = span
 
     def missing(self, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Returns which of `count` steps from `first` on (int64 scalars) have not been applied, int64 (n,)."""
+        """Returns which of the `count` steps from `first` (int64 scalars) have not been applied, int64 (n,)."""
         steps = tf.range(first, first + count)
         counts = self.counts.sparse_read(steps % self._span)
         return tf.boolean_mask(steps, tf.equal(counts[:, _APPLIED], 0))
@@ -194,7 +194,7 @@ class Ledger(tf.Module):
         return marked
 
     def read(self, first: int, stop: int) -> Tally:
-        """Returns how the steps first to stop - 1 went, and clears the counts; no worker may be at work."""
+        """Returns the tally of the steps first to stop - 1 and clears the counts; no worker may be running."""
         rows = self.counts.numpy()[np.arange(first, stop) % self._span]
         self.counts.assign(tf.zeros_like(self.counts))
         begun, applied = rows[:, _BEGUN], rows[:, _APPLIED]
@@ -208,12 +208,12 @@ class Ledger(tf.Module):
 
 @dataclasses.dataclass
 class Tally:
-    """How steps went; a checkpoint remembers it.
+    """Counts of what happened to steps; a checkpoint saves them.
 
     Attributes:
-      once, twice, never: steps that were applied once, more often, not at all.
-      again: steps among these that a lost worker had begun: part of its gradient may have been applied as well.
-      dropped: gradients that came too late; their rows were computed again, or by another worker as well.
+      once, twice, never: number of steps applied once, more than once, and not at all.
+      again: number of these that a lost worker had also begun: part of its gradient may have been applied as well.
+      dropped: number of gradients that came too late; their rows were computed again, or also by another worker.
     """
 
     once: int = 0
@@ -223,16 +223,16 @@ class Tally:
     dropped: int = 0
 
     def add(self, more: Tally) -> None:
-        """Adds other steps."""
+        """Adds the counts of other steps."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
 
     def state_dict(self) -> dict[str, int]:
-        """Returns what a checkpoint remembers."""
+        """Returns the state for a checkpoint."""
         return dataclasses.asdict(self)
 
     def load_state_dict(self, stored: Any) -> None:
-        """Takes over what a checkpoint remembers."""
+        """Restores the state from a checkpoint."""
         for name, value in (stored or {}).items():
             setattr(self, name, int(value))
 

@@ -1,4 +1,4 @@
-"""The processes of a job with parameter servers, and which of them this one is. Without TensorFlow."""
+"""The processes of a job with parameter servers, and which one this is. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOBS = (CHIEF, WORKER, PS)
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A process of the job: `worker`, 1."""
+    """A process of the job, such as (`worker`, 1)."""
 
     job: str
     index: int = 0
@@ -29,10 +29,10 @@ class Roles:
     """The processes of a job.
 
     Attributes:
-      workers, ps: the `host:port` of each.
+      workers, ps: addresses `host:port` of the workers and parameter servers.
       mine: this process.
-      chief_address: address of a chief that is not a worker; None: the process of worker 0 is the chief, too.
-      source: what named the cluster: TF_CONFIG, or a flag.
+      chief_address: address of a chief that is not a worker; None if worker 0's process is also the chief.
+      source: source of the cluster: TF_CONFIG or a flag.
     """
 
     workers: tuple[str, ...]
@@ -43,23 +43,23 @@ class Roles:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process schedules the steps, writes checkpoints, and evaluates."""
+        """Whether this process schedules the steps, writes checkpoints and evaluates."""
         return self.mine == Task(CHIEF)
 
     @property
     def chief_works(self) -> bool:
-        """Whether the chief's process is worker 0, too."""
+        """Whether the chief's process is also worker 0."""
         return self.chief_address is None
 
     @property
     def others(self) -> list[Task]:
-        """All processes but the chief's."""
+        """All processes except the chief's."""
         workers = range(1 if self.chief_works else 0, len(self.workers))
         return [*(Task(WORKER, i) for i in workers), *(Task(PS, i) for i in range(len(self.ps)))]
 
     @property
     def seat(self) -> tf_config.Seat:
-        """The place of this process among those that meet."""
+        """The place of this process at the rendezvous."""
         rank = 0 if self.is_chief else self.others.index(self.mine) + 1
         chief = Task(CHIEF)
         name, address = self.name(self.mine), self.address(chief)
@@ -67,7 +67,7 @@ class Roles:
 
     @property
     def file(self) -> str:
-        """What files call this process: `chief`, `worker-1`."""
+        """The name of this process in file names: `chief`, `worker-1`."""
         return self.mine.job if self.is_chief else f"{self.mine.job}-{self.mine.index}"
 
     def address(self, task: Task) -> str:
@@ -77,12 +77,12 @@ class Roles:
         return (self.workers if task.job == WORKER else self.ps)[task.index]
 
     def name(self, task: Task) -> str:
-        """Returns what messages call a process: `worker 1 (host1:2222)`."""
+        """Returns the name of a process in messages: `worker 1 (host1:2222)`."""
         who = "the chief" if task.job == CHIEF else f"{task.job} {task.index}"
         return f"{who} ({self.address(task)})"
 
     def source_of(self, task: Task) -> str:
-        """Returns what gives the address of a process: `--ps_hosts`, or TF_CONFIG."""
+        """Returns the source of a process's address: `--ps_hosts` or TF_CONFIG."""
         job = WORKER if task.job == CHIEF and self.chief_works else task.job
         return tf_config.source_of(job, self.source)
 
@@ -94,10 +94,10 @@ class Roles:
 
 
 def of(flags: ClusterFlags) -> Roles:
-    """Returns the processes that the flags name, or TF_CONFIG if no flag does.
+    """Returns the processes given by the flags, or by TF_CONFIG if no flag gives any.
 
     Raises:
-      UsageError: neither names a cluster, both do, or it cannot be used.
+      UsageError: neither gives a cluster, both do, or the cluster is invalid.
     """
     text = os.environ.get(tf_config.VARIABLE, "").strip()
     if flags.given:
@@ -111,7 +111,7 @@ def of(flags: ClusterFlags) -> Roles:
 
 
 def gradients_of_step(config: TrainConfig, num_workers: int) -> int:
-    """Returns how many gradients make a step.
+    """Returns the number of gradients in a step.
 
     Raises:
       UsageError: there are fewer workers than that, or they cannot share the batch equally.

@@ -29,11 +29,11 @@ from trainer.parameter_server.roles import PS, WORKER, Roles
 if TYPE_CHECKING:
     from trainer.task import Task
 
-LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run
+LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
 _ENVIRONMENT = {
-    "GRPC_FAIL_FAST": "use_caller",  # a call to a process that is not there waits, or fails, as its caller says
-    "GRPC_VERBOSITY": "NONE",  # it tells of each lost connection
-    # Errors that name a server also come where a worker is lost. Whether a server is lost shows in its connection.
+    "GRPC_FAIL_FAST": "use_caller",  # the caller decides whether a call to an absent process waits or fails
+    "GRPC_VERBOSITY": "NONE",  # it would log every lost connection
+    # Errors that name a server also occur when a worker is lost. Only its connection tells whether a server is lost.
     "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": str(1 << 30),
     "TF_PS_HANDLE_UNKNOWN_ERROR": "1",
 }
@@ -43,18 +43,18 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     """Runs this process's part of the job; returns the last evaluation on the chief, None elsewhere.
 
     Args:
-      config: the job's flags.
+      config: flags of the job.
       task: class to use instead of `config.model.task`.
-      command: its name, for messages.
+      command: name of the command, for messages.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     roles = processes.of(config.cluster)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if roles.mine.job != WORKER and not (roles.is_chief and roles.chief_works):
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for workers
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # only workers use GPUs
     with (
         Heartbeat.of_environment() as heartbeat,
         LiveLine(wanted=roles.is_chief) as live,
@@ -69,9 +69,9 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
 
 @contextlib.contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Context after which the interpreter ends without taking down TensorFlow's servers, some of which would abort.
+    """Context after which the interpreter exits without shutting down TensorFlow's servers, some of which would abort.
 
-    The exit code is 0 only if the context returned: a process that crashed must not look finished.
+    The exit code is 0 only if the context completed: a process that crashed must not look finished.
     """
     code = 1
 
@@ -107,7 +107,8 @@ def _lead(
         files.check_to_train(config.run.folder, config.run.fresh)
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
-    # The others are not told that the folder is locked: if this job was started twice, they wait for the first chief.
+    # The other processes are not told that the folder is locked: if this job was started twice, they belong to the
+    # first.
     with run_folder.held(config.run.folder), fresh.advised(config):
         heartbeat.keep_in(config.run.folder, roles.file, is_chief=True)
         with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
@@ -137,7 +138,7 @@ def _serve(
 
 
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
-    """Returns the plan, checked for this strategy, and the task."""
+    """Returns the plan, checked for this strategy, and the task class."""
     found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, task=found)
     _check_windows(plan.training.first)
@@ -145,7 +146,7 @@ def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[p
 
 
 def _check_functions(resolved: ResolvedRequest, task: type[Task] | None) -> None:
-    """Raises UsageError if a task's own functions cannot be called by workers, which run the graph of the input."""
+    """Raises UsageError if workers, which run the input's graph, cannot call a task's own functions."""
     if task is not None and (task.parse or task.augment):
         with lazy_imports.loading():
             from trainer.task import data_spec_of  # noqa: PLC0415, here because it loads TensorFlow

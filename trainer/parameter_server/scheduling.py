@@ -1,4 +1,4 @@
-"""What both schedulers of steps share: their reports, functions that survive a lost worker, workers' lines."""
+"""What both step schedulers share: reports, functions that survive a lost worker, and the workers' lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Row, Tally
 from trainer.runtime import cluster_coordinator
 
-_ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
-# Around the error of what a function needed, such as its input.
+_ROOT_SECONDS = 1.0  # until the error arrives that cancelled the others
+# Wrappers of an error in something that a function needed, such as its input.
 _WRAPPERS = (cluster_coordinator.ClosureAbortedError, cluster_coordinator.ClosureInputError)
-_MOST_RETRIES = 5  # after losses of workers, without a result in between
+_MOST_RETRIES = 5  # after lost workers, without a result in between
 
 
 class Finished(NamedTuple):
     """Progress of a scheduler: all steps before `stop` are applied.
 
     Attributes:
-      stop: the first step after them.
-      rows: results by step, of the steps made since the last report; a lost worker had applied the others already.
-      finite: whether all losses and gradients were.
-      waited: seconds that the batches took, on average over the workers.
-      updates: all updates so far, as a global step: of steps after `stop`, too, which others have made meanwhile.
+      stop: step after the last applied one.
+      rows: results by step, of the steps run since the last report; steps that a lost worker had applied are missing.
+      finite: whether all losses and gradients were finite.
+      waited: seconds that the batches took, averaged over the workers.
+      updates: number of all updates so far, as a global step; includes updates of later steps that workers have already
+        made.
     """
 
     stop: int
@@ -44,43 +45,43 @@ class Finished(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Has workers make steps.
+    """Has workers run steps.
 
     Attributes:
-      reached: the first step that is not applied, between two runs.
+      reached: first step that is not applied yet, valid between runs.
     """
 
     reached: int
 
     def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
-        """Yields steps as they are done: up to `end`, or until `stops` says so and all begun steps are done.
+        """Yields progress as steps are applied, up to `end`, or after `stops`, until all begun steps are done.
 
         Args:
-          first, end: the steps.
-          cut: returns the next step after a given one at which a report has to end.
-          stops: asked often; raises if the job cannot continue.
+          first, end: first step, and the step after the last.
+          cut: function that returns the next step after a given one at which a report must end.
+          stops: function that returns whether to stop, called often; raises if the job cannot continue.
         """
 
     def tally(self) -> Tally:
-        """Returns what the scheduler itself knows of the last run."""
+        """Returns the scheduler's own counts of the last run."""
 
 
 class Closures:
     """Schedules functions on any worker, and runs them again if a worker is lost.
 
-    TensorFlow's coordinator does that itself, unless the loss shows in an error that does not look like one: then it
+    TensorFlow's coordinator does that itself, unless the loss causes an error that it does not recognise: then it
     cancels all functions, and they are scheduled again here.
 
     Attributes:
-      waiting: how many have not come back.
+      waiting: number of functions whose results have not arrived.
     """
 
     def __init__(self, cluster: tf.distribute.coordinator.ClusterCoordinator, check_lost: Callable[[], None]) -> None:
         """Runs functions on the workers of TensorFlow's cluster.
 
         Args:
-          cluster: TensorFlow's cluster of the workers.
-          check_lost: waits a moment; raises if more than a worker was lost.
+          cluster: TensorFlow's coordinator of the workers.
+          check_lost: function that waits a moment and raises if more than a worker was lost.
         """
         self._cluster, self._check_lost, self.waiting, self._retries = cluster, check_lost, 0, 0
         self._results: queue.SimpleQueue[tuple[_Call, Any, Exception | None]] = queue.SimpleQueue()
@@ -91,7 +92,7 @@ class Closures:
         self._schedule(_Call(tag, function, arguments))
 
     def next(self, timeout: float) -> tuple[Any, Any] | None:
-        """Returns the next tag and result; None if none came in time.
+        """Returns the next tag and result; None if no result arrived in time.
 
         Raises:
           OpError: a function failed, and not because a worker was lost.
@@ -110,23 +111,23 @@ class Closures:
     def _schedule(self, call: _Call) -> None:
         try:
             remote = self._cluster.schedule(call.function, args=call.arguments)
-        except (tf.errors.OpError, *_WRAPPERS) as error:  # of a function that was scheduled before
+        except (tf.errors.OpError, *_WRAPPERS) as error:  # error of a function scheduled earlier
             self._results.put((call, None, _original(error)))
             return
-        # One thread each, as a daemon: a worker that never comes back must not keep the process from ending.
+        # One daemon thread each: a worker that never comes back must not keep the process from ending.
         threading.Thread(target=self._fetch, args=(call, remote), daemon=True).start()
 
     def _fetch(self, call: _Call, remote: Any) -> None:
         try:
             self._results.put((call, remote.fetch(), None))
-        except Exception as error:  # it is raised in the main thread
+        except Exception as error:  # raised again in the main thread
             self._results.put((call, None, _original(error)))
 
     def _retry(self, call: _Call, error: Exception) -> None:
-        """Schedules again what was cancelled or lost."""
+        """Schedules functions again that were cancelled or lost."""
         failed: list[tuple[_Call, Exception]] = [(call, error)]
         arrived: list[tuple[_Call, Any]] = []
-        # An error cancels all other functions, and their errors may come first: wait for the one that was the cause.
+        # An error cancels all other functions, whose errors may arrive first: wait for the one that is the cause.
         end = time.monotonic() + _ROOT_SECONDS
         while len(failed) + len(arrived) < self.waiting and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -160,33 +161,33 @@ class _Call:
 
 
 class WorkerLines:
-    """Counts the steps of each worker since it was started, and prints its lines."""
+    """Counts each worker's steps since it was started, and prints its lines."""
 
     def __init__(self, coordinator: Coordinator, period: Period) -> None:
-        """Starts all counts at 0.
+        """Sets all counts to 0.
 
         Args:
-          coordinator: connected to the workers.
+          coordinator: coordinator connected to the workers.
           period: period of a worker's lines, in its own steps.
         """
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
-        # When a worker's last line came; from when its seconds are counted, and how many steps it had made then.
+        # By worker: time of its last line, time from which its seconds count, and its steps at that time.
         self._said: dict[tuple[int, int], tuple[float, float, int]] = {}
-        self._made: dict[int, tuple[int, float]] = {}  # steps of each worker, and their seconds
-        self._told: dict[int, tuple[int, float]] = {}  # these, when `scalars` was last called
+        self._made: dict[int, tuple[int, float]] = {}  # number of each worker's steps, and their seconds
+        self._told: dict[int, tuple[int, float]] = {}  # the same at the last call of `scalars`
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
         """Counts a worker's steps, and prints the lines that are due.
 
-        Their seconds per batch are those since the worker's last line, or since it began: as in the classic programs,
-        what it waited for others is among them.
+        Seconds per batch are measured from the worker's last line or its start; as in the classic programs, they
+        include the time that it waited for others.
 
         Args:
-          worker: number of the worker that made them.
+          worker: number of the worker.
           global_step: global step after them.
-          losses: loss of each step, with regularisation.
-          seconds: time that they took.
+          losses: losses of the steps, with regularisation.
+          seconds: seconds that the steps took.
         """
         key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again
         before = self._counts[key]
@@ -206,7 +207,7 @@ class WorkerLines:
                 )
 
     def scalars(self) -> dict[str, float]:
-        """Returns the steps of each worker since the job was started, and the seconds of one since the last call."""
+        """Returns each worker's steps since the start of the job, and its seconds per step since the last call."""
         found = {}
         for worker, (steps, seconds) in sorted(self._made.items()):
             before, spent = self._told.get(worker, (0, 0.0))

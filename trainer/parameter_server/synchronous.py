@@ -1,10 +1,10 @@
-"""Synchronous training: a worker computes the gradient of a share of a step, and leaves it on the parameter servers.
+"""Synchronous training: a worker computes the gradient of a share of a step, and stores it on the parameter servers.
 
-The chief applies the mean of the gradients that it chooses, so that each is applied as a whole or not at all.
+The chief applies the mean of the gradients that it selects, so that each gradient is applied as a whole or not at all.
 
 The queue holds the shares in the order of the rows. Any M shares make a step. A gradient that comes too late is
 dropped, and its share goes back to the front of the queue, so that all rows of an epoch are applied exactly once. When
-the queue is empty and a slow worker still has a share in work, others compute it, too, and the first result counts.
+the queue is empty and a slow worker is still computing a share, another computes it, too, and the first result counts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Share(NamedTuple):
     """A worker's report on a share.
 
     Attributes:
-      version: the global step of the weights that it used.
-      weight: sum over its rows.
-      row: see `Rows`, string scalar.
-      finite: whether loss and gradient are.
-      waited: seconds that it took to make the batch.
-      seconds: time that it took in all.
-      worker: number of the worker that computed it.
+      version: global step of the weights that it used.
+      weight: sum of the weights of its rows.
+      row: packed results, string scalar; see `Rows`.
+      finite: whether loss and gradient are finite.
+      waited: seconds spent making the batch.
+      seconds: seconds spent in total.
+      worker: number of the worker.
     """
 
     version: Any
@@ -50,11 +50,11 @@ class Share(NamedTuple):
 
 
 class Synchronous:
-    """The graphs of a share, run by workers, and of an update, run by the chief.
+    """The graph of a share, which workers run, and of an update, which the chief runs.
 
     Attributes:
       batches: batches of shares.
-      rows: packs a share's results.
+      rows: packer of a share's results.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Synchronous:
         rows: Rows,
         places: int,
     ) -> None:
-        """Makes room on the parameter servers for as many gradients as are computed at once: `places`."""
+        """Makes `places` slots for gradients on the parameter servers, one for each gradient computed concurrently."""
         self.batches, self.rows = batches, rows
         self._strategy, self._state, self._compute, self._ledger = strategy, state, compute, ledger
         self._gradients = self._room(compute.trainable, places)
         self._changes = self._room(compute.kept, places)
 
     def _room(self, transfer: Transfer, places: int) -> list[tf.Variable]:
-        """Returns a variable of (places, values) beside the variables of each group."""
+        """Returns for each group a variable (places, values) on the same server."""
         room = []
         for group, indices in transfer.groups.items():
             beside = transfer.variables[indices[0]]
@@ -85,12 +85,12 @@ class Synchronous:
 
     @tf.function(autograph=False)
     def share(self, columns: Any, step: tf.Tensor, number: tf.Tensor, place: tf.Tensor) -> Share:
-        """Computes the gradient of a share of a step with the weights as they are now, and puts it in a place."""
+        """Computes the gradient of a share of a step with the current weights, and stores it in a place."""
         with tf.name_scope("input"):
             began = tf.timestamp()
             content, worker = next(columns)
             version = self._state.global_step.read_value()
-            with tf.control_dependencies([version]):  # weights are of this version, or newer
+            with tf.control_dependencies([version]):  # the weights are of this version or newer
                 batch = self.batches.of_epoch(content, step)(step, number)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 waited = tf.timestamp() - began
@@ -117,12 +117,12 @@ class Synchronous:
 
         Args:
           step: global step of the update, int64 scalar.
-          places: int32 (M,).
+          places: indices of the places, int32 (M,).
           weights: sum of the sample weights of each share, float32 (M,).
         """
         self._compute.graphs["update"] = Traced(tf.compat.v1.get_default_graph(), "update", "/job:chief")
-        # A worker divided its gradient by the weight of its rows; times its part of all weight, the sum is the mean
-        # over the rows of the step.
+        # A worker has divided its gradient by the weight of its rows; multiplied by its part of the total weight, the
+        # sum # is the mean over the rows of the step.
         with tf.name_scope("mean"):
             parts = weights / divisor(tf.reduce_sum(weights))
             sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
@@ -150,7 +150,7 @@ def _mean(room: tf.Variable, places: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Taken:
-    """A gradient that counts for the step under way."""
+    """A gradient that counts for the current step."""
 
     place: int
     share: Share
@@ -174,17 +174,17 @@ class SyncScheduler:
 
         Args:
           graph: graph of shares and updates.
-          closures: where shares are computed.
-          columns: each worker's.
-          num_workers: N, in the job.
-          needed: M, gradients of a step.
-          max_staleness: steps that a gradient may be old.
-          lines: told of every gradient that counts.
+          closures: scheduler of functions on workers, which computes shares.
+          columns: columns of each worker.
+          num_workers: number of workers in the job, N.
+          needed: number of gradients in a step, M.
+          max_staleness: maximum age of a gradient, in steps.
+          lines: workers' lines, which get every gradient that counts.
         """
         self.reached = 0
         self._graph, self._closures, self._columns, self._lines = graph, closures, columns, lines
         self._needed, self._max_staleness, self._num_workers = needed, max_staleness, num_workers
-        self._free = list(range(num_workers))  # places for gradients, one for each worker
+        self._free = list(range(num_workers))  # places for gradients, one per worker
         self._queue: collections.deque[int] = collections.deque()
         self._in_work: collections.Counter[int] = collections.Counter()
         self._applied: set[int] = set()
@@ -208,7 +208,7 @@ class SyncScheduler:
         return Tally(dropped=dropped)
 
     def _steps(self, first: int, end: int, stops: Callable[[], bool]) -> Iterator[Finished]:
-        """Yields steps up to the end of an epoch; once it has to stop, it hands out no more than what is missing."""
+        """Yields steps up to the end of an epoch; once it must stop, it hands out only the missing shares."""
         step, end_share = first, end * self._needed
         self._first = first * self._needed
         self._queue.extend(range(first * self._needed, end_share))
@@ -225,13 +225,13 @@ class SyncScheduler:
         self._applied.clear()
 
     def _least_end(self, step: int) -> int:
-        """Returns the end of the shares that have to be applied so that no share before it is missing."""
+        """Returns the end of the shares that must be applied so that no earlier share is missing."""
         seen = [*self._applied, *(number for number, count in self._in_work.items() if count)]
         last = max([share + 1 for share in seen], default=0)
         return max(-(-last // self._needed), step) * self._needed
 
     def _hand_out(self) -> None:
-        """Gives shares to the workers that have none in work and none that counts for this step."""
+        """Gives shares to the workers that neither have one nor have contributed to this step."""
         while self._free and (share := self._next_share()) is not None:
             place = self._free.pop()
             self._in_work[share] += 1
@@ -240,7 +240,7 @@ class SyncScheduler:
             self._closures.schedule((share, place), self._graph.share, self._columns, *arguments)
 
     def _next_share(self) -> int | None:
-        """Returns the next share of the queue, or else one that only one worker has in work."""
+        """Returns the next share in the queue, or else one that only a single worker is computing."""
         if self._queue:
             return self._queue.popleft()
         missing = self._needed - len(self._taken)

@@ -60,15 +60,16 @@ def run(
       The last evaluation, or None if the config asks for none.
 
     Raises:
-      RerunError: stopped by a signal, with the state saved; a parameter server was lost; or a process did not come.
+      RerunError: a signal stopped the run, and the state is saved; a parameter server was lost; or a process did not
+        come.
       DataError: a loss or weight is not finite, or the data cannot be read.
-      UsageError: the config does not fit the cluster or the checkpoint in the run's folder.
+      UsageError: the config does not fit the cluster, or the checkpoint in the run's folder.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     with rendezvous.explaining(roles.seat, timeout, output.live.aside):
         strategies.configure(config)
         expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
-    tf.get_logger().setLevel("CRITICAL")  # TensorFlow logs many lines for a lost worker, where the coordinator has one
+    tf.get_logger().setLevel("CRITICAL")  # for a lost worker, TensorFlow logs many lines and the coordinator one
 
     def expected_of(task: Task) -> description.Description:
         return described(roles, expected[task.job])
@@ -85,14 +86,14 @@ def run(
 
 
 def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
-    """Serves the chief as a worker or a parameter server; see `WorkerClient.serve`.
+    """Serves the chief as a worker or parameter server; see `WorkerClient.serve`.
 
     Args:
-      config: the job's flags.
-      plan: None on a parameter server.
-      roles: the processes.
-      interrupt: says whether a signal came.
-      heartbeat: says what is done.
+      config: flags of the job.
+      plan: plan of the run; None on a parameter server.
+      roles: processes of the job.
+      interrupt: interrupt that records signals.
+      heartbeat: heartbeat of this process.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     with rendezvous.explaining(roles.seat, timeout):
@@ -107,13 +108,13 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
 
 
 def described(roles: Roles, rest: description.Description) -> description.Description:
-    """Returns the description of a process, with its cluster."""
+    """Returns the description of a process, including its cluster."""
     return [{"cluster": f"a cluster of {roles}"}, *rest]
 
 
 @contextlib.contextmanager
 def _in_one_line(coordinator: Coordinator, roles: Roles) -> Iterator[None]:
-    """Turns TensorFlow's errors inside into PipelineErrors that name the worker or server they come from."""
+    """Converts TensorFlow's errors to PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
             yield
@@ -128,7 +129,7 @@ def _in_one_line(coordinator: Coordinator, roles: Roles) -> Iterator[None]:
 
 
 class ParameterServerRun(Run):
-    """A run whose steps workers make, with the weights on parameter servers; this process is the chief."""
+    """A run whose steps are made by workers, with the weights on parameter servers; this process is the chief."""
 
     io_device = CHIEF_DEVICE
     rerun = "rerun the same commands to resume"
@@ -149,13 +150,13 @@ class ParameterServerRun(Run):
         self.roles, self.coordinator = roles, coordinator
 
     def connect(self) -> None:
-        """Connects the chief to TensorFlow's servers; it decides alone, so there is nobody to agree with."""
+        """Connects the chief to TensorFlow's servers; it decides alone, so there is nothing to agree on."""
         self.callbacks.phase("connecting")
         self.strategy, self.cluster, self.members, self._server = connect(self.roles, self.coordinator)
         self.agreement = Agreement(self.strategy, tf_config.ALONE)
 
     def build_step(self) -> None:
-        """Makes the graphs that workers run, and the scheduler of them."""
+        """Builds the graphs that workers run, and their scheduler."""
         config, plan, flags = self.config, self.plan, self.config.aggregation
         check_optimizer(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.epoch, self.tally = EpochSums(plan.training.steps_per_epoch), Tally()
@@ -192,7 +193,7 @@ class ParameterServerRun(Run):
             self.where = self.here = f"{self.where}; worker 0 here {gpu}"
 
     def own_scalars(self) -> dict[str, float]:
-        """Returns what each worker has done, and how often the steps up to the last pause were applied."""
+        """Returns each worker's progress, and the tally of the steps up to the last pause."""
         return self.lines.scalars() | {
             f"ledger/{name}": float(count) for name, count in self.tally.state_dict().items()
         }
@@ -204,8 +205,8 @@ class ParameterServerRun(Run):
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
         """Context with the loop that follows the workers' steps."""
-        # TensorFlow waits for all workers when a function runs for the first time, and so for one that is stopped.
-        # These are needed during the training, so they run once before it.
+        # When a function runs for the first time, TensorFlow waits for all workers, even for a stopped one. # These
+        # functions are needed during training, so they run once before it.
         self.state.rate(self.state.global_step.read_value())
         self.state.is_finite()
         self.ledger.read(start, start)
@@ -217,7 +218,7 @@ class ParameterServerRun(Run):
         return loop.train(start, self.plan.last_step)
 
     def _settle(self, step: int) -> None:
-        """Sets the counts to the step: a gradient that was applied twice was counted twice."""
+        """Sets the optimizer's counts to the step: a gradient that was applied twice was counted twice."""
         self.state.global_step.assign(step)
         self.state.optimizer.iterations.assign(step)
 
@@ -245,7 +246,7 @@ class ParameterServerRun(Run):
 
 
 class _Attendance(Callback):
-    """Lets workers leave during an evaluation, too, and says at the end who took part."""
+    """Lets workers leave during an evaluation, too, and prints at the end which workers took part."""
 
     def __init__(self, members: Members, say_end: Callable[[], None]) -> None:
         self._members, self._say_end = members, say_end
@@ -258,7 +259,7 @@ class _Attendance(Callback):
 
 
 class _ChiefEvaluation(EvaluationStep):
-    """Evaluates with a copy of the weights in the chief's memory; workers train."""
+    """Evaluates with a copy of the weights in the chief's memory, while workers train."""
 
     def __init__(self, state: TrainState) -> None:
         super().__init__(tf.distribute.OneDeviceStrategy(CHIEF_DEVICE), state)
@@ -270,7 +271,7 @@ class _ChiefEvaluation(EvaluationStep):
             self._mine = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in self._theirs]
 
     def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:
-        """See `EvaluationStep.evaluate`; with the weights as they are now."""
+        """See `EvaluationStep.evaluate`; uses the current weights."""
         for mine, theirs in zip(self._mine, self._theirs, strict=True):
             mine.assign(theirs.read_value())
         sums: Sums = super().evaluate(iterator, steps)
@@ -284,20 +285,20 @@ class _ChiefEvaluation(EvaluationStep):
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """Follows a scheduler: the workers make steps without pause, up to those at which all of them have to be done.
+    """Follows a scheduler: workers run steps without pause, up to a step at which all of them must be done.
 
     Attributes:
       scheduler: scheduler of the workers' steps.
-      rows: unpacks the results of steps.
-      averages: over them.
-      epoch: the sums over their epoch.
-      ledger: records which steps were applied.
-      tally: tally of all steps of the training.
-      actions: what is done between steps, in order. Workers continue during those that only look at a step's numbers.
-        Before one that `pauses`, exactly the steps before it are applied.
-      settle: called at every pause with the number of applied steps.
-      stops: whether training has to end; asked often, raises if it cannot continue.
-      watch: called with every report.
+      rows: unpacker of the results of steps.
+      averages: moving averages over the steps.
+      epoch: sums over the current epoch.
+      ledger: ledger of the applied steps.
+      tally: tally of all training steps.
+      actions: actions between steps, in order. Workers continue during those that only look at a step's numbers. Before
+        an action that `pauses`, exactly the steps before it are applied.
+      settle: function that is called at every pause with the number of applied steps.
+      stops: function that returns whether training must end, called often; raises if it cannot continue.
+      watch: function that is called with every report.
     """
 
     scheduler: Scheduler
@@ -315,11 +316,11 @@ class Loop:
         self._progress: Progress | None = None
         self._last: Row | None = None
         self._seconds, self._waited = 0.0, 0.0
-        self._updates = 0  # as of the last report
+        self._updates = 0  # at the last report
         self._clocks = Clocks(self.actions)
 
     def train(self, start: int, last: int) -> bool:
-        """Trains from one step to another; returns whether it ended early.
+        """Trains from step `start` to step `last`; returns whether it ended early.
 
         Raises:
           NotFiniteError: a loss or gradient is NaN or infinite; the message names the step.
@@ -350,7 +351,7 @@ class Loop:
         return int(min([step + most, *steps]))
 
     def _act(self, step: int, pauses: bool) -> None:
-        """Runs the actions that are due at a step, those that pause or the others."""
+        """Runs the actions due at a step, of those that pause or of the others."""
         for number, action in enumerate(self.actions):
             is_due = action.is_due(step) or self._clocks.is_due(number)
             if self._progress and action.pauses == pauses and is_due:
@@ -358,11 +359,11 @@ class Loop:
                 self._clocks.done(number)
 
     def _cut(self, step: int) -> int:
-        # The first report is of one step, so that the time to compile can be told apart.
+        # The first report has one step, so that the compile time can be separated.
         return self._next_due(step, SPAN if self._last else 1, pauses=False)
 
     def _pauses(self) -> bool:
-        # Before the first report nothing that pauses can be done: to pause for it would be to wait for ever.
+        # Before the first report no action can run, so pausing for one would wait forever.
         is_due = self._progress and any(self.actions[number].pauses for number in self._clocks.due())
         return self.stops() or bool(is_due)
 
@@ -372,7 +373,7 @@ class Loop:
             self.averages.add(step, self.rows.loss(self._last), self._last.penalty)
             self.epoch.add(step, self._last, self.rows.weight(self._last))
         self._waited += finished.waited
-        if self._last is None:  # a worker that is lost had applied all of them
+        if self._last is None:  # a lost worker had applied all of them
             return
         if not finished.finite:
             loss = self.rows.loss(self._last)
@@ -384,8 +385,8 @@ class Loop:
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
         result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
-        # Reports come in the order of steps, and so in bursts where a worker is slow. For the speed all updates count
-        # that there were by now.
+        # Reports arrive in the order of steps, and so in bursts if a worker is slow. The speed counts all updates #
+        # made by now.
         more, self._updates = finished.updates - self._updates, finished.updates
         made = before.spent.steps + more if before else max(1, len(finished.rows))
         spent = Spent(made, self._seconds, self._waited)

@@ -1,4 +1,4 @@
-"""A worker's or parameter server's side: it meets the chief, serves it, and ends with it."""
+"""A worker's or parameter server's side: it joins the chief, serves it, and ends with it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from trainer.cluster.rendezvous import Client
 from trainer.cluster.stops import Stops, given_up
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
-_POLL_SECONDS = 0.1  # between two looks at whether a signal has come
-# Runs in another process, which a stop of the worker does not stop. It reads a byte per sign of life. If none comes, it
-# waits once more, because the whole machine may have been asleep, and then kills the worker: TensorFlow's calls to a
-# stopped process wait for ever, those to a dead one fail at once.
+_POLL_SECONDS = 0.1  # between checks for a signal
+# Runs in another process, so that stopping the worker does not stop it. It reads a byte per sign of life. If none
+# comes, # it waits once more, because the whole machine may have been suspended, and then kills the worker:
+# TensorFlow's calls # to a stopped process wait forever, but those to a dead one fail at once.
 _GUARD = """
 import os, select, signal, sys
 parent, seconds, line = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -49,11 +49,11 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
     """Returns TensorFlow's server of this process.
 
     Args:
-      roles: the processes.
-      address: where worker 0 listens if it runs in the chief's process; None: this process listens at its own address.
+      roles: processes of the job.
+      address: address of worker 0 if it runs in the chief's process; None if this process listens at its own address.
 
     Raises:
-      UsageError: its port cannot be used.
+      UsageError: the port cannot be used.
     """
     workers = [address, *roles.workers[1:]] if address else list(roles.workers)
     task = Task(WORKER, 0) if address else roles.mine
@@ -74,10 +74,10 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
 
 
 def _threads(workers: int) -> int:
-    """Returns how many operations TensorFlow's server runs at once.
+    """Returns the number of operations that TensorFlow's server runs concurrently.
 
-    By default it is the number of cores, but some operations wait for others: on one core a worker would wait for ever.
-    As many as there are workers, and one more, are needed (TensorFlow's tutorial "Parameter server training").
+    The default is the number of cores, but some operations wait for others, so that a worker on one core would wait
+    forever. One more than the number of workers is needed (TensorFlow's tutorial "Parameter server training").
     """
     return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, workers + 1)
 
@@ -85,7 +85,7 @@ def _threads(workers: int) -> int:
 class WorkerClient(Client):
     """A worker's or parameter server's end of the job: it serves the chief until the job ends.
 
-    A signal is passed on to the chief, which saves; this process serves it until then.
+    A signal is passed on to the chief, which saves; this process serves the chief until then.
     """
 
     def __init__(
@@ -101,13 +101,14 @@ class WorkerClient(Client):
         """Makes the client of this process.
 
         Args:
-          roles: the processes, of which this one is not the chief.
+          roles: processes of the job; this one is not the chief.
           description: description of this process, which the chief compares with its own.
-          join_timeout: seconds to wait for the others.
-          silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
-          interrupt: says whether a signal came.
-          heartbeat: says what is done.
-          output: prints lines.
+          join_timeout: seconds to wait for the other processes.
+          silence: seconds without a sign of life after which another process is lost; also seconds to keep serving
+            after a signal.
+          interrupt: interrupt that records signals.
+          heartbeat: heartbeat of this process.
+          output: output for lines.
         """
         self._roles, mine = roles, roles.mine
         hello, chief = Hello(roles.others.index(mine) + 1, roles.name(mine), description), Task(CHIEF)
@@ -121,14 +122,14 @@ class WorkerClient(Client):
 
         Raises:
           PipelineError: the error that ended the job.
-          RerunError: the chief did not come, or was lost; or this process got a signal.
+          RerunError: the chief did not come or was lost, or this process received a signal.
           UsageError: this process differs from the chief, or its port cannot be used.
         """
         self._heartbeat.on_phase(Phase("waiting for all processes"))
         with rendezvous.explaining(self._roles.seat, self.timeout):
             server = start_server(self._roles)
         asyncio.run(self._attend())
-        del server  # it listens for as long as it lives
+        del server  # keeps listening as long as the process lives
 
     async def _attend(self) -> None:
         """Waits until the job begins, then until it ends."""
@@ -136,7 +137,7 @@ class WorkerClient(Client):
             raise error
         assert self._streams is not None
         reader, writer = self._streams
-        self._stops.tick(math.inf)  # it has not ticked while it waited for the job to begin
+        self._stops.tick(math.inf)  # it did not tick while it waited for the job to begin
         self._heartbeat.on_phase(Phase("serving the chief", expects="nothing"))
         with contextlib.closing(writer), self._interrupt.deferred(), self._guarded() as guard:
             listening = asyncio.create_task(self._listen(reader))
@@ -153,7 +154,7 @@ class WorkerClient(Client):
             now = time.monotonic()
             self._stops.tick(self._silence)
             if guard is not None:
-                with contextlib.suppress(OSError):  # it was killed, or is stopped
+                with contextlib.suppress(OSError):  # the guard was killed or is stopped
                     os.write(guard, b".")
             if self._interrupt.requested and until is None:
                 until = now + self._silence
@@ -180,7 +181,7 @@ class WorkerClient(Client):
         return said
 
     def _loss(self, is_silent: bool) -> RerunError:
-        """Returns the error of a chief that is silent or gone."""
+        """Returns the error for a chief that is silent or gone."""
         if stopped := self._stops.recent(self._silence):
             return given_up(self._roles.name(self._roles.mine), stopped, self._silence)
         after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
@@ -193,10 +194,10 @@ class WorkerClient(Client):
         """Context in which a guard kills this worker if it is stopped.
 
         Yields:
-          The file descriptor that its signs of life are written to; None for a server, which has no guard.
+          The file descriptor for signs of life; None on a server, which has no guard.
         """
         mine = self._roles.mine
-        if mine.job != WORKER:  # a silent server ends the job in any case: nobody can reach its weights
+        if mine.job != WORKER:  # a silent server ends the job anyway, since its weights cannot be reached
             yield None
             return
         line = (
@@ -208,7 +209,7 @@ class WorkerClient(Client):
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         ) as guard:
             assert guard.stdin is not None
-            os.set_blocking(guard.stdin.fileno(), False)  # a guard that is stopped must not hold up the worker
+            os.set_blocking(guard.stdin.fileno(), False)  # a stopped guard must not block the worker
             try:
                 yield guard.stdin.fileno()
             finally:

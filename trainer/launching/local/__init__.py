@@ -1,1 +1,1 @@
-"""A job on this machine: processes on loopback, watched, started again, and ended with the launcher."""
+"""A job on this machine: processes on loopback, watched, restarted, and ended with the launcher."""

@@ -1,4 +1,4 @@
-"""The processes of a job that run at the same time: started, followed and ended together."""
+"""The processes of a job that run together: started, followed and ended as a group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainer.launching.local.placement import Placement, Ports
 from trainer.launching.local.process import ExitStatus, Process, Task
 from trainer.launching.local.screen import Screen
 
-# A line of a log: of absl, also within TensorFlow and gRPC (`E0000 00:00:1795.6 254 file.cc:52] ...`), but for F, which
-# ends the process; of TensorFlow (`2026-11-23 20:15:00.1: W file.cc:9] ...`); of Python (`WARNING:tensorflow:...`).
+# A log line: of absl, including TensorFlow and gRPC (`E0000 00:00:1795.6 254 file.cc:52] ...`), except F, which ends
+# the process; of TensorFlow (`2026-11-23 20:15:00.1: W file.cc:9] ...`); of Python (`WARNING:tensorflow:...`).
 _LOG = re.compile(
     r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+:\d+\]"
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] \S+:\d+\]"
@@ -26,7 +26,7 @@ _LOG = re.compile(
     r"|To enable the following instructions: "
     r"|\S+\.py:\d+: \w*Warning: "
 )
-_OF_COMMAND = f"{name_of('trainer.run')}: "  # the line that a trainer ends with
+_OF_COMMAND = f"{name_of('trainer.run')}: "  # prefix of a trainer's last line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Cause:
     """The failure that made a group fail.
 
     Attributes:
-      task: task whose process it was.
-      pid: id of that process.
-      exit_status: how it ended.
-      step: the last that it reported.
-      at_start: whether the process had made no step.
-      lines: the last ones of its stderr.
+      task: task of the process.
+      pid: id of the process.
+      exit_status: exit status of the process.
+      step: last step that it reported.
+      at_start: whether the process had not made a step yet.
+      lines: last lines of its stderr.
     """
 
     task: Task
@@ -58,17 +58,17 @@ class Cause:
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What its last lines tell beyond the one that stands for it."""
+        """The last lines, if they say more than the one line reported."""
         return self.lines if len(self.lines) > 1 or self.exit_status.code < 0 else ()
 
     @property
     def said(self) -> str | None:
-        """The line that tells why it ended: the trainer's own, or the last that is not a log's; None: there is none."""
+        """The line that says why it ended: the trainer's own, or the last that is not a log line; None without one."""
         lines = [line for line in self.lines if not _LOG.match(line)]
         return next((line for line in reversed(lines) if line.startswith(_OF_COMMAND)), lines[-1] if lines else None)
 
     def __str__(self) -> str:
-        """One line, with what the process has said itself."""
+        """Returns one line, including the process's own message."""
         step = "" if self.step is None or self.exit_status.silence else f" after step {self.step}"
         said = f": {self.said}" if self.said and self.exit_status.code > 0 else ""
         return f"{self.task.name} (process {self.pid}) {self.exit_status}{step}{said}"
@@ -77,22 +77,22 @@ class Cause:
 def first_failure(processes: list[Process], failed: list[Process]) -> Process:
     """Returns the process that failed first.
 
-    A process that lost a peer says so in its last heartbeat, and ends with 75 or with the code of the one that ended
-    the job. That one was killed, or ended with another code; or, if it is stopped or hangs, it is still there and
-    misses its heartbeats.
+    A process that lost a peer says so in its last heartbeat, and ends with 75 or with the code of the process that
+    ended the job. That process was killed, or ended with another code; or, if it is stopped or hangs, it still exists
+    and misses heartbeats.
 
     Args:
-      processes: all of the group.
-      failed: those that have ended with a failure, in the order in which that was seen.
+      processes: all processes of the group.
+      failed: processes that have ended with a failure, in the order in which that was noticed.
     """
     own = [one for one in failed if not one.monitor.lost]
-    # One that ends with 75 may have been told to; of any other code, it is sure to have failed itself.
+    # A process that ends with 75 may have been told to; with any other code it surely failed itself.
     sure = [one for one in own if one.exit_status and one.exit_status.code != EXIT_RERUN]
     return next(iter([*sure, *own]), None) or _silent(processes) or failed[0]
 
 
 def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
-    """Whether the process that failed first has yet to end: all that have ended lost another one."""
+    """Returns whether the process that failed first has yet to end: all that have ended lost another one."""
     return all(one.monitor.lost for one in failed) and _silent(processes) is None
 
 
@@ -105,12 +105,12 @@ _HEARD_EVERY = 0.2  # seconds
 
 
 class Group:
-    """Started processes. Synchronous workers fail together; an asynchronous worker fails alone.
+    """A group of started processes. Synchronous workers fail together; an asynchronous worker fails alone.
 
     Attributes:
       slots: places of the workers on this machine.
-      processes: the newest of each task.
-      failed: those that ended with a failure that is the group's, in the order in which it was seen.
+      processes: newest process of each task.
+      failed: processes that ended with a failure of the whole group, in the order in which it was noticed.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Group:
             raise
 
     def poll(self) -> list[Process]:
-        """Looks after the processes and shows their new lines; returns those that have ended since the last look."""
+        """Checks the processes and shows their new lines; returns those that have ended since the last check."""
         now = time.monotonic()
         ended = [one for one in self.processes if one.exit_status is None and one.poll()]
         if ended or now - self._heard >= _HEARD_EVERY:
@@ -155,7 +155,7 @@ class Group:
                 one.kill(silence)
 
     def pass_on(self, number: signal.Signals) -> str:
-        """Sends the process that leads a signal which the trainer answers; returns in words what was done."""
+        """Sends the leading process a signal that the trainer answers; returns text on what was done."""
         process = self.leading[0]
         if process.exit_status is not None or not process.monitor.has_stepped:  # it may not listen yet, and would end
             return f"{process.task.name} makes no steps now; send it again later"
@@ -163,7 +163,7 @@ class Group:
         return f"passed on to {process.task.name}"
 
     def replace(self, process: Process) -> None:
-        """Starts a process in the place of one that has ended."""
+        """Starts a process in place of one that has ended."""
         process.close()
         self.processes[self.processes.index(process)] = self._started(process.task)
 
@@ -179,27 +179,27 @@ class Group:
 
     @property
     def serving(self) -> list[Process]:
-        """The others, which serve until they are told to end."""
+        """The other processes, which serve until they are told to end."""
         return [one for one in self.processes if one not in self.leading]
 
     @property
     def running(self) -> list[Process]:
-        """Those that have not ended."""
+        """The processes that have not ended."""
         return [one for one in self.processes if one.exit_status is None]
 
     @property
     def has_stepped(self) -> bool:
-        """Whether a step was made."""
+        """Whether a step has been made."""
         return any(one.monitor.has_stepped for one in self.processes)
 
     @property
     def step(self) -> int | None:
-        """The last step that was reported."""
+        """The last reported step."""
         beats = [one.monitor.beat for one in self.processes]
         return max((beat.step for beat in beats if beat and beat.step is not None), default=None)
 
     def close(self) -> None:
-        """Kills what still runs."""
+        """Kills processes that still run."""
         for one in self.processes:
             one.kill()
         while self.running:
@@ -207,15 +207,15 @@ class Group:
             time.sleep(0.01)
         for one in self.processes:
             one.close()
-        self._screen.release()  # the next group is to be seen
+        self._screen.release()  # show the next group's lines
 
     def cause_is_said(self) -> None:
-        """Shows what was held back, and from now on every line at once."""
+        """Shows lines that were held back, and from now on every line at once."""
         self._may_hold = False
         self._screen.release()
 
     def fails_alone(self, process: Process) -> bool:
-        """Whether the others continue without it."""
+        """Returns whether the others continue without it."""
         return self._is_asynchronous and process.task.role == "worker"
 
     def _started(self, task: Task) -> Process:
@@ -230,8 +230,8 @@ class Group:
     def _show(self, process: Process, is_end: bool) -> None:
         for tail, is_error in ((process.out, False), (process.err, True)):
             lines = tail.lines(is_end)
-            # A process that lost another writes so in its last beat before it says so in a line. Lines are held back
-            # then, to be shown after the cause.
+            # A process that lost another says so in its last beat before it prints a line. Lines are then held back, to
+            # be shown after the cause.
             if lines and is_error:
                 process.monitor.hear(time.monotonic())
                 if process.monitor.lost:

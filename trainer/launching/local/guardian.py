@@ -1,8 +1,8 @@
-"""A small process that ends a launcher's processes when the launcher itself is gone, killed with SIGKILL for example.
+"""A small process that ends a launcher's processes after the launcher itself has died, for example of SIGKILL.
 
-It reads from a pipe which processes there are. The pipe ends with the launcher, whatever happens to it. The system then
-asks them to save and end (`process.py` has it send SIGTERM; twice would mean: without saving), and the guardian kills
-after a while what is left of their groups. It runs as a separate program, with nothing but the standard library.
+It learns about the processes from a pipe, which closes with the launcher, whatever happens to it. The system then asks
+them to save and end (`process.py` makes it send SIGTERM; a second one would mean: without saving), and after a while
+the guardian kills what is left of their process groups. It runs as a separate program with only the standard library.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ _POLL = 0.05  # seconds
 
 
 class Guardian:
-    """The launcher's side: a context manager that starts the guardian, and ends it once there is nobody to guard."""
+    """The launcher's side: a context manager that starts the guardian and ends it once it has nothing left to guard."""
 
     def __init__(self, grace: float) -> None:
-        """Makes the guardian; entering its context starts it.
+        """Creates the guardian, which starts when its context is entered.
 
         Args:
-          grace: seconds that processes have to save and end.
+          grace: seconds that the processes have to save and end.
         """
         self._grace = grace
 
     def guard(self, pid: int) -> None:
-        """Guards a process, which leads a process group."""
+        """Guards a process, which must lead a process group."""
         self._tell(f"+{pid}")
 
     def release(self, pid: int) -> None:
-        """Forgets a process, which has ended with its group."""
+        """Stops guarding a process that has ended together with its group."""
         self._tell(f"-{pid}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # somebody killed the guardian; the job continues without it
+        with contextlib.suppress(OSError):  # the guardian was killed; the job continues without it
             os.write(self._pipe, f"{line}\n".encode())
 
     def __enter__(self) -> Self:
-        """Starts the guardian in its own session: what ends the launcher's does not end it."""
+        """Starts the guardian in its own session, so that a signal to the launcher's session does not reach it."""
         read, self._pipe = os.pipe()
-        # -I and -S: it starts in 10 ms, whatever the environment.
+        # With -I and -S it starts in 10 ms, whatever the environment.
         command = [sys.executable, "-I", "-S", __file__, str(self._grace)]
         self._process = subprocess.Popen(command, stdin=read, start_new_session=True, cwd="/")
         os.close(read)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends it."""
+        """Ends the guardian process."""
         os.close(self._pipe)
         self._process.wait()
 
 
 def _end(pids: set[int], grace: float) -> None:
-    """Ends process groups; kills what is left of them after `grace` seconds."""
+    """Ends process groups; kills after `grace` seconds those that still run."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             if not sys.platform.startswith("linux"):
                 os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)  # a stopped one could not end
+            os.kill(pid, signal.SIGCONT)  # a stopped process could not handle SIGTERM
     end = time.monotonic() + grace
     while time.monotonic() < end and any(map(_is_running, pids)):
         time.sleep(_POLL)
@@ -72,7 +72,7 @@ def _end(pids: set[int], grace: float) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process runs; one that has ended but was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         if not sys.platform.startswith("linux"):
@@ -84,7 +84,7 @@ def _is_running(pid: int) -> bool:
 
 
 def main() -> None:
-    """Guards until stdin ends, and then ends whom it guards."""
+    """Guards processes until stdin closes, then ends them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     pids: set[int] = set()

@@ -21,17 +21,17 @@ from trainer.launching.job import tf_config as tf_config_of
 from trainer.launching.local.process import Task
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_NO_GPU = "-1"  # its value for a process that may use none
+_NO_GPU = "-1"  # value of CUDA_VISIBLE_DEVICES that hides all GPUs
 _GPU = re.compile(r"GPU (\d+):")
 _PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
-_SECONDS = 30  # nvidia-smi needs some where the driver has to wake up
+_SECONDS = 30  # nvidia-smi is slow if the driver has to initialise first
 
 
 def visible_gpus() -> list[str]:
     """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if (visible := os.environ.get(_GPUS)) is not None:
         names = [name.strip() for name in visible.split(",")]
-        end = next((i for i, name in enumerate(names) if name in ("", _NO_GPU)), len(names))  # as CUDA reads it
+        end = next((i for i, name in enumerate(names) if name in ("", _NO_GPU)), len(names))  # as in CUDA
         return names[:end]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -41,7 +41,7 @@ def visible_gpus() -> list[str]:
 
 
 def _listed_gpus(listing: str) -> list[str]:
-    """Returns the GPUs of a listing of `nvidia-smi -L`: the parts of those that are divided (MIG), and the others."""
+    """Returns the GPUs in the output of `nvidia-smi -L`; of a GPU divided by MIG, its instances."""
     gpus: list[str] = []
     whole = None
     for line in listing.splitlines():
@@ -62,10 +62,10 @@ def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> li
     Args:
       gpus: GPUs of this machine.
       num_workers: number of workers that share them.
-      per_worker: how many each gets; None: as many as possible.
+      per_worker: number of GPUs for each worker; None for as many as possible.
 
     Raises:
-      UsageError: there are too few.
+      UsageError: there are too few GPUs.
     """
     if not gpus and not per_worker:
         return [()] * num_workers
@@ -84,12 +84,12 @@ def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> li
 
 
 _LOWEST, _HIGHEST = 10_000, 65_535
-_RANGE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")  # what outgoing connections take
-_LEAST = 1_000  # ports outside that range, for it to be avoided
+_RANGE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")  # ports for outgoing connections
+_LEAST = 1_000  # the range is avoided only if this many ports lie outside it
 
 
 class Ports:
-    """Takes ports; a context manager that frees them.
+    """Reserves ports. A context manager that releases them.
 
     A trainer listens on its port itself, so no socket here may hold it. An abstract socket with the port's name stands
     for it: every launcher on this machine sees that one, and the system removes it with the process. Ports that the

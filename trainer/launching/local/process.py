@@ -1,6 +1,7 @@
-"""One process of a job: started in its own process group, followed, and ended with its children.
+"""A process of a job: started in its own process group, monitored, and ended together with its children.
 
-Processes write to files, not to pipes: if the launcher is killed, a pipe would end them before they have saved.
+Processes write to files, not to pipes: after the launcher is killed, writing to a pipe would end them before they have
+saved.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from trainer.callbacks import heartbeat
 from trainer.callbacks.heartbeat import Beat
 from trainer.launching.local.guardian import Guardian
 
-_MOST_KEPT = 20  # last lines
+_MOST_KEPT = 20  # number of lines
 
 
 class Tail:
     """Follows a file that another process writes, line by line.
 
     Attributes:
-      path: the file.
-      last: the last lines of it that were read.
+      path: path of the file.
+      last: last lines read so far.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Follows what is added from now on; creates the file if it is missing."""
+        """Follows what is appended from now on; creates the file if it is missing."""
         self.path = path
         path.touch()
         self._file = path.open("rb", buffering=0)
@@ -44,7 +45,7 @@ class Tail:
         self.last: collections.deque[str] = collections.deque(maxlen=_MOST_KEPT)
 
     def lines(self, is_end: bool = False) -> list[str]:
-        """Returns the new lines; at the end of the process also a last one without a newline."""
+        """Returns the new lines; if the process has ended, including a last line without a newline."""
         *whole, self._rest = (self._rest + self._file.readall()).split(b"\n")
         if is_end and self._rest:
             whole, self._rest = [*whole, self._rest], b""
@@ -62,7 +63,7 @@ _MEANINGS = {
     EXIT_USAGE: "a flag cannot work",
     EXIT_RERUN: "not done, to be resumed",
 }
-_SIGNALS = 128  # exit codes above it are those of a shell for signals
+_SIGNALS = 128  # base of a shell's exit codes for signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +71,8 @@ class ExitStatus:
     """How a process ended, and whether it is worth starting again.
 
     Attributes:
-      code: exit code; if a signal killed it, minus the signal's number.
-      silence: why the launcher killed it; empty if it did not.
+      code: exit code; minus the signal's number if a signal killed it.
+      silence: reason why the launcher killed it for silence; empty if it did not.
     """
 
     code: int
@@ -79,21 +80,21 @@ class ExitStatus:
 
     @property
     def is_good(self) -> bool:
-        """Whether the process did what it was to do."""
+        """Whether the process succeeded."""
         return self.code == 0
 
     @property
     def is_restartable(self) -> bool:
-        """Whether the same command may succeed when it is run again."""
+        """Whether the same command may succeed if it is run again."""
         return self.code not in (0, EXIT_DATA, EXIT_USAGE)
 
     @property
     def exit_code(self) -> int:
-        """As a shell gives it: 128 + the signal."""
+        """The code as a shell reports it: 128 + the signal's number."""
         return _SIGNALS - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
-        """What happened to the process."""
+        """The end of the process in words."""
         if self.silence:
             return f"{self.silence}, and was killed"
         if self.code < 0 or self.code > _SIGNALS:
@@ -109,23 +110,23 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-_STARTING_SECONDS = 60.0  # added to the timeout before the first beat: Python starts slowly on a busy machine
-_LONG = 10.0  # times the timeout, for phases in which nothing can be counted, such as compiling
-_MISSED = 4.0  # seconds after which a beat is late
+_STARTING_SECONDS = 60.0  # added to the timeout until the first heartbeat: Python starts slowly on a busy machine
+_LONG = 10.0  # factor on the timeout in phases without countable progress, such as compiling
+_MISSED = 4.0  # seconds after which a heartbeat is late
 
 
 class HeartbeatMonitor:
-    """Reads the heartbeats of a process and notices silence: the process is stopped, stuck, or makes no progress.
+    """Reads a process's heartbeats and notices silence: the process is stopped, stuck, or makes no progress.
 
-    Only the launcher's clock is used; that of the process may differ.
+    Only the launcher's clock is used, since the process's may differ.
 
     Args:
-      path: the heartbeat file.
-      timeout: seconds after which a process is silent.
-      now: when the process was started, in seconds of a monotonic clock.
+      path: path of the heartbeat file.
+      timeout: seconds without a sign of life or progress after which a process counts as silent.
+      now: time at which the process was started, in seconds of a monotonic clock.
 
     Attributes:
-      beat: the newest; None: there was none.
+      beat: newest heartbeat; None before the first.
     """
 
     def __init__(self, path: pathlib.Path, timeout: float, now: float) -> None:
@@ -145,7 +146,7 @@ class HeartbeatMonitor:
 
     @property
     def lost(self) -> Sequence[str]:
-        """Names of the processes that this one says it has lost."""
+        """Names of the processes that this process reports as lost."""
         return self.beat.lost if self.beat else ()
 
     @property
@@ -155,17 +156,17 @@ class HeartbeatMonitor:
 
     @property
     def unheard(self) -> float:
-        """Seconds since the last beat."""
+        """Seconds since the last heartbeat."""
         return self._now - self._heard
 
     @property
     def is_late(self) -> bool:
-        """Whether a beat is overdue: a sign of which process of several made the others fail."""
+        """Whether a heartbeat is overdue, which hints at the process that made the others fail."""
         return self.beat is not None and self.unheard > _MISSED + self.beat.quiet
 
     @property
     def silence(self) -> str:
-        """What has been missing for too long, in words; empty: nothing has."""
+        """What has been missing for too long, in words; empty if nothing has."""
         if self.beat is None:
             is_silent = self.unheard > self._timeout + _STARTING_SECONDS
             return f"gave no sign of life for {self.unheard:.0f} s" if is_silent else ""
@@ -186,18 +187,18 @@ class HeartbeatMonitor:
         return f"{step} ({self.beat.phase})"
 
 
-PAGE = "page"  # the role of the process that serves the job's page, which is not part of the job
-_PR_SET_PDEATHSIG = 1  # of Linux, <sys/prctl.h>
+PAGE = "page"  # role of the process that serves the job's page; it is not part of the job
+_PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a process of a job is.
+    """The role of a process in a job.
 
     Attributes:
-      role: worker, chief or ps.
-      index: among those of its role.
-      slot: its place on this machine, which it keeps while the number of workers changes.
+      role: `worker`, `chief` or `ps`.
+      index: index among the processes of its role.
+      slot: place on this machine, which the process keeps while the number of workers changes.
     """
 
     role: str
@@ -206,12 +207,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What lines call it: `worker 1`."""
+        """The name in messages: `worker 1`."""
         return self.role if self.role in ("chief", PAGE) else f"{self.role} {self.index}"
 
     @property
     def file(self) -> str:
-        """What files call it: `worker-1`."""
+        """The name in file names: `worker-1`."""
         return self.name.replace(" ", "-")
 
 
@@ -219,12 +220,12 @@ class Process:
     """A started process.
 
     Attributes:
-      task: what it is.
+      task: role of the process.
       out: its stdout, which goes to a file.
       err: its stderr, likewise.
-      monitor: judges its heartbeats.
-      exit_status: None while it runs.
-      is_ending: whether it was told to end.
+      monitor: monitor of its heartbeats.
+      exit_status: exit status; None while the process runs.
+      is_ending: whether it has been asked to end.
     """
 
     def __init__(
@@ -236,15 +237,15 @@ class Process:
         guardian: Guardian,
         silent_timeout: float,
     ) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-          task: what it is.
+          task: role of the process.
           command: program to run, with its arguments.
-          environment: variables to add.
+          environment: environment variables to add.
           folder: folder for its output and its heartbeat.
-          guardian: ends it where the launcher cannot.
-          silent_timeout: seconds.
+          guardian: guardian, which ends the process if the launcher dies.
+          silent_timeout: seconds after which the process counts as silent.
         """
         self.task, self._guardian = task, guardian
         beats = folder / "heartbeats" / f"{task.file}.json"
@@ -261,7 +262,7 @@ class Process:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_dies_with_parent(),  # noqa: PLW1509, the launcher has one thread
+                preexec_fn=_dies_with_parent(),  # noqa: PLW1509, the launcher has a single thread
             )
         guardian.guard(self.pid)
         self.monitor = HeartbeatMonitor(beats, silent_timeout, time.monotonic())
@@ -271,12 +272,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process, which is also that of its group."""
+        """Process id, which is also the id of its process group."""
         return self._popen.pid
 
     def poll(self) -> ExitStatus | None:
-        """Looks whether it has ended, and if so ends what it has left behind."""
-        # WNOWAIT: until `wait` below, the system gives the number of its group to no other.
+        """Returns the exit status if the process has ended, after ending what is left of its group; else None."""
+        # WNOWAIT: until `wait` below, the kernel does not reuse the group's id.
         if self.exit_status is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -286,23 +287,23 @@ class Process:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended without success, and not because it was told to end; to be killed for silence is failure."""
+        """Whether it ended without success and was not asked to end; being killed for silence is a failure."""
         if self.exit_status is None or self.exit_status.is_good:
             return False
         return not self.is_ending or bool(self.exit_status.silence)
 
     def ask_to_end(self) -> None:
-        """Asks it to save and end, once; wakes it if it is stopped, since it could not end otherwise."""
+        """Asks the process once to save and end; first continues one that is stopped, which could not end otherwise."""
         if not self.is_ending and self.exit_status is None:
             self.is_ending = True
             for number in (signal.SIGTERM, signal.SIGCONT):
-                os.kill(self.pid, number)  # `Popen.send_signal` would reap one that has just ended, before `poll` can
+                os.kill(self.pid, number)  # `Popen.send_signal` might reap it before `poll` does
 
     def kill(self, silence: str = "") -> None:
-        """Kills it and all that it has started.
+        """Kills the process and all that it has started.
 
         Args:
-          silence: what was missing, if it is killed for that.
+          silence: what was missing, if it is killed for silence.
         """
         if self.exit_status is None:
             self.is_ending, self._silence = True, self._silence or silence
@@ -316,9 +317,9 @@ class Process:
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
-    """Returns what makes a child receive SIGTERM when the launcher dies; None where the system cannot.
+    """Returns a function that makes a child receive SIGTERM when the launcher dies; None where the system cannot.
 
-    It runs between fork and exec.
+    It is called between fork and exec.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -326,7 +327,7 @@ def _dies_with_parent() -> Callable[[], None] | None:
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # the parent has died already
             os._exit(1)
 
     return prepare

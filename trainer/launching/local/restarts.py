@@ -1,4 +1,4 @@
-"""What is remembered of each process over its restarts, the report of it, and which workers start again, and when."""
+"""Records of each process across its restarts, the report on them, and the decisions on which workers restart when."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from trainer.launching.local.screen import VERSION, JobReport, ProcessReport, Sc
 
 
 class Records:
-    """Restarts, steps and errors of each process, over all restarts of the group.
+    """Restarts, steps and errors of each process, across all restarts of the group.
 
     Attributes:
-      restarts: restarts of the group.
-      error: the first cause of its last failure.
-      best: the highest step that was made; None: none was.
+      restarts: number of restarts of the group.
+      error: first cause of its last failure.
+      best: highest step made so far; None before the first.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -40,43 +40,43 @@ class Records:
         self._group: Group | None = None
 
     def started(self, group: Group) -> None:
-        """Records a group; all processes but those of the first one are restarts."""
+        """Records the start of a group; every process of a later group counts as restarted."""
         if self._group:
             self.restarts += 1
             self._restarts.update(_place(one.task) for one in group.processes)
         self._group = group
 
     def restarted(self, task: Task) -> int:
-        """Records that a process is started again alone; returns how often that was done."""
+        """Records that a process is restarted alone; returns how many times it has been so far."""
         self._restarts[_place(task)] += 1
         return self._restarts[_place(task)]
 
     def failed(self, task: Task, error: str) -> None:
-        """Records a failure."""
+        """Records the failure of a process."""
         self._errors[_place(task)] = error
 
     def restarts_of(self, task: Task) -> int:
-        """Returns how often a task's process was started again."""
+        """Returns how many times a task's process was restarted."""
         return self._restarts[_place(task)]
 
     def watch(self) -> None:
-        """Records the step."""
+        """Records the step that the group has reached."""
         step = self._group.step if self._group and self.has_stepped else None
         if step is not None:
             self.best = max(step, self.best or 0)
 
     @property
     def saved(self) -> int | None:
-        """The step of the newest checkpoint; None: there is none, or the folder cannot be read now."""
+        """The step of the newest checkpoint; None if there is none or the folder cannot be read now."""
         with contextlib.suppress(OSError):
             return max(steps_in(self._folder), default=None)
         return None
 
     @property
     def left(self) -> str:
-        """What the end of the job leaves, as the end of a message: the newest checkpoint, and how many steps are lost.
+        """What the job leaves behind, as the end of a message: the newest checkpoint, and the number of steps lost.
 
-        These are the steps of the last heartbeats; more may have been made since.
+        The steps are as of the last heartbeats; the job may have made more since.
         """
         saved = self.saved
         if saved is None and self.best is None:
@@ -92,7 +92,7 @@ class Records:
         return self._group is not None and self._group.has_stepped
 
     def report(self, state: State, lost: Sequence[int], exit_code: int | None = None) -> JobReport:
-        """Returns how the job is doing."""
+        """Returns the report on the job's state."""
         group, job = self._group, self._placement.job
         beats = [one.monitor.beat for one in group.processes] if group else []
         self._last_step = next((beat.last_step for beat in beats if beat and beat.last_step), self._last_step)
@@ -141,18 +141,18 @@ def _place(task: Task) -> tuple[str, int]:
     return task.role, task.slot
 
 
-_EVERY = 1.0  # seconds between two reports
+_EVERY = 1.0  # seconds between reports
 
 
 class Reporter:
-    """Writes and shows the report about once per second, and at once when the state changes.
+    """Writes and shows the report about once per second, and immediately when the state changes.
 
     Args:
       records: records of the job.
-      screen: shows the table.
-      folder: folder for the file.
-      lost: slots that are given up.
-      beside: looks after what runs beside the job.
+      screen: screen that shows the table.
+      folder: folder of the status file.
+      lost: function that returns the slots that are given up for now.
+      beside: function that looks after what runs beside the job.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Reporter:
         self._written = 0.0
 
     def set(self, state: State, exit_code: int | None = None) -> None:
-        """Sets the state, and reports it at once."""
+        """Sets the state and reports it immediately."""
         self._state = state
         report = self._records.report(state, self._lost(), exit_code)
         report.write(self._folder)
@@ -177,7 +177,7 @@ class Reporter:
         self._written = time.monotonic()
 
     def tick(self) -> None:
-        """Reports how the job is doing, if that is due."""
+        """Reports the job's state if that is due."""
         self._beside()
         now = time.monotonic()
         if self._state == "starting" and self._records.has_stepped:
@@ -191,7 +191,7 @@ class Reporter:
                 report.write(self._folder)
 
 
-_AT_START = 2  # failures at start-up, one after another, after which a slot is lost
+_AT_START = 2  # consecutive failures at start-up after which a slot is lost
 
 
 @dataclasses.dataclass
@@ -199,12 +199,12 @@ class Slot:
     """A place for a worker, with its GPUs.
 
     Attributes:
-      failures: failures of its worker, since the slot was last lost.
-      at_start: how many of these failures came after the worker's last step.
-      delay: seconds that it waits once it is lost.
-      retry_at: when a lost one may be tried again; infinity: not before the others have made a step; minus infinity: it
-        is not lost.
-      is_tried: whether it was lost and has made no step since.
+      failures: number of failures of its worker since the slot was last lost.
+      at_start: number of these failures after the worker's last step.
+      delay: seconds that it stays lost before it is tried again.
+      retry_at: time at which a lost slot may be tried again; infinity until the other workers have made a step, minus
+        infinity if the slot is not lost.
+      is_tried: whether it was lost, is being tried again, and has not made a step yet.
     """
 
     failures: int = 0
@@ -215,13 +215,13 @@ class Slot:
 
 
 class WorkerPool:
-    """The slots for workers on this machine: all of them, or with --elastic those that work.
+    """The slots for workers on this machine: all of them, or with --elastic the working ones.
 
-    A slot is lost when its worker cannot be restarted, and tried again after a while.
+    A slot is lost when its worker cannot be restarted; it is tried again after a while.
 
     Args:
-      counts: numbers of workers that a group can have; the largest is the number of slots.
-      max_restarts: most restarts of a slot's worker.
+      counts: possible numbers of workers in a group; the largest is the number of slots.
+      max_restarts: maximum number of restarts of a slot's worker.
       delay: seconds before a lost slot is tried again; doubles each time it is lost.
     """
 
@@ -230,7 +230,7 @@ class WorkerPool:
         self._slots = [Slot(delay=delay) for _ in range(max(counts))]
 
     def chosen(self, now: float) -> list[int]:
-        """Returns the slots for a group that starts now; none if too few are left."""
+        """Returns the slots for a group that starts now; an empty list if too few are left."""
         usable = [number for number, slot in enumerate(self._slots) if slot.retry_at <= now]
         size = max((count for count in self._counts if count <= len(usable)), default=0)
         for number in usable[:size]:
@@ -239,12 +239,12 @@ class WorkerPool:
         return usable[:size]
 
     def can_grow(self, size: int, now: float) -> bool:
-        """Whether a group that starts now would be larger than `size`."""
+        """Whether a group that started now would have more workers than `size`."""
         usable = sum(slot.retry_at <= now for slot in self._slots)
         return any(size < count <= usable for count in self._counts)
 
     def stepped(self, numbers: Collection[int], now: float) -> None:
-        """Records that the workers of these slots have made a step; the wait of lost slots begins with the first."""
+        """Records that the workers of these slots have made a step; the first one starts the wait of lost slots."""
         for slot in self._slots if numbers else []:
             if slot.retry_at == math.inf:
                 slot.retry_at, slot.delay = now + slot.delay, 2 * slot.delay
@@ -252,7 +252,7 @@ class WorkerPool:
             self._slots[number].at_start, self._slots[number].is_tried = 0, False
 
     def failed(self, number: int, at_start: bool) -> bool:
-        """Records that the worker of a slot was the first to fail.
+        """Records that the worker of a slot was the first to fail; returns whether the slot is now lost.
 
         Returns:
           Whether the slot is lost now.
@@ -268,13 +268,13 @@ class WorkerPool:
         return True
 
     def forgive(self) -> None:
-        """Forgets failures after the first step: the job has saved a new checkpoint since."""
+        """Forgets failures after the first step, since the job has saved a new checkpoint."""
         for slot in self._slots:
             slot.failures = slot.at_start
 
     @property
     def lost(self) -> list[int]:
-        """The slots that wait for another try."""
+        """The slots that are waiting for another try."""
         return [number for number, slot in enumerate(self._slots) if slot.retry_at > -math.inf]
 
 
@@ -282,10 +282,10 @@ _MOST = 60.0  # seconds
 
 
 class BackOff:
-    """Delays that double with each restart, until there is progress: a step beyond all earlier ones.
+    """Delays that double with each restart until there is progress, which is a step beyond all earlier ones.
 
     Args:
-      delay: the first one, in seconds.
+      delay: first delay in seconds.
     """
 
     def __init__(self, delay: float) -> None:
@@ -295,7 +295,7 @@ class BackOff:
         """Returns the seconds to wait after a failure.
 
         Args:
-          step: the last one that was made; None: there was none.
+          step: last step made; None before the first.
         """
         if step is not None and step > self._best:
             self._best, self._next = step, self._delay
@@ -305,15 +305,15 @@ class BackOff:
 
 
 class AsynchronousWorkers:
-    """Restarts the workers of a parameter-server job one by one, while the others continue."""
+    """Restarts the workers of a parameter-server job one at a time, while the others continue."""
 
     def __init__(self, job: Job, group: Group, records: Records, screen: Screen) -> None:
         self._job, self._group, self._records, self._screen = job, group, records, screen
         self._delays: dict[int, BackOff] = {}  # by slot
-        self._due: dict[Process, float] = {}  # when to start which again
+        self._due: dict[Process, float] = {}  # restart times
 
     def look_after(self, ended: Sequence[Process]) -> None:
-        """Decides about the processes that have ended, and starts again those that are due."""
+        """Decides what to do about processes that have ended, and restarts those that are due."""
         for process in ended:
             if self._group.fails_alone(process) and process.has_failed:
                 self._decide(process)
@@ -322,10 +322,10 @@ class AsynchronousWorkers:
             self._group.replace(process)
 
     def _decide(self, process: Process) -> None:
-        """Has a failed worker start again after a while, gives it up, or lets the whole group fail."""
+        """Schedules the restart of a failed worker, gives the worker up, or lets the whole group fail."""
         assert process.exit_status is not None
         if not process.exit_status.is_restartable or self._records.best is None:
-            self._group.failed.append(process)  # the others would fail, too
+            self._group.failed.append(process)  # the others would fail as well
             return
         cause = Cause.of(process, process.exit_status)
         self._records.failed(process.task, str(cause))

@@ -1,4 +1,4 @@
-"""`--target=local`: checks what can be checked beforehand, and runs the job on this machine."""
+"""`--target=local`: checks what can be checked in advance, and runs the job on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.launching.local.restarts import AsynchronousWorkers, Records, Repor
 from trainer.launching.local.screen import FILE, Screen, State, TableScreen
 from trainer.launching.local.supervisor import Attempt, Stopping, Supervisor
 
-_MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each runs its own TensorFlow
+_MOST_PROCESSES = 64  # on a machine of up to 8 cores: each process loads TensorFlow
 _CALLED = {"ps": "parameter server"}
 
 
@@ -32,18 +32,18 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
 
     Args:
       job: job to run.
-      program: what runs the trainer; for tests.
+      program: command that runs the trainer; for tests.
 
     Raises:
       UsageError: the job cannot run on this machine.
       DataError: its data cannot be read.
-      RerunError: it was stopped, or another launcher has it: rerun the same command.
+      RerunError: it was stopped, or another launcher is running it: rerun the same command.
       JobFailedError: it failed.
     """
     placement, counts = _checked(job, tuple(program or (*_interpreter(), "trainer.run")))
     config = job.config
     with run_folder.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
-        if config.run.fresh:  # here, once: a process that is started again resumes
+        if config.run.fresh:  # here, once: a restarted process must resume
             with run_folder.held(job.folder):
                 fresh.begin(config)
         hides_time = config.output.log_time is None
@@ -57,7 +57,7 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
 
 
 def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
-    """Returns where the processes will run, and the numbers of workers that are possible."""
+    """Returns the placement of the processes, and the possible numbers of workers."""
     if os.environ.get(tf_config.VARIABLE, "").strip():
         raise UsageError(f"{tf_config.VARIABLE} is set, but the launcher gives each process its own; unset it")
     processes, most = sum(job.roles.values()), max(_MOST_PROCESSES, 8 * (os.cpu_count() or 1))
@@ -75,7 +75,7 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
         counts = sharing(job.config.order, range(least, min(most, job.num_workers) + 1), each)
         if job.num_workers not in counts:
             check_sharing(job.config.order, job.num_workers, each)
-    if not job.config.model.task:  # a task may parse its data, which takes TensorFlow
+    if not job.config.model.task:  # a task may parse its data, which needs TensorFlow
         plan.make(job.config, job.num_workers if job.strategy == MULTIWORKER else 1)
     folder = job.folder.launch
     files.check_to_train(job.folder, job.config.run.fresh)
@@ -112,15 +112,15 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
 
 
 def _interpreter() -> tuple[str, ...]:
-    """Returns what runs a module of ours; the current folder is on its path if it is on this process's."""
+    """Returns the command that runs a module of ours; the current folder is on its path if it is on this process's."""
     safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
     return (sys.executable, *safe, "-m")
 
 
 @contextlib.contextmanager
 def _reported(reporter: Reporter, screen: Screen) -> Iterator[None]:
-    """Context that reports how the job ended."""
-    state: State = "failed"  # of any other exception
+    """Context that reports the outcome of the job."""
+    state: State = "failed"  # after any other exception
     code = 1
     try:
         yield
@@ -150,14 +150,14 @@ def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
             screen.say(f"never {' or '.join(skipped)} workers, who cannot share {what}={divided}")
 
 
-_NEVER_SILENT = 1e9  # seconds: it writes no heartbeat
+_NEVER_SILENT = 1e9  # seconds; it writes no heartbeat
 
 
 class Page:
-    """The page of a job, a process of `trainer.watch`, whose end is one line and nothing more; without --page, none.
+    """The job's page, from a process of `trainer.watch`, whose end only causes a line; without --page, none.
 
-    It is a process: the launcher forks, and so must have no other thread; nor can the page, which reads what other
-    processes write, harm the job by using up memory.
+    It is a process of its own because the launcher forks, and so must not have threads; and so that the page, which
+    reads what other processes write, cannot use up the launcher's memory.
     """
 
     def __init__(self, job: Job, screen: Screen) -> None:
@@ -192,7 +192,7 @@ class Page:
             self._close()
 
     def look_after(self) -> None:
-        """Shows what the page's process says: its address, or why it ended."""
+        """Prints what the page's process reports: its address, or why it ended."""
         if (process := self._process) is None:
             return
         ended = process.poll()

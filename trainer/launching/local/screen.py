@@ -1,4 +1,4 @@
-"""What the launcher shows and writes about a job: lines, a table on a terminal, and `launch/status.json`."""
+"""What the launcher prints and writes about a job: lines, a table on a terminal, and `launch/status.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.callbacks.terminal import without_time
 if TYPE_CHECKING:
     from rich.table import Table
 
-VERSION = 1  # of the file's format
+VERSION = 1  # version of the file format
 FILE = "status.json"
 
 State: TypeAlias = Literal["starting", "training", "waiting", "stopping", "done", "stopped", "failed"]
@@ -27,24 +27,24 @@ State: TypeAlias = Literal["starting", "training", "waiting", "stopping", "done"
 
 @dataclasses.dataclass(frozen=True)
 class ProcessReport:
-    """A process of the job.
+    """A process of the job, as status.json shows it.
 
     Attributes:
-      name: `worker 1`, as before its lines.
-      role: worker, chief or ps.
+      name: `worker 1`, as in front of its lines.
+      role: `worker`, `chief` or `ps`.
       index: index in its role, as in TF_CONFIG.
-      slot: its place on this machine, which it keeps while the number of workers changes.
+      slot: place on this machine, which it keeps while the number of workers changes.
       gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
-      pid: process id of the newest process; null: there was none.
-      state: running or ended.
-      phase: what it does: `compiling the step`, `training`.
+      pid: process id of the newest process; null before the first.
+      state: `running` or `ended`.
+      phase: what it is doing, such as `compiling the step` or `training`.
       step: global step.
       examples_per_second: speed of the whole job, as this process measures it.
-      input_wait: share of the time that its steps wait for batches.
-      restarts: how often it was started again.
-      last_error: how it failed last; null: it did not.
-      stdout: file of its output.
-      stderr: file of its errors.
+      input_wait: share of the step time spent waiting for batches.
+      restarts: number of restarts.
+      last_error: error of its last failure; null if it has not failed.
+      stdout: file with its output.
+      stderr: file with its errors.
     """
 
     name: str
@@ -66,26 +66,26 @@ class ProcessReport:
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """The job.
+    """The job, as status.json shows it.
 
     Attributes:
-      version: number of this format.
-      time: seconds since 1970 at which this was written; while the job runs, about once per second.
+      version: version of this format.
+      time: time of writing, in seconds since 1970; while the job runs, about once per second.
       pid: process id of the launcher.
       command: command line that each process runs.
-      state: starting (no step was made since the last start), training, waiting (before a restart), stopping, or the
-        end: done, stopped (rerun to resume), failed.
-      exit_code: null until the end.
+      state: `starting` (no step since the last start), `training`, `waiting` (before a restart), `stopping`; at the end
+        `done`, `stopped` (rerun to resume) or `failed`.
+      exit_code: exit code of the launcher; null until the end.
       step: global step.
-      last_step: step at which training ends; null: not known yet.
-      saved_step: step of the newest checkpoint; null: there is none.
-      num_workers: workers of the group that runs now.
-      elastic: the fewest and the most workers; null: their number is fixed.
-      lost: slots that are given up, and tried again later.
-      restarts: restarts of the group of all processes.
-      max_restarts: most of its restarts without a new checkpoint in between.
-      error: the first cause of the last failure; null: there was none.
-      processes: those that run now, or ran at the end.
+      last_step: step at which training ends; null while unknown.
+      saved_step: step of the newest checkpoint; null if there is none.
+      num_workers: number of workers in the running group.
+      elastic: minimum and maximum number of workers; null if the number is fixed.
+      lost: slots that are given up for now and tried again later.
+      restarts: number of restarts of the whole group.
+      max_restarts: maximum number of these restarts without a new checkpoint in between.
+      error: first cause of the last failure; null if there was none.
+      processes: processes that run now, or ran at the end.
     """
 
     version: int
@@ -106,23 +106,23 @@ class JobReport:
     processes: tuple[ProcessReport, ...]
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes the file as a whole: a reader sees the old one or the new one."""
-        with contextlib.suppress(OSError):  # a full disk: the job continues without
+        """Writes the file atomically: a reader sees either the old one or the new one."""
+        with contextlib.suppress(OSError):  # e.g. a full disk; the job continues without the file
             replace(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")
 
 
 _COMMAND = "trainer.launch"
-Kind: TypeAlias = Literal["job", "failure", "end"]  # of an event
+Kind: TypeAlias = Literal["job", "failure", "end"]  # kind of an event
 
 
 class Screen:
-    """Plain lines. If stdout or stderr is gone, as when a terminal closes, the job continues without it.
+    """Prints plain lines. If stdout or stderr is gone, as when a terminal closes, the job continues without it.
 
-    Lines can be held back, so that a first cause is shown before what followed from it.
+    Lines can be held back, so that the cause of a failure is printed before its consequences.
 
     Args:
-      hides_time: whether lines that begin with a date and time are shown without them on a terminal.
-      events: file to which the launcher's own lines are added, for `trainer.watch`; None: nobody reads it.
+      hides_time: whether a date and time at the start of a line are omitted on a terminal.
+      events: file to which the launcher's own lines are appended, for `trainer.watch`; None for no file.
     """
 
     def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
@@ -132,11 +132,11 @@ class Screen:
         self._width = 0
 
     def name_width(self, width: int) -> None:
-        """Sets the width of names before lines."""
+        """Sets the width of the names in front of lines."""
         self._width = width
 
     def line(self, name: str, text: str, is_error: bool) -> None:
-        """Shows a line of a process."""
+        """Prints a line of a process."""
         if self._held is not None:
             self._held.append((name, text, is_error))
         else:
@@ -144,36 +144,36 @@ class Screen:
             self._show(f"{name:<{self._width}} | ", shown, is_error)
 
     def say(self, text: str, kind: Kind = "job") -> None:
-        """Shows a line of the launcher itself, which is also an event of a kind."""
+        """Prints a line of the launcher itself, and adds it to the file of events."""
         self._show(f"{errors.name_of(_COMMAND)}: ", text, is_error=True)
         self.note(text, kind)
 
     def note(self, text: str, kind: Kind = "job") -> None:
-        """Adds an event to the file of them, without showing it."""
+        """Adds an event to the file of events, without printing it."""
         if self._events is not None:
             with contextlib.suppress(OSError), self._events.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps({'time': round(time.time(), 3), 'kind': kind, 'text': text})}\n")
 
     def hold(self) -> None:
-        """Holds back the lines of processes from now on."""
+        """Holds back the processes' lines from now on."""
         self._held = [] if self._held is None else self._held
 
     def release(self) -> None:
-        """Shows what was held back."""
+        """Prints the lines that were held back."""
         held, self._held = self._held or [], None
         for line in held:
             self.line(*line)
 
     @property
     def is_due(self) -> bool:
-        """Whether to show again how the job is doing."""
+        """Whether the job's state should be shown again."""
         return False
 
     def update(self, report: JobReport) -> None:
-        """Shows how the job is doing."""
+        """Shows the job's state."""
 
     def close(self) -> None:
-        """Ends."""
+        """Prints the lines that are still held back."""
         self.release()
 
     def _show(self, prefix: str, text: str, is_error: bool) -> None:
@@ -184,22 +184,22 @@ def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # its reader is gone; Python would try to write the rest again at its end
+    except (OSError, ValueError):  # the reader is gone; at exit, Python would try again to write the rest
         with contextlib.suppress(OSError, ValueError):
             commandline.discard(stream)
 
 
-_BETWEEN = 0.25  # seconds from one drawing to the next
+_BETWEEN = 0.25  # seconds between drawings
 _COLUMNS = ("process", "pid", "phase", "step", "examples/s", "input wait", "restarts", "last error")
 _RIGHT = ("pid", "step", "examples/s", "input wait", "restarts")
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
 class TableScreen(Screen):
-    """Lines, and below them the table. It draws in this thread: the launcher forks, and must have no other."""
+    """Prints lines, with the table below them. Draws in this thread: the launcher forks, and must not have others."""
 
     def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
-        from rich.console import Console  # noqa: PLC0415, rich is slow to load, and only terminals need it
+        from rich.console import Console  # noqa: PLC0415, rich is slow to load, and only needed on terminals
         from rich.live import Live  # noqa: PLC0415
 
         super().__init__(hides_time, events)
@@ -210,7 +210,7 @@ class TableScreen(Screen):
 
     @property
     def is_due(self) -> bool:
-        """Whether the last table was drawn long enough ago."""
+        """Whether enough time has passed since the table was last drawn."""
         return time.monotonic() - self._drawn >= _BETWEEN
 
     def update(self, report: JobReport) -> None:
@@ -219,7 +219,7 @@ class TableScreen(Screen):
         self._safely(lambda: self._live.update(table_of(report), refresh=True))
 
     def close(self) -> None:
-        """Leaves the last table."""
+        """Stops drawing; the last table stays on the screen."""
         super().close()
         self._safely(self._live.stop)
 
@@ -227,11 +227,11 @@ class TableScreen(Screen):
         if not self._is_gone:
             try:
                 draw()
-            except OSError:  # the terminal was closed; the job saves and ends
+            except OSError:  # the terminal was closed: the job saves and ends
                 self._is_gone = True
 
     def _show(self, prefix: str, text: str, is_error: bool) -> None:
-        if not is_error and not self._shares:  # stdout goes elsewhere
+        if not is_error and not self._shares:  # stdout is redirected
             super()._show(prefix, text, is_error)
             return
         from rich.text import Text  # noqa: PLC0415
@@ -241,7 +241,7 @@ class TableScreen(Screen):
 
 
 def table_of(report: JobReport) -> Table:
-    """Returns the table of a job."""
+    """Returns the table that shows a job."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

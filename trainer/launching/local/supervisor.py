@@ -1,4 +1,4 @@
-"""Runs a job to its end: starts a group, watches it, and starts it again when it fails; elastic, with fewer or more."""
+"""Runs a job to its end: starts a group, watches it, and restarts it after failures, elastically with fewer or more."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopping:
     """Context that catches Ctrl-C, SIGTERM and SIGHUP: the first asks the job to save and end, the second kills it.
 
-    SIGUSR1 and SIGUSR2 are for the trainer, see `trainer.cluster.interrupt`.
+    SIGUSR1 and SIGUSR2 are passed on to the trainer; see `trainer.cluster.interrupt`.
 
     Attributes:
-      received: the signals that end the job, in order.
-      passed_on: those for the trainer, in order; whoever passes one on removes it.
+      received: signals that end the job, in order.
+      passed_on: signals for the trainer, in order; whoever passes one on removes it.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Stopping:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the job is to save and end."""
+        """Whether the job should save and end."""
         return bool(self.received)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it is to end at once."""
+        """Whether it should end immediately."""
         return len(self.received) > 1
 
     def __enter__(self) -> Self:
@@ -64,18 +64,18 @@ class Stopping:
 
 
 _TICK = 0.05  # seconds
-_GATHERED = 0.5  # seconds after a failure is seen in which another may show that came before it
-_AWAITED = 10.0  # the same while all that have ended say that they lost another: that one may take long to end
-_SERVED = 5.0  # seconds to end for processes that served others and have nothing to save
+_GATHERED = 0.5  # seconds after noticing a failure in which an earlier one may still become visible
+_AWAITED = 10.0  # the same if all ended processes report another one as lost, which may take long to end
+_SERVED = 5.0  # seconds to end, for processes that only served others and have nothing to save
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a group ended.
+    """The way a group ended.
 
     Attributes:
-      kind: done; failed; stopped by a signal; or ended to grow.
-      cause: cause of a failure.
+      kind: `done`; `failed`; `stopped` by a signal; or `grow`, ended to restart with more workers.
+      cause: cause of the failure, if any.
     """
 
     kind: Literal["done", "failed", "stopped", "grow"]
@@ -83,15 +83,15 @@ class Outcome:
 
 
 class Attempt:
-    """Watches a group.
+    """Watches one group.
 
     Args:
-      group: the started processes.
-      workers: restarts those that fail alone.
-      records: restarts, steps and errors, to which it adds.
-      reporter: shows and writes the job's state.
-      screen: prints the lines of the processes.
-      stopping: whether the user wants an end.
+      group: group of started processes.
+      workers: restarts of workers that fail alone.
+      records: records of restarts, steps and errors, which this adds to.
+      reporter: reporter of the job's state.
+      screen: screen that prints the processes' lines.
+      stopping: signals by which the user ends the job.
       stop_timeout: seconds that processes have to save and end.
     """
 
@@ -109,10 +109,10 @@ class Attempt:
         self._screen, self._stopping, self._stop_timeout = screen, stopping, stop_timeout
 
     def run(self, may_grow: Callable[[], bool]) -> Outcome:
-        """Watches the group to its end, at which no process is left.
+        """Watches the group until all of its processes have ended.
 
         Args:
-          may_grow: whether a larger group could be started now.
+          may_grow: function that returns whether a larger group could start now.
         """
         while True:
             ended = self._tick()
@@ -135,7 +135,7 @@ class Attempt:
                 return self._ended("grow")
 
     def _tick(self) -> list[Process]:
-        """Looks after the group once; returns the processes that have ended."""
+        """Handles what has happened in the group; returns the processes that have ended."""
         time.sleep(_TICK)
         ended = self._group.poll()
         while self._stopping.passed_on:
@@ -146,7 +146,7 @@ class Attempt:
         return ended
 
     def _failed(self) -> Outcome:
-        """Finds the cause, shows it before everything that followed from it, and ends the others."""
+        """Finds the cause of a failure, prints it before its consequences, and ends the other processes."""
         self._gather()
         first = first_failure(self._group.processes, self._group.failed)
         if first.exit_status is None:
@@ -164,7 +164,7 @@ class Attempt:
         return Outcome("failed", cause)
 
     def _gather(self) -> None:
-        """Waits a while for the process that failed first to be seen."""
+        """Waits a while, so that the process that failed first becomes visible."""
         began, group = time.monotonic(), self._group
         while group.running:
             passed = time.monotonic() - began
@@ -173,7 +173,7 @@ class Attempt:
             self._tick()
 
     def _ended(self, kind: Literal["stopped", "grow"]) -> Outcome:
-        """Lets the group save and end; its outcome is `kind`, unless it was done or fails meanwhile."""
+        """Lets the group save and end; the outcome is `kind`, unless the group finishes or fails meanwhile."""
         self._end_all()
         if self._group.is_done:
             return Outcome("done")
@@ -187,7 +187,7 @@ class Attempt:
         return Outcome(kind)
 
     def _end_all(self) -> None:
-        """Lets all save and end: first those that lead the group, which need the others to save."""
+        """Lets all processes save and end: first the ones that lead the group, which need the others to save."""
         late = self._end(self._group.leading, self._stop_timeout)
         for one in late:
             what = f"{one.task.name} (process {one.pid})"
@@ -195,12 +195,12 @@ class Attempt:
         self._end(self._group.serving, min(_SERVED, self._stop_timeout))
 
     def _end(self, processes: Sequence[Process], grace: float) -> list[Process]:
-        """Asks processes to end, and kills those that have not after `grace` seconds, or once the user is in a hurry.
+        """Asks processes to end; kills the rest after `grace` seconds, or once the user sends a second signal.
 
-        Heartbeats do not matter here: a process that saves may be busy for long.
+        Heartbeats are ignored here, since saving may keep a process busy for long.
 
         Returns:
-          Those that were too late.
+          The processes that had to be killed.
         """
         for one in processes:
             one.ask_to_end()
@@ -215,11 +215,11 @@ class Attempt:
         return late
 
 
-_KILLED = 128  # exit code of a shell for a signal, less the signal
+_KILLED = 128  # base of a shell's exit codes for signals
 
 
 class JobFailedError(PipelineError):
-    """The job has failed; the exit code is that of the process that failed first."""
+    """The job has failed; its exit code is that of the process that failed first."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -231,11 +231,11 @@ class Supervisor:
 
     Args:
       job: job to run.
-      pool: the slots of its workers.
-      records: restarts, steps and errors of each process.
-      reporter: shows and writes the job's state.
-      screen: prints the lines of the processes.
-      stopping: whether the user wants an end.
+      pool: slots of its workers.
+      records: records of each process's restarts, steps and errors.
+      reporter: reporter of the job's state.
+      screen: screen that prints the processes' lines.
+      stopping: signals by which the user ends the job.
     """
 
     def __init__(
@@ -251,18 +251,18 @@ class Supervisor:
         self._screen, self._stopping = screen, stopping
         self._back_off = BackOff(job.restarts.restart_delay)
         self._size = job.num_workers
-        self._restarts, self._saved = 0, records.saved  # restarts since the newest checkpoint, and its step
+        self._restarts, self._saved = 0, records.saved  # restarts since the newest checkpoint; its step
 
     def run(self, start: Callable[[Sequence[int]], Group], attempt: Callable[[Group], Attempt]) -> None:
         """Runs the job.
 
         Args:
-          start: starts a group with workers in the given slots.
-          attempt: watches it.
+          start: function that starts a group with workers in the given slots.
+          attempt: function that makes the `Attempt` to watch a group.
 
         Raises:
-          RerunError: it was stopped; the same command resumes.
-          JobFailedError: it failed, and was not worth another start.
+          RerunError: the job was stopped; the same command resumes it.
+          JobFailedError: the job failed and cannot be restarted.
         """
         while True:
             slots = self._pool.chosen(time.monotonic())
@@ -273,7 +273,7 @@ class Supervisor:
             try:
                 self._records.started(group)
                 self._reporter.set("starting")
-                outcome = attempt(group).run(lambda: self._may_grow(group))  # noqa: B023, it is used here alone
+                outcome = attempt(group).run(lambda: self._may_grow(group))  # noqa: B023, only called in this iteration
             finally:
                 group.close()
             if outcome.kind == "done":
@@ -287,7 +287,7 @@ class Supervisor:
         return self._job.elastic is not None and self._pool.can_grow(len(group.slots), now)
 
     def _go_on(self, outcome: Outcome) -> None:
-        """Waits for the next start; raises the job's error if there is none."""
+        """Waits until the next start; raises the job's error if there will be none."""
         if outcome.kind == "failed" and (cause := outcome.cause):
             if not cause.exit_status.is_restartable:
                 self._fail(cause, "")
@@ -299,7 +299,7 @@ class Supervisor:
         self._check_stopped()
 
     def _check_restarts(self, cause: Cause) -> None:
-        """Raises JobFailedError if the job may not start again. A new checkpoint forgives failures before it."""
+        """Raises JobFailedError if the job may not restart. A new checkpoint resets the count of restarts."""
         most, saved = self._job.restarts.max_restarts, self._records.saved
         if saved is not None and (self._saved is None or saved > self._saved):
             self._saved, self._restarts = saved, 0
@@ -318,7 +318,7 @@ class Supervisor:
             self._fail(cause, f"; too few workers are left for --elastic={least}:{most}")
 
     def _wait(self) -> None:
-        """Waits before a restart, shorter if there was progress."""
+        """Waits before a restart, for a shorter time after progress."""
         seconds = self._back_off.next(self._records.best)
         elastic = self._job.elastic
         number = (
@@ -333,7 +333,7 @@ class Supervisor:
             self._reporter.tick()
 
     def _check_stopped(self) -> None:
-        """Raises an error if the user wants an end."""
+        """Raises an error if the user has ended the job."""
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
             message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"

@@ -1,1 +1,1 @@
-"""Other schedulers: a module each, whose `render(job)` returns what is to be given to the scheduler, as text."""
+"""Other schedulers: a module each, whose `render(job)` returns the text to submit to the scheduler."""

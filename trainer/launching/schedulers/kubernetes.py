@@ -1,7 +1,7 @@
 """`--target=kubernetes`: a job as manifests for `kubectl apply`.
 
-A JobSet is a Job of indexed pods for each role, restarted together by the exit code. A TrainJob of Kubeflow Trainer 2
-wraps a JobSet in a runtime.
+A JobSet has a Job with indexed pods for each role; depending on the exit code, they restart together. A TrainJob of
+Kubeflow Trainer 2 wraps a JobSet in a runtime.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from trainer.launching.schedulers.kubernetes_flags import KubernetesFlags, Mount
 
 Manifest = dict[str, Any]
 
-_PORT = 2222  # of each process, in its own pod
-# The data or a flag is bad (of trainer.run), or there is no such command (a shell's codes, and 128, which containerd
-# gives where it cannot start one): it would fail again.
+_PORT = 2222  # of each process; pods have their own addresses
+# A restart would fail again: bad data or flags (trainer.run), or no such command (a shell's codes, and containerd's
+# 128).
 _FINAL_CODES = [1, 2, 126, 127, 128]
-_LONGEST_LABEL = 63  # characters, of names of pods and volumes
+_LONGEST_LABEL = 63  # characters in the name of a pod or volume
 _HEARTBEAT = "/tmp/stepfeed-heartbeat.json"
 _STARTING, _PROBED_EVERY = 900, 30  # seconds
 _INDEX = "TASK_INDEX"
 _INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _GPU = "nvidia.com/gpu"
 _PAGE = "page"
-_TRAINS = "worker"  # the role whose processes get GPUs
-_LONGEST_VARIABLE = (1 << 17) - 100  # bytes that Linux takes in a variable, less its name
-_SUFFIX = 6  # that Kubernetes appends: -x7k2p
+_TRAINS = "worker"  # role whose processes get GPUs
+_LONGEST_VARIABLE = (1 << 17) - 100  # most bytes of a variable in Linux, minus its name
+_SUFFIX = 6  # characters that Kubernetes appends: -x7k2p
 
 # JobSet
 _CONTAINER = "trainer"
-# What Kubernetes' Job controller calls a failure by podFailurePolicy.
+# Reason that Kubernetes' Job controller gives for a failure by podFailurePolicy.
 _BY_POLICY = "PodFailurePolicy"
-_FINAL, _EVICTED = 0, 1  # the rules of the jobs' policies
-_ALONE = "worker"  # the role whose processes restart one by one, where training is asynchronous
+_FINAL, _EVICTED = 0, 1  # rules of the jobs' failure policies
+_ALONE = "worker"  # role whose processes restart one at a time if training is asynchronous
 
 # TrainJob
 _TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 _RUNTIME = "TrainingRuntime"
-_NODE = "node"  # what Kubeflow Trainer expects as the name of the job and of the container
+_NODE = "node"  # name that Kubeflow Trainer expects of the job and its container
 _NODE_LABELS = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 def _check_no_variable_twice(launch: LaunchFlags, flags: KubernetesFlags) -> None:
-    """Raises UsageError if a variable is given a value and a secret."""
+    """Raises UsageError if a variable is given both a value and a secret."""
     for name in flags.secrets:
         if name in launch.processes.variables:
             raise UsageError(f"--secret_env: {name} is given by --env, too; leave one out")
@@ -70,7 +70,7 @@ def render(job: Job) -> str:
     """Returns the manifests as a stream of YAML documents.
 
     Raises:
-      UsageError: a flag is missing, or cannot work there.
+      UsageError: a flag is missing, or cannot be used with Kubernetes.
     """
     flags = _flags(job)
     _check(job, flags)
@@ -81,7 +81,7 @@ def render(job: Job) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Repeats what occurs twice, instead of aliases, and writes texts of several lines as they are."""
+    """Writes repeated values in full instead of as aliases, and multi-line texts as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -117,7 +117,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
 
 
 def _check_folders(job: Job, flags: KubernetesFlags) -> None:
-    """Checks that everything that pods read or write lies on a volume or at a URL: else they lack it, or lose it."""
+    """Checks that everything pods read or write is on a volume or at a URL; otherwise they would lack or lose it."""
     config = job.config
     for flag, path in meaning.given(config, "writes").items():
         mount = _mount_of(path, flags)
@@ -144,7 +144,7 @@ def _no_volume(flags: KubernetesFlags) -> str:
 
 
 def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:
-    """Returns the volume that a path lies on, the innermost of several; None: it lies on none."""
+    """Returns the innermost volume that contains a path; None if no volume does."""
     path = posixpath.normpath(path)
     found = [mount for mount in flags.mounts if path == mount.path or path.startswith(f"{mount.path}/")]
     return max(found, key=lambda mount: len(mount.path), default=None)
@@ -170,12 +170,12 @@ def _jobset(job: Job) -> list[Manifest]:
 
 
 def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]) -> Manifest:
-    """Returns the specification of a JobSet.
+    """Returns the spec of a JobSet.
 
     Args:
-      job: what it runs.
-      replicated_jobs: one for each role.
-      jobs: what they are called, by role.
+      job: job to run.
+      replicated_jobs: replicated jobs, one per role.
+      jobs: names of the replicated jobs, by role.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
     ttl = _flags(job).ttl
@@ -185,7 +185,7 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
         **chief,
         "failurePolicy": {
             "maxRestarts": job.restarts.max_restarts,
-            "restartStrategy": "BlockingRecreate",  # the last pods have saved and are gone before new ones start
+            "restartStrategy": "BlockingRecreate",  # the old pods have saved and ended before new ones start
             "rules": [
                 _rule("badDataOrFlag", "FailJobSet", _FINAL),
                 _rule("evicted", "RestartJobSetAndIgnoreMaxRestarts", _EVICTED),
@@ -196,7 +196,7 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
 
 
 def _rule(name: str, action: str, index: int) -> Manifest:
-    """Returns what follows when a job failed by a rule of its policy; the failure's message ends with the index."""
+    """Returns the action after a job failed by a rule of its policy; the failure's message ends with the index."""
     return {
         "name": name,
         "action": action,
@@ -206,11 +206,11 @@ def _rule(name: str, action: str, index: int) -> Manifest:
 
 
 def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Manifest:
-    """Returns the pods of a role. A pod that fails restarts the whole JobSet; an asynchronous worker restarts alone."""
+    """Returns a role's pods. A failed pod restarts the whole JobSet; an asynchronous worker restarts alone."""
     count = job.roles[role]
     alone = job.strategy == PARAMETER_SERVER and role == _ALONE
     codes = {"containerName": container["name"], "operator": "In", "values": _FINAL_CODES}
-    # An eviction is not counted as a restart: the pod is replaced alone, or the whole JobSet starts again.
+    # An eviction does not count as a restart: the pod alone is replaced, or the whole JobSet restarts.
     evicted = {
         "action": "Ignore" if alone else "FailJob",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -223,7 +223,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
                 "completionMode": "Indexed",
                 "completions": count,
                 "parallelism": count,
-                # A worker without restarts left is lost, and the others continue.
+                # A worker that has no restarts left is lost, and the others continue.
                 **({"backoffLimitPerIndex": job.restarts.max_restarts} if alone else {"backoffLimit": 0}),
                 "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
                 "template": {"spec": {"restartPolicy": "Never", **_pod_spec(job, container)}},
@@ -245,7 +245,7 @@ def _trainjob(job: Job) -> list[Manifest]:
     """Returns the manifests of the runtime and of the job."""
     main = next(iter(job.roles))
     jobs = {role: _NODE if role == main else role for role in job.roles}
-    # Of the main role's container, the trainer below gives command and variables.
+    # The `trainer` section below has the command and variables of the main role's container.
     node = _replicated_job(job, main, _NODE, _container(job, main, _NODE))
     node["template"] = {"metadata": {"labels": _NODE_LABELS}, **node["template"]}
     replicated = [node, *(_role_job(job, role, jobs) for role in job.roles if role != main)]
@@ -281,7 +281,7 @@ def _flags(job: Job) -> KubernetesFlags:
 
 
 def _metadata(job: Job) -> Manifest:
-    """Returns name and namespace."""
+    """Returns the name and namespace."""
     flags = _flags(job)
     space = {"namespace": flags.namespace} if flags.namespace else {}
     return {"name": job.launch.processes.job_name, **space}
@@ -293,24 +293,24 @@ def _port(job: Job) -> int:
 
 
 def escaped(text: str) -> str:
-    """Returns a form of `text` that Kubernetes turns into it: it replaces `$$` by `$`, and `$(NAME)` by a value."""
+    """Returns `text` escaped for Kubernetes, which replaces `$$` by `$` and `$(NAME)` by a value."""
     return text.replace("$", "$$")
 
 
 def _command(job: Job) -> list[str]:
-    """Returns what a container runs."""
+    """Returns the command of a container."""
     return list(map(escaped, job.command))
 
 
 def _environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
-    """Returns the variables of a role's pods: TF_CONFIG, from the stable names of JobSet and the pod's own index.
+    """Returns the variables of a role's pods: TF_CONFIG, built from JobSet's stable names and the pod's own index.
 
     Args:
-      job: the job that the pods belong to.
+      job: job that the pods belong to.
       role: role of the pods.
-      jobs: what each role's replicated job is called in the JobSet.
+      jobs: names of the roles' replicated jobs in the JobSet.
     """
-    if sum(job.roles.values()) == 1:  # any strategy, which would ask why there is a cluster
+    if sum(job.roles.values()) == 1:  # without TF_CONFIG: a strategy for one process rejects a cluster
         return _variables(job)
     name = job.launch.processes.job_name
     cluster = {
@@ -320,17 +320,17 @@ def _environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]
     task = f'{{"type": "{role}", "index": $({_INDEX})}}'
     return [
         *_variables(job),
-        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_PATH}}},  # first: TF_CONFIG refers to it
+        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_PATH}}},  # first, since TF_CONFIG refers to it
         {"name": VARIABLE, "value": f'{{"cluster": {json.dumps(cluster)}, "task": {task}}}'},
     ]
 
 
 def _variables(job: Job) -> list[Manifest]:
-    """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
+    """Returns the variables of all processes: the launcher's own, --env and --secret_env."""
     return [
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
-        # The same in each pod that is made of this manifest, however often.
+        # The same in all pods made from this manifest, however often it is applied.
         *([{"name": fresh.VARIABLE, "value": secrets.token_hex(8)}] if job.config.run.fresh else []),
         *_given_variables(job),
     ]
@@ -348,10 +348,10 @@ def _given_variables(job: Job) -> list[Manifest]:
 
 
 def _probes(job: Job) -> Manifest:
-    """Returns the probes that have a process killed which gives no sign of life.
+    """Returns the probes that kill a process without a sign of life.
 
-    A beat may be late by the time that the one before it announced, as when a library holds the interpreter's lock.
-    Until the first beat, Python has time to start.
+    A heartbeat may be late by the time that the previous one announced, as when a library holds the interpreter lock.
+    The startup probe gives Python time to start.
     """
     code = f"import json, time; beat = json.load(open({_HEARTBEAT!r}))"
     program = ["python", "-I", "-S", "-c"]
@@ -369,7 +369,7 @@ def _probes(job: Job) -> Manifest:
 
 
 def _resources(job: Job, role: str) -> Manifest:
-    """Returns what each process of a role gets: as much as it asks for, and no more. Only workers get GPUs."""
+    """Returns the resources of each process of a role, with requests equal to limits. Only workers get GPUs."""
     flags = job.launch.processes
     memory = None
     if size := flags.memory_of:
@@ -382,7 +382,7 @@ def _resources(job: Job, role: str) -> Manifest:
 
 
 def _container(job: Job, role: str, name: str) -> Manifest:
-    """Returns the container of a pod, without command and environment."""
+    """Returns a pod's container, without its command and environment."""
     mounts = _mounts(job)
     found: Manifest = {"name": name, "image": _flags(job).image, **_probes(job)}
     if sum(job.roles.values()) > 1:
@@ -409,8 +409,8 @@ def _mounts(job: Job, reads_only: bool = False) -> list[Manifest]:
 def _page(job: Job) -> Manifest:
     """Returns the Deployment of the job's page (--page).
 
-    It is not part of the job, which its failure thus cannot touch, and stays when the job has ended. Others in the
-    cluster reach it, so that the page asks for a token: its log has it, or --secret_env gives it.
+    It is not part of the job, so that its failure does not affect the job, and it stays after the job has ended. Others
+    in the cluster can reach it, so the page asks for a token, which is in its log or given by --secret_env.
     """
     listens = job.launch.job.page or PAGE_PORT
     own = _metadata(job)
@@ -437,7 +437,7 @@ def _page(job: Job) -> Manifest:
 
 
 def _pod_spec(job: Job, container: Manifest) -> Manifest:
-    """Returns the specification of a pod with this container."""
+    """Returns the spec of a pod with this container."""
     flags = _flags(job)
     volumes = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
@@ -451,8 +451,8 @@ def _pod_spec(job: Job, container: Manifest) -> Manifest:
         "securityContext": _security(flags.user),
     }
     return {
-        "terminationGracePeriodSeconds": math.ceil(job.restarts.stop_timeout),  # SIGTERM saves
-        "shareProcessNamespace": True,  # process 1 of a container gets no SIGTERM until it handles it
+        "terminationGracePeriodSeconds": math.ceil(job.restarts.stop_timeout),  # SIGTERM makes it save
+        "shareProcessNamespace": True,  # as process 1, a program receives no SIGTERM before it handles it
         **{name: value for name, value in given.items() if value},
         "containers": [container],
         **({"volumes": volumes} if volumes else {}),
@@ -460,7 +460,7 @@ def _pod_spec(job: Job, container: Manifest) -> Manifest:
 
 
 def _volume_names(job: Job) -> dict[str, str]:
-    """Returns the name of each claim's volume: the claim's own, unless one is too long for a volume or has dots."""
+    """Returns a volume name for each claim: the claim's own, unless one is too long for a volume or contains dots."""
     claims = list(dict.fromkeys(mount.claim for mount in _flags(job).mounts))
     if all(len(claim) <= _LONGEST_LABEL and "." not in claim for claim in claims):
         return {claim: claim for claim in claims}
@@ -473,6 +473,6 @@ def _security(user: tuple[int, int] | None) -> Manifest:
     return {
         "runAsUser": user[0],
         "runAsGroup": user[1],
-        "fsGroup": user[1],  # which volumes are given to
+        "fsGroup": user[1],  # group that owns the volumes
         **({"runAsNonRoot": True} if user[0] else {}),
     }

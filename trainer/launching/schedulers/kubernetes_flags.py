@@ -11,24 +11,24 @@ from pipeline.errors import UsageError
 from trainer.launching.flags import MOST_NUMBER, check_variable, pairs
 
 KINDS = ("jobset", "trainjob")
-# Names as Kubernetes checks them (apimachinery/pkg/util/validation).
+# Names as Kubernetes validates them (apimachinery/pkg/util/validation).
 _NAMESPACE = re.compile(r"(?=.{1,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SECRET_KEY = re.compile(r"(?!\.\.?$)[-._a-zA-Z0-9]{1,253}")
 _LABEL_NAME = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-# An image as registries name it (github.com/distribution/reference).
+# The name of an image (github.com/distribution/reference).
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::\d+)?"
 _IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _LONGEST_IMAGE = 255
-_OBJECT = {"is_object": True}  # meaning: it names an object of the cluster
+_OBJECT = {"is_object": True}  # metadata: the flag names an object of the cluster
 
 
 @dataclasses.dataclass(frozen=True)
 class Mount:
-    """A claim of storage in a cluster, and where pods see it."""
+    """A volume claim in a cluster, and its mount path in pods."""
 
     claim: str
     path: str
@@ -89,7 +89,7 @@ class KubernetesFlags:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """The claims of --volume."""
+        """The volumes of --volume."""
         mounts = tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
         paths = [mount.path for mount in mounts]
         for path in paths:
@@ -99,7 +99,7 @@ class KubernetesFlags:
 
     @property
     def secrets(self) -> dict[str, tuple[str, str]]:
-        """Secret and key of --secret_env by the names of variables."""
+        """The secret and key of each variable of --secret_env."""
         found = {}
         form = "NAME=SECRET:KEY, such as AWS_SECRET_ACCESS_KEY=store:key"
         for name, value in pairs("secret_env", self.secret_env, form, check_variable).items():
@@ -120,12 +120,12 @@ class KubernetesFlags:
 
     @property
     def tolerations(self) -> list[dict[str, str]]:
-        """The taints of --toleration, as a pod has them."""
+        """The tolerations of --toleration, as in a pod's spec."""
         return [_toleration(text) for text in self.toleration or ()]
 
     @property
     def user(self) -> tuple[int, int] | None:
-        """User and group of --run_as; without a group, the one of the user's number."""
+        """The user and group of --run_as; without a group, the group id equals the user id."""
         if self.run_as is None:
             return None
         user, colon, group = self.run_as.partition(":")

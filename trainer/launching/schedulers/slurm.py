@@ -15,23 +15,23 @@ from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.flags import SCHEDULERS, LaunchFlags, check_local_only
 from trainer.launching.job import Job
 
-# Why the script is as it is, from Slurm's sources and manuals:
+# The reasons for the script's design, from Slurm's sources and manuals:
 # - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
-# - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
-# - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
-# - srun returns 127 where a command is not found, as `wait` does for a child that was waited for already.
-# - --kill-on-bad-exit would kill tasks that save, and after a 75, too. A task that fails for good has scancel ask the
-#   others to save and end instead, as the launcher does here; once: a second SIGTERM ends a task without saving.
-# - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
-#   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
-# - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
-_SCRIPT = "slurm.sh"  # with @NAMES@ for what differs between jobs
+# - The warning is SIGUSR1, and goes only to this script: scancel and preemption send SIGTERM, which should end the job.
+# - srun returns the highest exit code of all tasks: one task's 1 or 2 would be lost among the 75 of the others.
+# - srun returns 127 if a command is not found, as `wait` does for a child that was already waited for.
+# - --kill-on-bad-exit would kill tasks while they save, and after a 75, too. So after a final failure scancel asks the
+#   others to save and end, as the local launcher does; once, since a second SIGTERM ends a task without saving.
+# - scontrol requeue keeps the job id, so the restarts are counted in a file named after it, which also has the newest
+#   checkpoint at that time: a newer one resets the count. The file exists only after the first step.
+# - Task 0, the chief, runs on this script's node; its heartbeat tells whether it has made a step.
+_SCRIPT = "slurm.sh"  # template with @NAMES@ for what differs between jobs
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
-_MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
+_MOST_WARNING = 65535  # most seconds in sbatch's --signal
 _MOST_PORT = 65535
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 _NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
-# What options of sbatch the script sets itself, by their long and short names, and the flag that sets them.
+# Options of sbatch that the script sets itself, by long and short name, with our flag for each.
 _SET_HERE = {
     **dict.fromkeys(("--job-name", "-J"), "--name"),
     **dict.fromkeys(("--nodes", "-N", "--ntasks", "-n"), "--num_workers, --num_ps and --tasks_per_node"),
@@ -100,7 +100,7 @@ class SlurmFlags:
 
     @property
     def limit_seconds(self) -> float | None:
-        """Seconds of --time_limit, as Slurm reads it: a lone number is minutes, after days it is hours."""
+        """The seconds of --time_limit, as Slurm reads it: a single number is minutes, after days it is hours."""
         match = _TIME.fullmatch(self.time_limit or "")
         if not match:
             return None
@@ -113,7 +113,7 @@ class SlurmFlags:
 
 
 def _check_only_here(launch: LaunchFlags, flags: SlurmFlags) -> None:
-    """Raises UsageError where a flag was given that this target does not know."""
+    """Raises UsageError if a flag is given that this target does not support."""
     del flags
     if launch.job.page is not None:
         raise UsageError(
@@ -128,7 +128,7 @@ def render(job: Job) -> str:
     """Returns the script.
 
     Raises:
-      UsageError: a flag is missing, or cannot work there.
+      UsageError: a flag is missing, or cannot be used with Slurm.
     """
     flags: SlurmFlags = job.launch.own
     _check(job, flags)
@@ -139,7 +139,7 @@ def render(job: Job) -> str:
         "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
         "VARIABLES": "\n".join(
             [f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()]
-            # The same after a requeue; another one where the script is submitted again.
+            # The same after a requeue, but another one if the script is submitted again.
             + ([f'export {fresh.VARIABLE}="$SLURM_JOB_ID"'] if job.config.run.fresh else [])
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
@@ -165,7 +165,7 @@ def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str
         "nodes": tasks // per_node,
         "ntasks-per-node": per_node,
         "cpus-per-task": processes.cpus,
-        "mem": f"{memory.amount * per_node}{memory.unit}" if memory else None,  # all of Slurm's units are by 1024
+        "mem": f"{memory.amount * per_node}{memory.unit}" if memory else None,  # Slurm's units are powers of 1024
         "gpus-per-task": job.launch.job.gpus_per_worker or None,
         "time": flags.time_limit,
         "partition": flags.partition,
@@ -179,7 +179,7 @@ def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str
 
 
 def _setup(line: str) -> str:
-    """Returns the lines that prepare the job, and end it if they fail; not in braces, so that `set -e` works."""
+    """Returns the lines that prepare the job, and end it on failure; not in braces, so that `set -e` works."""
     failed = 'echo "--setup failed with code $code; the job is not requeued" >&2; exit "$code"'
     return f'{line}\ncode=$?\nif [ "$code" -ne 0 ]; then {failed}; fi'
 
@@ -189,7 +189,7 @@ def _srun_options(job: Job, tasks: int, per_node: int) -> str:
     return " ".join(
         [
             f"--ntasks={tasks} --ntasks-per-node={per_node} --distribution=block",
-            *([f"--cpus-per-task={cpus}"] if cpus else []),  # which srun does not take from sbatch
+            *([f"--cpus-per-task={cpus}"] if cpus else []),  # srun does not inherit it from sbatch
             "--kill-on-bad-exit=0 --wait=0",
         ]
     )
@@ -199,7 +199,7 @@ def _check(job: Job, flags: SlurmFlags) -> None:
     tasks, per_node = sum(job.roles.values()), flags.tasks_per_node or 1
     for option in flags.options:
         name = re.split(r"[=\s]", option, maxsplit=1)[0]
-        name = name if name.startswith("--") else name[:2]  # -N4 is -N 4
+        name = name if name.startswith("--") else name[:2]  # -N4 means -N 4
         if name in _SET_HERE:
             raise UsageError(f"--sbatch: {option!r}: the launcher sets {name} itself; give {_SET_HERE[name]}")
     port = job.launch.processes.port
