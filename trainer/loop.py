@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
+from trainer.config.phases import NO_PHASES, Phases
 from trainer.config.steps import Period
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def train(
     actions: Sequence[Action],
     agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
     watch: Callable[[Progress], None] | None = None,
+    phases: Phases = NO_PHASES,
 ) -> bool:
     """Trains from start_step to last_step, or until told to stop. The first inner loop is one update.
 
@@ -179,16 +181,19 @@ def train(
       agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
         returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
       watch: called after every inner loop, before the actions.
+      phases: of the training; an inner loop ends where one does, and the next is one update.
 
     Returns whether `agree` stopped it.
 
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
     """
-    updates, clocks, by_clock = _Updates(inner_loop, start_step), Clocks(actions), set[int]()
+    updates, clocks, by_clock = _Updates(inner_loop, start_step, phases), Clocks(actions), set[int]()
     while (step := updates.step) < last_step:
         most = steps_per_loop if updates.progress else 1
-        end = int(min(step + most, last_step, *(action.next_after(step) for action in actions)))
+        end = int(
+            min(step + most, last_step, phases.next_after(step), *(action.next_after(step) for action in actions))
+        )
         due = [i for i, action in enumerate(actions) if action.is_due(end) or i in by_clock]
         progress = updates.run(end, _NO_SUMMARIES.union(*(actions[i].needs for i in due)))
         if watch:
@@ -210,10 +215,10 @@ class _Updates:
       progress: None before the first update.
     """
 
-    def __init__(self, inner_loop: InnerLoop, start_step: int) -> None:
-        self._inner_loop, self.step = inner_loop, start_step
+    def __init__(self, inner_loop: InnerLoop, start_step: int, phases: Phases) -> None:
+        self._inner_loop, self.step, self._phases = inner_loop, start_step, phases
         self.progress: Progress | None = None
-        self._compiled: set[frozenset[str]] = set()
+        self._compiled: set[tuple[int, frozenset[str]]] = set()  # phases, and what their updates also compute
 
     def run(self, end: int, summaries: frozenset[str]) -> Progress:
         """Runs the updates up to a step.
@@ -221,7 +226,8 @@ class _Updates:
         The last update computes the summaries. It runs by itself, so that the loop of the others does not pay for them.
         """
         plain = end - 1 if summaries else end
-        if _NO_SUMMARIES not in self._compiled:  # by itself, so that its time is known
+        phase = self._phases.number_at(self.step)
+        if (phase, _NO_SUMMARIES) not in self._compiled:  # by itself, so that its time is known
             self._run(min(self.step + 1, plain), _NO_SUMMARIES)
         self._run(plain, _NO_SUMMARIES)
         self._run(end, summaries)
@@ -231,7 +237,7 @@ class _Updates:
     def _run(self, end: int, summaries: frozenset[str]) -> None:
         if end == self.step:
             return
-        steps, is_first = end - self.step, summaries not in self._compiled
+        steps, compiled = end - self.step, (self._phases.number_at(self.step), summaries)
         began = time.perf_counter()
         result = self._inner_loop(steps, summaries)
         reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
@@ -244,10 +250,10 @@ class _Updates:
         if reached != end:
             raise PipelineError(f"the inner loop ended at step {reached} instead of {end}")
         before, compiling = (self.progress.spent, self.progress.compiling) if self.progress else (Spent(), Spent())
-        compiling = compiling.plus(spent) if is_first else compiling
+        compiling = compiling if compiled in self._compiled else compiling.plus(spent)
         self.progress = Progress(end, values, before.plus(spent), compiling, result)
         self.step = end
-        self._compiled.add(summaries)
+        self._compiled.add(compiled)
 
 
 def made_again(make: Callable[[], InnerLoop], leave: Callable[[Exception], bool]) -> InnerLoop:

@@ -27,6 +27,7 @@ from pipeline.resolved import (
 from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
 from trainer.config.model import defaults_of
+from trainer.config.phases import NO_PHASES, Phases
 
 if TYPE_CHECKING:
     from trainer.task import Task
@@ -48,6 +49,7 @@ class Plan:
       evaluation: {name: request for one pass over the split of a source}; empty: the config asks for no evaluation.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
       notes: lines for the user, such as which data are read several times or not evaluated.
+      phases: what is frozen, and how fast the rest learns.
     """
 
     training: ResolvedInput
@@ -55,6 +57,7 @@ class Plan:
     evaluation: dict[str, ResolvedRequest]
     may_skip: int
     notes: tuple[str, ...] = ()
+    phases: Phases = NO_PHASES
 
 
 def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) -> Plan:
@@ -89,7 +92,9 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
         found = any(_EVAL_SPLIT in part.manifest.splits for part in evaluation.values())
         why = f"{_EVAL_SPLIT!r} has no labels" if found else f"there is no {_EVAL_SPLIT!r}"
         notes.insert(0, f"evaluates on the split {split!r}, as {why} (--eval_split)")
-    return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))
+    in_epoch, last_step = training.steps_per_epoch, config.last_step(training.steps_per_epoch)
+    phases = Phases.of(config.optimizer.phases, in_epoch, last_step, training.spec.skip_steps)
+    return Plan(training, last_step, evaluation, may_skip, tuple(notes), phases)
 
 
 def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, Plan]:

@@ -168,8 +168,8 @@ class Replay:
         place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
         config, plan = self.config, self.plan = plans.settled(config, plan, place)
         data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
-        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step)
-        self.state = state.build(config, data, self.strategy, task, schedule)
+        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
+        self.state = state.build(config, data, self.strategy, task, schedule, plan.phases)
         self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
         say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
         # As a worker that is not the chief: it writes nothing.
@@ -202,8 +202,11 @@ class Replay:
 
         stored = reader.read(files.path_of(self._folder, step)).content
         order = self.plan.training.spec.differences(stored["order"], step)
-        flags = changed_flags(stored["config"], self.config)
-        return [*flags, *(f"{name} was {was}, is {now}" for name, (now, was) in order.items())]
+        others = [f"{name} was {was}, is {now}" for name, (now, was) in order.items()]
+        past, later = self.plan.phases.changes(stored, step)
+        if later and self.config.optimizer.ends and self.plan.phases.ends_otherwise(stored, step):
+            past = later
+        return [*changed_flags(stored["config"], self.config), *([past] if past else []), *others]
 
     def is_skipped(self, step: int) -> bool:
         """Whether --skip_steps leaves a step out."""
@@ -233,7 +236,8 @@ class Replay:
             return
         iterator, most = self._input(self.step), self.config.steps.steps_per_loop
         while (left := stop - self.step) > 0:
-            _check_finite(self.stepper.run(iterator, min(left, most)))
+            ahead = self.plan.phases.next_after(self.step) - self.step
+            _check_finite(self.stepper.run(iterator, int(min(left, most, ahead))))
 
     def norms(self, stop: int) -> dict[int, float]:
         """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
@@ -499,6 +503,7 @@ class _Shown:
             f"step {step}, whose update the trainer's lines call step {step + 1}; epoch {epoch}, its step {at} of "
             f"{training.steps_per_epoch}",
             f"replayed {count_of(step - self.replay.first, 'step')} from {self.replay.origin}; {self.replay.where}",
+            *self._phase(),
             ", ".join(f"{name} {_short(value)}" for name, value in self.values.items()),
             f"gradient norm {self.norm:.4g}{self._beside()}",
             f"{count} of {count_of(len(self.rows), 'row')} {'stand' if count != 1 else 'stands'} out (*): loss above "
@@ -511,6 +516,10 @@ class _Shown:
                 else []
             ),
         ]
+
+    def _phase(self) -> list[str]:
+        phases = self.replay.plan.phases
+        return [phases.at(self.step)] if phases.are_given else []
 
     def _beside(self) -> str:
         if not self.norms:
@@ -539,6 +548,7 @@ class _Shown:
             **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
             **{"from": self.replay.origin, "from_step": self.replay.first},
             "replicas": self.replay.strategy.num_replicas_in_sync,
+            **({"phase": self._phase()[0]} if self._phase() else {}),
             "values": {name: _number(value) for name, value in self.values.items()},
             "norm": _number(self.norm),
             "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},

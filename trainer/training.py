@@ -29,7 +29,7 @@ from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar, RunSummary
+from trainer.callbacks.progress import EpochLine, LogLine, PhaseLine, ProgressBar, RunSummary
 from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
@@ -174,8 +174,8 @@ class Run(abc.ABC):
         config, plan = self.config, self.plan = plans.settled(self.config, self.plan, place)
         self.callbacks.phase("building the model")
         data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
-        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step)
-        self.state = state.build(config, data, self.strategy, task, schedule)
+        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
+        self.state = state.build(config, data, self.strategy, task, schedule, plan.phases)
         self.task = self.state.task
         self.build_step()
 
@@ -231,11 +231,20 @@ class Run(abc.ABC):
             *self.observers,
             LogLine(period("log"), rows, output, skips),
             self.epoch_line if config.steps.logs_epochs else None,
-            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics, self.own_scalars, skips),
+            TrainScalars(
+                period("summary"),
+                rows,
+                self.state.rate,
+                self.callbacks.on_metrics,
+                self.own_scalars,
+                skips,
+                plan.phases,
+            ),
             TensorBoard(config, in_epoch, start, is_chief, self.shown, self.read_histograms),
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,
             self.evaluations,
+            PhaseLine(self.state, output, self.callbacks),
             _Saver(period("checkpoint"), self._save, self._save_now, lambda: self.interrupt.saves),
             Profiler(config.output.profiled, folder.logs, is_chief),
         ]
@@ -455,7 +464,14 @@ class AllReduceRun(Run):
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop
         answer = Action(0, self._answer)
         return loop.train(
-            inner_loop, start, last_step, steps_per_loop, [answer, *actions], self._agree, self.callbacks.on_loop
+            inner_loop,
+            start,
+            last_step,
+            steps_per_loop,
+            [answer, *actions],
+            self._agree,
+            self.callbacks.on_loop,
+            self.plan.phases,
         )
 
     def batches(self, request: Request, prefetch: int | None = None) -> Any:

@@ -186,7 +186,7 @@ def _show_run(config: InspectConfig) -> None:
     if config.key is not None:
         _show_key(config, resolved, replicas)
     else:
-        _show_step(config, resolved, replicas)
+        _show_step(config, resolved, replicas, flags)
 
 
 def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
@@ -210,7 +210,7 @@ def _as_they_are(records: Any) -> Any:
     return records
 
 
-def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> None:
+def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int, flags: Mapping[str, Any]) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
@@ -220,13 +220,16 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) ->
     names = resolved.first.class_names
     epoch, step_of_epoch = divmod(config.step, in_epoch)
     title = f"step {config.step}: epoch {epoch}, its step {step_of_epoch} of {in_epoch}"
+    phase = steps.phase_of(flags, config.step, in_epoch)
     if config.json:
         shown: dict[str, Any] = {"step": config.step, "epoch": epoch, "step_of_epoch": step_of_epoch}
         shown |= {"steps_per_epoch": in_epoch, "replicas": replicas, "order": resolved.spec.digest}
+        shown |= {"phase": phase} if phase else {}
         print(json.dumps({**shown, "rows": [step_rows.json_of(row, names) for row in rows]}))
     else:
         real = sum(row.weight > 0 for row in rows)
-        print(f"{title}; {count_of(real, 'real row')} of {len(rows)}, {count_of(replicas, 'replica')}", "", sep="\n")
+        print(f"{title}; {count_of(real, 'real row')} of {len(rows)}, {count_of(replicas, 'replica')}")
+        print(*([phase] if phase else []), "", sep="\n")
         print(*table([step_rows.cells_of(row, resolved) for row in rows], left=("key", "label", "shard")), sep="\n")
         for problem in dict.fromkeys(row.problem for row in rows if row.problem):
             alike = [str(row.row) for row in rows if row.problem == problem]

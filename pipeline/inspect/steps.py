@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import segments
 from pipeline.errors import UsageError
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
@@ -31,6 +33,25 @@ def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
     found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
+
+
+def phase_of(flags: Mapping[str, Any], step: int, steps_per_epoch: int) -> str | None:
+    """Returns the phase of a step of a run in words, `phase 2 of 3, from 10 epochs: ...`; None: it has none.
+
+    What a phase does not give is as in the one before.
+
+    Args:
+      flags: of the run, by name.
+      step: global step.
+      steps_per_epoch: T.
+    """
+    found, held = segments.parse(flags.get("phases") or ""), dict[str, str]()
+    if not found:
+        return None
+    number = bisect.bisect_right([one.first_step(steps_per_epoch, "--phases") for one in found], step)
+    for one in found[:number]:
+        held |= {part.partition("=")[0]: part for part in one.parts}
+    return f"phase {number} of {len(found)}, from {found[number - 1].start}: {', '.join(held.values())}"
 
 
 class Fed(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 import os
@@ -11,8 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline import segments
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
+from pipeline.segments import Segment
 
 Sources = Sequence[tuple[PathLike, float] | tuple[PathLike, float, Mapping[str, Any]]]
 VIEWS = ("classes", "where", "limit", "balance", "weigh")  # options that a source may have of its own
@@ -172,11 +173,11 @@ def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in VIEWS:
         parts = [f"{new}: {old.options[name]}" for old, new in zip(each, after, strict=True) if name in old.options]
         found |= {name: "; ".join(parts)} if parts else {}
-    segments = [
+    texts = [
         f"{step}:{','.join(f'{new}={weight!r}' for new, (_, weight) in zip(after, weights, strict=True))}"
         for step, weights in in_order_of(schedule_of(flags.get("mixture_schedule") or ""), before)
     ]
-    return {**found, "mixture_schedule": ";".join(segments) or None}
+    return {**found, "mixture_schedule": ";".join(texts) or None}
 
 
 def _names_of(source: Source) -> tuple[str, str]:
@@ -219,7 +220,7 @@ def schedule_of(given: Any) -> Weights:
       UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is below 0.
     """
     try:
-        pairs = [_segment(part, given) for part in given.split(";") if part] if isinstance(given, str) else given or ()
+        pairs = [_weights(one, given) for one in segments.parse(given)] if isinstance(given, str) else given or ()
         named = [(operator.index(step), dict(weights).items()) for step, weights in pairs]
         found = tuple(
             (step, tuple((os.fspath(source), _number(source, weight, may_be_zero=True)) for source, weight in weights))
@@ -232,9 +233,7 @@ def schedule_of(given: Any) -> Weights:
             f"schedule={given!r}: must be pairs of a first step and the sources' weights, such as "
             "[(0, {'a': 0.9, 'b': 0.1}), (10000, {'a': 0.5, 'b': 0.5})]"
         ) from None
-    steps = [step for step, _ in found]
-    if steps and (steps[0] or steps[-1] >= 1 << 62 or any(b <= a for a, b in itertools.pairwise(steps))):
-        raise UsageError(f"schedule: its first steps are {steps}; they must begin with 0, increase, and be below 2^62")
+    segments.check_starts([step for step, _ in found], "schedule")
     return found
 
 
@@ -282,9 +281,8 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
     return tuple(found)
 
 
-def _segment(text: str, given: str) -> tuple[int, list[tuple[PathLike, float]]]:
-    step, _, weights = text.strip().partition(":")
-    parts = [_weighted(part.strip(), "schedule", given) for part in weights.split(",")]
+def _weights(segment: Segment, given: str) -> tuple[int, list[tuple[PathLike, float]]]:
+    parts = [_weighted(part, "schedule", given) for part in segment.parts]
     if len(dict(parts)) < len(parts):
-        raise UsageError(f"schedule={given}: step {step} names a source twice")
-    return int(step), parts
+        raise UsageError(f"schedule={given}: step {segment.start} names a source twice")
+    return int(segment.start), parts

@@ -129,6 +129,7 @@ SEEN: dict[str, dict[str, str]] = {
         "weight_decay": "unit/trainer/step/test_optimizers.py::test_adamw_decays_by_the_flag_alone",
         "clip_norm": "unit/trainer/step/test_train_step.py::test_the_norm_of_all_gradients_is_clipped_after_they_are_summed",
         "ema": "unit/trainer/step/test_train_step.py::test_the_average_of_the_weights_has_the_classic_warm_up",
+        "phases": "integration/test_phases.py::test_what_is_frozen_stays_to_the_bit",
         "global_batch_size": "unit/trainer/test_plan.py::test_numbers",
         "virtual_replicas": (
             "unit/trainer/step/test_virtual_replicas.py::"

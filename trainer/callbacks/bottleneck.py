@@ -214,7 +214,8 @@ class Bottleneck(Callback):
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.
             sent = tf.int64 if self._config.order.virtual_replicas else tf.float32
-            variables = self.stepper.state.model.trainable_variables
+            trainable = self.stepper.state.model.trainable_variables
+            variables = [trainable[index] for index in self.stepper.current.gradients.trained.weights]
             exchange = exchange_seconds(self.stepper.strategy, variables, sent)
         if self.batch is not None:
             constant = self._constant_seconds()
@@ -223,11 +224,12 @@ class Bottleneck(Callback):
     def _constant_seconds(self) -> float:
         """Returns the seconds of an update on the constant batch. Changes the weights, which are no longer used."""
         steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
-        int(self.stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # to trace and compile it
-        first, began = self.stepper.state.step, time.perf_counter()
+        stepper = self.stepper.current
+        int(stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # to trace and compile it
+        first, began = stepper.state.step, time.perf_counter()
         for begin in range(0, steps, steps_per_loop):
-            int(self.stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
-        return (time.perf_counter() - began) / max(1, self.stepper.state.step - first)
+            int(stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
+        return (time.perf_counter() - began) / max(1, stepper.state.step - first)
 
     def _why_not(self) -> str | None:
         """Returns why the speed of the run cannot be explained; None if it can."""

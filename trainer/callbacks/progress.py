@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tqdm
 
+from pipeline.commands.text import count_of
 from pipeline.read.shard_cache import cache_counts
-from trainer.callbacks.base import Callback
+from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.config import TrainConfig
@@ -62,6 +64,8 @@ class RunSummary:
         for note in self._plan.notes:
             line(f"note: {note}")
         if step < last:
+            if self._state.phases.are_given:
+                line(phase_text(self._state))
             if note := epoch_note(step, steps, epoch_steps):
                 line(f"note: {note}")
             line(f"checkpoints: {config.steps.when_saved}")
@@ -118,6 +122,35 @@ _MOST_METRICS = 2  # on the bar
 _BESIDE = 11  # columns for the percentage and the shortest bar
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
+
+
+class PhaseLine(Callback):
+    """Prints a line where a phase of the training begins, and tells that its step is compiled next.
+
+    Args:
+      state: state that is trained.
+      output: prints the line.
+      callbacks: those of the run.
+    """
+
+    def __init__(self, state: TrainState, output: Output, callbacks: Callbacks) -> None:
+        self._state, self._output, self._callbacks = state, output, callbacks
+
+    def actions(self) -> list[Action]:
+        return [Action(0, self.print, at=tuple(self._state.phases.starts[1:]))]
+
+    def print(self, progress: Progress) -> None:
+        """Prints the line of the phase that begins."""
+        self._output.line(phase_text(self._state))
+        self._callbacks.phase("compiling the step")
+
+
+def phase_text(state: TrainState) -> str:
+    """Returns the phase of the next update in words, and how many weights it trains."""
+    trained, variables = state.trained[state.phases.number_at(state.step)], state.model.trainable_variables
+    sizes = [math.prod(variable.shape) for variable in variables]
+    some = sum(sizes[index] for index in trained.weights)
+    return f"{state.phases.at(state.step)}; {some:,} of {count_of(sum(sizes), 'weight')} are trained"
 
 
 class LogLine(Callback):

@@ -23,6 +23,7 @@ from pipeline.images import as_pixels
 from pipeline.order.views import Intervals
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
+from trainer.config.phases import NO_PHASES, Phases
 from trainer.config.steps import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
@@ -52,6 +53,7 @@ class TrainScalars(Callback):
       write: function of a global step and {tag: value}.
       more: function that returns further {tag: value}.
       skips: (first, end) of steps that are not trained on, so that they have no loss or gradient.
+      phases: phases of the training; the number of each step's phase is written.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class TrainScalars(Callback):
         write: Callable[[int, dict[str, float]], None],
         more: Callable[[], dict[str, float]] = dict,
         skips: Intervals = (),
+        phases: Phases = NO_PHASES,
     ) -> None:
         self._period, self._rows, self._rate, self._more, self._write = period, rows, rate, more, write
-        self._skips = skips
+        self._skips, self._phases = skips, phases
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
@@ -79,11 +82,13 @@ class TrainScalars(Callback):
         if not progress.is_skipped(self._skips):
             of_batch = {f"train/{name}": value for name, value in progress.values.items()}
             of_batch["train/gradient_norm"] = float(progress.result.norm)
+        phases = self._phases
         values = {
             **of_batch,
             **{f"train/epoch_{name}": value for name, value in progress.means.items()},
             **{f"train/{name}_average": value for name, value in averages if not math.isnan(value)},  # NaN: none yet
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
+            **({"train/phase": phases.number_at(progress.step - 1) + 1.0} if phases.are_given else {}),
             "train/examples_per_second": steps * self._rows / seconds,
             "train/input_wait": waited / seconds,
             **self._more(),
@@ -177,8 +182,9 @@ class TensorBoard(Callback):
             paths = [variable.path for variable in self._stepper.state.model.trainable_variables]
             tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
             found = self._read_histograms() if self._read_histograms else progress.result.histograms
-            rows = found.numpy().tolist()
-            self.file.histograms(progress.step, dict(zip(tags, rows, strict=True)))
+            rows = zip(tags, found.numpy().tolist(), strict=True)
+            # Without counts it is the gradient of a frozen weight, which nothing computes.
+            self.file.histograms(progress.step, {tag: row for tag, row in rows if any(row[-BUCKETS:])})
 
     def _write_activations(self, progress: Progress) -> None:
         if self.file.writes:

@@ -24,6 +24,7 @@ from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.run_folder import check_file
 
+_LOWER = "a lower --learning_rate"
 _RANKING = "ranking"  # name among the parts of a checkpoint
 
 
@@ -300,10 +301,11 @@ class CheckpointManager:
         """Returns advice after a non-finite loss or weight: which checkpoint to resume from, and with what change."""
         paths = self._files.paths
         if not paths:
-            return "try a lower --learning_rate"
+            return f"try {_LOWER}"
         oldest, newest = os.path.basename(paths[0]), paths[-1]
+        lower = "a phase of a lower learning_rate from there on" if self._config.optimizer.phases else _LOWER
         further = f"; to go further back, as far as {oldest}, delete the newer ones" if len(paths) > 1 else ""
-        return f"rerun with a lower --learning_rate to resume from {newest}{further}"
+        return f"rerun with {lower} to resume from {newest}{further}"
 
 
 class _Record(tf.train.experimental.PythonState):

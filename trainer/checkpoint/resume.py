@@ -18,6 +18,7 @@ from trainer.checkpoint import structure as structures
 from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig
 from trainer.config.model import FirstWeights, dtype_policy, is_weight_file
+from trainer.config.phases import FLAG, Phases
 from trainer.config.train_config import changed_flags
 
 _COMPARED_APART = (
@@ -28,6 +29,7 @@ _COMPARED_APART = (
     "code",
     "class_names",
     "first_weights",
+    "phases",
 )  # parts of a checkpoint's content; other parts must be equal
 STEP = "step"  # of a checkpoint, besides the content of its record
 _DIGEST = "manifest_digest"  # field of an order spec; in a mixture after `source 0: `
@@ -54,6 +56,10 @@ class State(Protocol):
     @property
     def schedule(self) -> Any:
         """Schedule of the learning rate; None if the optimizer is a compiled model's."""
+
+    @property
+    def phases(self) -> Phases:
+        """What is frozen, and how fast the rest learns."""
 
     @property
     def step(self) -> int:
@@ -109,6 +115,7 @@ class RunSpec:
             "structure": self.structure,
             "data": dict(self.data),
             "first_weights": first and dataclasses.asdict(first),
+            **self.state.phases.content(),
             "code": self.code,
             "order": json.loads(self.spec.to_json()),
             "config": dataclasses.asdict(config),
@@ -131,6 +138,13 @@ class RunSpec:
                 what = f"{path} has {name} {before}, this run has {now}{why}"
                 raise UsageError(f"{what}; use the old one,{helps} or another --model_dir")
         self._check_first_weights(path, stored)
+        past, _ = self.state.phases.changes(stored, stored.get(STEP, 0))
+        if past:
+            raise UsageError(
+                f"{path}: {past}, and the run is past that; use the old phases, which may change from step "
+                f"{stored[STEP]} on, or another --model_dir",
+                argument=FLAG,
+            )
         changed = [change for change in self._model_changes(stored) if not change.is_harmless]
         if changed and not self.config.model.allow_model_change:
             raise UsageError(
@@ -171,7 +185,8 @@ class RunSpec:
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
         skips = self.spec.later_changes(stored["order"], stored[STEP]) if STEP in stored else None
         edited = code.changes(stored.get("code"), self.code)
-        return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model, *edited)
+        later = [*filter(None, (skips, self.state.phases.changes(stored, stored.get(STEP, 0))[1]))]
+        return (*self._order_changes(stored), *later, *flags, *model, *edited)
 
     def take_over(self, stored: Mapping[str, Any]) -> None:
         """Notes the weights that the run began with; resets a compiled model's learning rate if its code changed it.

@@ -74,7 +74,7 @@ def of(model: keras.Model) -> dict[str, Any]:
             "keras": keras.__version__,
             "class": type(model).__name__,
             "config": {} if _graph(model) else _config(model),
-            "layers": list(_parts(model, "", collections.Counter(), set())),
+            "layers": [described for _, described in _parts(model, "", collections.Counter(), set())],
             _CODE: _code_of_class(model),
         }
         if model.compiled:
@@ -82,6 +82,12 @@ def of(model: keras.Model) -> dict[str, Any]:
             found["loss"] = _canonical(model.loss)
     result: dict[str, Any] = json.loads(json.dumps(found))
     return result
+
+
+def layers_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """Returns the layers of a built model, and those inside them, by the names that messages have: `block/conv2d_1`."""
+    parts = _parts(model, "", collections.Counter(), set())
+    return {described["name"]: part for part, described in parts if isinstance(part, keras.layers.Layer)}
 
 
 def changes(
@@ -113,8 +119,10 @@ def in_words(changed: Sequence[Change]) -> str:
     return "; ".join(map(str, changed[:_MOST_NAMED])) + more
 
 
-def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[int]) -> Iterator[dict[str, Any]]:
-    """Yields the layers of a model or a layer, each followed by the layers inside it.
+def _parts(
+    whole: Any, prefix: str, counts: collections.Counter[str], seen: set[int]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields the layers of a model or a layer with their descriptions, each followed by the layers inside it.
 
     Args:
       whole: model or layer.
@@ -133,7 +141,7 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
         auto = _auto_name(part, counts)
         names[id(part)] = name = f"{prefix}{auto or part.name}"
         is_layer, is_graph = isinstance(part, keras.layers.Layer), _graph(part) is not None
-        yield {
+        described = {
             "name": name,
             "is_named": auto is None,
             "class": type(part).__name__,
@@ -142,6 +150,7 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
             "weights": [[v.name, list(v.shape), v.dtype] for v in part.weights] if is_layer and not is_graph else [],
             _CODE: _code_of_class(part),
         }
+        yield part, described
         if is_layer:
             yield from _parts(part, f"{name}/", counts, seen)
 

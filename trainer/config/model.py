@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline import segments
 from pipeline.augmentation.recipes import sets_size
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError, of_user
 from pipeline.registry import Registry
 from pipeline.request import class_weights
+from trainer.config import phases
 from trainer.config.meaning import flag
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ OPTIMIZERS = (
 )
 WITH_MOMENTUM = ("momentum", "nesterov")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
-ENDING = ("cosine", "linear")  # schedules that depend on the last step
+_ENDING = ("cosine", "linear")  # schedules that depend on the last step
+_OF_ALL_WEIGHTS = ("use_ema", "global_clipnorm", "gradient_accumulation_steps")  # arguments of Keras' optimizers
 _EPOCHS = 1e9  # more than any training has
 _FLOAT32 = 3.4e38  # the largest value of a weight
 
@@ -236,10 +239,41 @@ class OptimizerFlags:
         below=1,
         by_model=True,
     )
+    phases: str = flag(
+        "",
+        "what is frozen, and at which rate the rest learns, from a step or an epoch on, such as '0: freeze=base, "
+        "learning_rate=1e-3; 10 epochs: freeze=none, learning_rate=1e-4'; keys: freeze, learning_rate, schedule",
+        shapes_training=False,  # a checkpoint compares the steps that they begin at
+        parameter_server="workers compute the gradients of all weights; use --strategy=mirrored or multiworker",
+    )
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_optimizer, self._check_stairs, self._check_smooth)
+        checks = (self._check_optimizer, self._check_stairs, self._check_smooth, self._check_phases)
+        check_all(lambda: check(self), *checks)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the rate depends on the step at which the training, or a phase of it, ends."""
+        return not set(_ENDING).isdisjoint(self._schedules)
+
+    @property
+    def _schedules(self) -> list[str]:
+        given = [phases.options_of(one).get("schedule") for one in segments.parse(self.phases)]
+        return [self.schedule, *filter(None, given)]
+
+    def _check_phases(self) -> None:
+        for schedule in self._schedules:
+            check_name("phases: schedule", schedule, SCHEDULES)
+            if schedule == "piecewise" != self.schedule:
+                raise UsageError(f"{phases.FLAG}: schedule=piecewise: needs --schedule=piecewise, and --decay_at")
+        name, arguments = parse_call(self.optimizer, "--optimizer", "an optimizer")
+        counts_once = [name] if name == "nadam" else [one for one in _OF_ALL_WEIGHTS if arguments.get(one)]
+        if self.phases and counts_once:
+            raise UsageError(
+                f"--optimizer={self.optimizer} with {phases.FLAG}: {counts_once[0]} has one state for all weights, "
+                "frozen or not; use another optimizer, or leave it out (--clip_norm and --ema know phases)"
+            )
 
     def _check_optimizer(self) -> None:
         check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)

@@ -29,7 +29,6 @@ from trainer.config.meaning import (
     shapes_training,
 )
 from trainer.config.model import (
-    ENDING,
     ModelFlags,
     OptimizerFlags,
     compiling,
@@ -311,7 +310,7 @@ def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) 
     shaping = [
         (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
     ]
-    if config.optimizer.schedule in ENDING:
+    if config.optimizer.ends:
         shaping += [(field.name, getattr(group, field.name)) for group, field in fields(config, "ends")]
     here = json.loads(json.dumps(dict(shaping)))  # as a checkpoint stores them
     return [

@@ -320,7 +320,7 @@ class Compute:
         for variable, change in zip(self.kept.variables, self.kept.push(sent.changes), strict=True):
             variable.assign_add(change)
         if state.averages:
-            state.averages.update(step + 1, self._strategy)
+            state.averages.update(step + 1, state.trained[0].weights, self._strategy)
         return tf.constant(True)
 
     def _is_shown(self, step: tf.Tensor) -> tf.Tensor:

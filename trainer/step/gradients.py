@@ -10,6 +10,7 @@ import tensorflow as tf
 from pipeline.batch.batches import DeviceAugmentation
 from trainer.step.measures import Sums
 from trainer.step.state import Forward, TrainState, seeded
+from trainer.step.trained import Trained
 from trainer.task import LOSS
 
 
@@ -17,9 +18,9 @@ class Contribution(NamedTuple):
     """Contribution of some rows to a step; contributions are summed over all replicas, or virtual replicas.
 
     Attributes:
-      gradients: those of the rows' part of the mean loss, times the loss scale; float32, per trainable variable.
-      state: new values of the floating-point variables that are not trained, divided by the number of units, so that
-        their sum is the mean.
+      gradients: those of the rows' part of the mean loss, times the loss scale; float32, per trained variable.
+      state: new values of the floating-point variables that are not trained and may change, divided by the number of
+        units, so that their sum is the mean.
       sums: sums of the measure over the rows.
       penalty: the regularisation terms divided by the number of units, float32 scalar.
     """
@@ -40,6 +41,7 @@ class Gradients:
       seed: seed of dropout.
       compiled: whether XLA compiles it.
       augment: augments rows that have crossed the bus as uint8; None: the input augments.
+      phase: index of the phase whose weights are trained.
       forms: the contribution with its shapes, once `flat_of` has been traced.
     """
 
@@ -48,7 +50,13 @@ class Gradients:
     seed: int
     compiled: bool = False
     augment: DeviceAugmentation | None = None
-    forms: dict[str, Contribution] = dataclasses.field(default_factory=dict)
+    phase: int = 0
+    forms: dict[str, Contribution] = dataclasses.field(default_factory=dict, init=False)
+
+    @property
+    def trained(self) -> Trained:
+        """What the phase trains of the model."""
+        return self.train_state.trained[self.phase]
 
     def of(
         self,
@@ -106,7 +114,8 @@ class Gradients:
         trainable, fixed = values
         rows = self.augment(*rows) if self.augment else rows
         forward = Forward(self.train_state.model, trainable, seeded(fixed, self.seed, step, unit))
-        return self.train_state.measure.row_losses(forward, *rows[:2])
+        with self.trained.computing():
+            return self.train_state.measure.row_losses(forward, *rows[:2])
 
     @tf.function(autograph=False, jit_compile=True)
     def _compiled(self, *arguments: Any) -> Contribution:
@@ -117,19 +126,20 @@ class Gradients:
     ) -> Contribution:
         trainable, fixed = values
         rows = self.augment(*rows) if self.augment else rows
-        model = self.train_state.model
+        model, trained = self.train_state.model, self.trained
         forward = Forward(model, trainable, seeded(fixed, self.seed, step, unit))
-        with tf.GradientTape() as tape:
-            tape.watch(trainable)
+        own = [trainable[index] for index in trained.weights]  # nothing is computed for the others
+        with trained.computing(), tf.GradientTape() as tape:
+            tape.watch(own)
             sums = self.train_state.measure.train_sums(forward, *rows)
             # The regularisation does not depend on the rows: each unit adds an equal part of it.
             penalty = tf.add_n([tf.constant(0.0), *(tf.cast(term, tf.float32) for term in forward.losses)]) / self.units
             # A sum over these rows, divided by the weight of all rows: summed over the units, the batch's mean loss.
             loss = sums[LOSS] / weight + penalty
             scaled = loss if scale is None else loss * scale
-        gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(scaled, own, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # embeddings have sparse ones
-        state = [tf.cast(value, tf.float32) / self.units for value in forward.state if value.dtype.is_floating]
+        state = [tf.cast(forward.state[index], tf.float32) / self.units for index in trained.statistics]
         found = Contribution(gradients, state, {name: tf.stop_gradient(value) for name, value in sums.items()}, penalty)
         return apart(found)
 

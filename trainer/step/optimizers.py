@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from pipeline.commands.text import parse_call
 from pipeline.errors import PipelineError, UsageError, line_of
+from pipeline.order.views import Intervals
 from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
+from trainer.step import trained
 from trainer.topology import without_all_reduce
 
 _OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # which --optimizer takes no arguments for
@@ -63,6 +66,63 @@ def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
         inner.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
     optimizer.build(variables)
     without_all_reduce(inner)
+
+
+def apply(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+    updates: Sequence[Intervals | None],
+    step: tf.Tensor,
+) -> None:
+    """Updates one copy of some variables, each as after as many updates as it has had.
+
+    Keras' optimizers count their updates, and correct for bias by that, as Adam does (Kingma and Ba 2015, 3). A weight
+    that thaws has slots of zero: with the count of all updates its first ones would be many times too small.
+
+    Args:
+      optimizer: built, with slots of all variables.
+      gradients: one for each variable.
+      variables: those that are trained.
+      updates: (first, end) of the steps that have updated each of them; None: all steps, as the optimizer counts.
+      step: global step before this update, int64 scalar.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    groups: dict[Intervals | None, list[int]] = {None: []}
+    for index, of_variable in enumerate(updates):
+        groups.setdefault(of_variable, []).append(index)
+    if len(groups) == 1:
+        optimizer.apply(gradients, variables)
+        return
+    update, counted = inner.apply, inner._iterations
+
+    def apply_each(gradients: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable]) -> None:
+        for of_group, members in groups.items():
+            if members:
+                vars(inner)["_iterations"] = counted if of_group is None else _Count(trained.count_of(of_group, step))
+                update([gradients[i] for i in members], [trainable_variables[i] for i in members])
+        if not groups[None]:
+            counted.assign_add(1)
+
+    vars(inner)["apply"] = apply_each  # with float16 it is called by what scales the loss
+    try:
+        optimizer.apply(gradients, variables)
+    finally:
+        del vars(inner)["apply"]
+        vars(inner)["_iterations"] = counted
+
+
+class _Count:
+    """A number of updates in the place of an optimizer's variable, which follows from the step and is not stored."""
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self._value = value
+
+    def __add__(self, other: int) -> tf.Tensor:
+        return self._value + other
+
+    def assign_add(self, value: int) -> None:
+        """Changes nothing: the next update has another step."""
 
 
 def of_one_copy(optimizer: keras.optimizers.Optimizer) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,8 +18,10 @@ from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
-from trainer.step import optimizers
+from trainer.config.phases import NO_PHASES, Phase, Phases
+from trainer.step import optimizers, trained
 from trainer.step.measures import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums
+from trainer.step.trained import Trained
 from trainer.task import DataSpec, Task, classes_of, gives_probabilities
 from trainer.topology import keep_order_of_sums
 
@@ -43,6 +45,8 @@ class TrainState:
       optimizer: built, so that a checkpoint finds its variables.
       global_step: int64 variable, updates so far.
       schedule: global step -> learning rate, set before each update; None: the optimizer has its own.
+      phases: what is frozen, and how fast the rest learns.
+      trained: what each phase trains of the model.
       averages: of the weights; None: not kept.
     """
 
@@ -52,6 +56,8 @@ class TrainState:
     optimizer: keras.optimizers.Optimizer
     global_step: tf.Variable
     schedule: Schedule | None
+    phases: Phases
+    trained: tuple[Trained, ...]
     averages: Averages | None = None
 
     @property
@@ -101,11 +107,11 @@ class TrainState:
         trainable, fixed = [[tf.convert_to_tensor(v.value) for v in some] for some in variables]
         return trainable, fixed
 
-    def assign_statistics(self, new: list[tf.Tensor]) -> None:
-        """Sets the floating-point variables that are not trained to new values."""
-        kept = [v for v in self.model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
-        for variable, value in zip(kept, new, strict=True):
-            variable.assign(value)
+    def assign_statistics(self, new: list[tf.Tensor], trained: Trained) -> None:
+        """Sets the floating-point variables that are not trained, and belong to no frozen layer, to new values."""
+        variables = self.model.non_trainable_variables
+        for index, value in zip(trained.statistics, new, strict=True):
+            variables[index].assign(value)
 
     def loss_scale(self) -> tf.Tensor | None:
         """Returns the factor on the loss that keeps float16 gradients from underflowing, float32 scalar; None: 1."""
@@ -155,18 +161,19 @@ class Averages(tf.Module):
         for weight, average in zip(self._weights, self.values, strict=True):
             weight.assign(average)
 
-    def update(self, step: tf.Tensor, strategy: tf.distribute.Strategy | None = None) -> None:
+    def update(self, step: tf.Tensor, weights: Sequence[int], strategy: tf.distribute.Strategy | None = None) -> None:
         """Averages in the weights after an update.
 
         Args:
           step: number of the update, int64 scalar.
+          weights: indices of those that it has trained.
           strategy: the strategy of parameter servers, which update their own variables; None: the variables of the
             context are updated.
         """
         count = tf.cast(step, tf.float32)
         # The decay grows with the updates: otherwise early averages would mostly be the first, random weights.
         decay = tf.minimum(self._decay, (1.0 + count) / (_WARM_UP + count))
-        for average, weight in zip(self.values, self._weights, strict=True):
+        for average, weight in [(self.values[i], self._weights[i]) for i in weights]:
             if strategy:
                 strategy.extended.update(average, _move, args=(weight, decay))
             else:
@@ -177,8 +184,11 @@ def _move(average: tf.Variable, weight: Any, decay: tf.Tensor) -> None:
     average.assign_sub((1.0 - decay) * (average - weight))
 
 
-def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
+def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int, phases: Phases = NO_PHASES) -> Schedule:
     """Returns the learning rate as the flags describe it: warm-up, then a staircase, a curve, a line, or a constant.
+
+    A phase that gives a rate or a schedule begins it anew: s, w and last_step count from its first step, and last_step
+    is that of the next such phase.
 
     With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
     exponential r * decay_factor^floor(s / stair), without the floor unless it is a staircase; piecewise
@@ -190,38 +200,53 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Sch
       flags: of the optimizer.
       steps_per_epoch: T; turns epochs in flags into steps, rounded down.
       last_step: at which training ends, and with it cosine and linear.
+      phases: with rates and schedules of their own.
     """
     warmup = int(flags.warmup_epochs * steps_per_epoch)
-    shape = _shape(flags, steps_per_epoch, warmup, last_step)
+
+    def of_phase(phase: Phase) -> Schedule:
+        kind, end = phase.schedule or flags.schedule, phases.paced_until(phase.since) or last_step
+        shape = _shape(flags, kind, steps_per_epoch, warmup, end - phase.since)
+        highest = flags.learning_rate if phase.learning_rate is None else phase.learning_rate
+
+        def rate(step: tf.Tensor) -> tf.Tensor:
+            number = tf.cast(step - phase.since, tf.float64)
+            share = shape(number)
+            if warmup:
+                share *= tf.clip_by_value((number + 1) / warmup, 0.0, 1.0)
+            return tf.cast(highest * share, tf.float32)
+
+        return rate
+
+    first, *others = [(phase.since, of_phase(phase)) for phase in phases.each if phase.start == phase.since]
 
     def rate(step: tf.Tensor) -> tf.Tensor:
-        number = tf.cast(step, tf.float64)
-        share = shape(number)
-        if warmup:
-            share *= tf.clip_by_value((number + 1) / warmup, 0.0, 1.0)
-        return tf.cast(flags.learning_rate * share, tf.float32)
+        found = first[1](step)
+        for since, of_later in others:
+            found = tf.where(step >= since, of_later(step), found)
+        return found
 
     return rate
 
 
-def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
+def _shape(flags: OptimizerFlags, kind: str, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
     """Returns step -> share of the highest rate, without warm-up; float64 scalars."""
     factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
-    if flags.schedule == "exponential":
+    if kind == "exponential":
         stair = max(1, int(flags.decay_epochs * steps_per_epoch))
         if not flags.decay_staircase:
             return lambda step: factor ** (step / stair)
         return lambda step: factor ** tf.floor(step / stair)
-    if flags.schedule == "piecewise":
+    if kind == "piecewise":
         stairs = tf.constant([int(epoch * steps_per_epoch) for epoch in flags.stairs], tf.float64)
         return lambda step: factor ** tf.reduce_sum(tf.cast(step >= stairs, tf.float64))
 
     def progress(step: tf.Tensor) -> tf.Tensor:
         return tf.clip_by_value((step - warmup) / max(1, last_step - warmup), 0.0, 1.0)
 
-    if flags.schedule == "cosine":
+    if kind == "cosine":
         return lambda step: end + (1 - end) * (1 + tf.cos(math.pi * progress(step))) / 2
-    if flags.schedule == "linear":
+    if kind == "linear":
         return lambda step: end + (1 - end) * (1 - progress(step))
     return tf.ones_like
 
@@ -232,6 +257,7 @@ def build(
     strategy: tf.distribute.Strategy,
     task: type[Task],
     schedule: Schedule | None = None,
+    phases: Phases = NO_PHASES,
 ) -> TrainState:
     """Returns the state at step 0 with which runs, replays, evaluations and exports begin.
 
@@ -242,6 +268,7 @@ def build(
       task: class that builds the model.
       schedule: of the learning rate, which a compiled model does not use; None: nothing is trained, and the flags of
         the optimizer are not looked at.
+      phases: what is frozen, and when.
 
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
@@ -269,7 +296,8 @@ def build(
         optimizers.build(optimizer, model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema else None
-    return TrainState(made, model, measure, optimizer, step, own_schedule, averages)
+        of_phases = trained.of(model, phases)
+    return TrainState(made, model, measure, optimizer, step, own_schedule, phases, of_phases, averages)
 
 
 def _check_model(model: Any, task: Task) -> None:

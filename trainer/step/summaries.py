@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -27,18 +28,20 @@ class Summaries:
       model: the model, with the weights after the update.
       augment: augments rows that have crossed the bus as uint8; None: the input augments.
       virtual: whether batches have virtual replicas as their first axis.
+      trained: indices of the trained variables in `model.trainable_variables`.
     """
 
     model: keras.Model
     augment: DeviceAugmentation | None
     virtual: bool
+    trained: Sequence[int]
 
     def of(self, wanted: frozenset[str], gradients: list[tf.Tensor], rows: tuple[Any, ...]) -> dict[str, Any]:
         """Returns the wanted summaries, by the names of `LoopResult`.
 
         Args:
           wanted: names of summaries.
-          gradients: the update's summed gradients before clipping, one per trainable variable.
+          gradients: the update's summed gradients before clipping, one per trained variable.
           rows: (features, labels, weights) of the first local replica.
         """
         made = {
@@ -52,7 +55,10 @@ class Summaries:
     @tf.function(autograph=False)
     def _histograms(self, gradients: list[tf.Tensor]) -> tf.Tensor:
         variables = [variable.value for variable in self.model.trainable_variables]
-        return tf.stack([histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
+        found = [histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)]
+        of_gradients = dict(zip(self.trained, found[len(variables) :], strict=True))
+        none = tf.zeros([COLUMNS])  # counts nothing
+        return tf.stack([*found[: len(variables)], *(of_gradients.get(i, none) for i in range(len(variables)))])
 
     @functools.cached_property
     def _outputs_of_layers(self) -> keras.Model:

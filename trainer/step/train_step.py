@@ -26,10 +26,9 @@ from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.step import clock
+from trainer.step import clock, optimizers
 from trainer.step.gradients import Gradients, all_sum, apart
 from trainer.step.measures import WEIGHT, Sums, divisor
-from trainer.step.optimizers import of_one_copy
 from trainer.step.state import (
     TrainState,
     epoch_sums,
@@ -66,7 +65,8 @@ class LoopResult(NamedTuple):
       names: the total loss, the regularisation, the loss, the metrics.
       norm: norm of the last update's summed gradients before clipping, float32 scalar; None unless requested.
       histograms: those of the weights after the last update, then of its summed gradients, float32 (2 * variables,
-        COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
+        COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets, all 0 for the gradient of a
+        frozen weight; None unless requested.
       activations: statistics of the outputs of the model's layers for the last batch's real rows on the first local
         replica, with the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32
         (layers,), in the order of `outputs_of_layers`; None unless requested.
@@ -141,8 +141,8 @@ class _Summed(NamedTuple):
     """Sums over all rows of a batch; equal on all replicas but for the last one.
 
     Attributes:
-      gradients: gradients of the mean loss, one per trainable variable, before clipping, times the loss scale.
-      statistics: new values of the floating-point variables that are not trained.
+      gradients: gradients of the mean loss, one per trained variable, before clipping, times the loss scale.
+      statistics: new values of the floating-point variables that are not trained and may change.
       sums: sums of the measure.
       penalty: regularisation, float32 scalar.
       exchanged: this replica's part of `LoopResult.exchanged`.
@@ -157,7 +157,7 @@ class _Summed(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class TrainStep:
-    """The compiled functions that train a state on the replicas of a strategy.
+    """The compiled functions that train a state on the replicas of a strategy, in one phase of the training.
 
     Attributes:
       strategy: the strategy whose replicas compute.
@@ -190,9 +190,11 @@ class TrainStep:
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
         self.graphs: dict[str, Traced] = {}
         self._sums: dict[str, tf.TensorSpec] = {}
+        self._of_phase = {self.gradients.phase: self}
         self._clock = clock.clock()
-        of_one_copy(self.state.optimizer)
-        self._summaries = Summaries(self.state.model, self.gradients.augment, bool(self.virtual_replicas))
+        optimizers.of_one_copy(self.state.optimizer)
+        trained = self.gradients.trained.weights
+        self._summaries = Summaries(self.state.model, self.gradients.augment, bool(self.virtual_replicas), trained)
         compiled, alone = self.gradients.compiled, self.strategy.num_replicas_in_sync == 1
         # Virtual replicas stay out of the program of the whole step, in which their number would change the bits.
         self._is_one_program = compiled and alone and not self.virtual_replicas
@@ -205,8 +207,10 @@ class TrainStep:
         """Runs `steps` updates; with summaries, one update that also computes them.
 
         An update with summaries is the same step, to the bit: its summaries are computed afterwards from what it
-        returns.
+        returns. All are of one phase: that of the state's step.
         """
+        if (current := self.current) is not self:
+            return current.run(iterator, steps, summaries)
         if summaries:
             assert steps == 1, "summaries are those of one update"
             return self.run_one(iterator, summaries)[0]
@@ -233,6 +237,8 @@ class TrainStep:
         Returns:
           The result, and the rows; keys and weights in host memory, since GPUs have no strings.
         """
+        if (current := self.current) is not self:
+            return current.run_one(iterator, summaries, has_keys, has_records)
         source: Iterator[Any] | tuple[Any, ...] = iterator
         records = losses = None
         if has_records:
@@ -249,9 +255,22 @@ class TrainStep:
 
     def without_xla(self) -> TrainStep:
         """Returns a step of the same state that continues from the same sums, and is not compiled by XLA."""
-        plain = dataclasses.replace(self, gradients=dataclasses.replace(self.gradients, compiled=False))
-        plain.averages, plain.epoch, plain.graphs = self.averages, self.epoch, self.graphs
-        return plain
+        return self._with(compiled=False)
+
+    @property
+    def current(self) -> TrainStep:
+        """The step of the phase of the state's next update: compiled apart, it continues from the same sums."""
+        if len(self.state.trained) == 1:
+            return self
+        number = self.state.phases.number_at(self.state.step)
+        if number not in self._of_phase:
+            self._of_phase[number] = self._with(phase=number)
+        return self._of_phase[number]
+
+    def _with(self, **changes: Any) -> TrainStep:
+        other = dataclasses.replace(self, gradients=dataclasses.replace(self.gradients, **changes))
+        other.averages, other.epoch, other.graphs = self.averages, self.epoch, self.graphs
+        return other
 
     def _fit_epoch(self, function: Any, *arguments: Any) -> None:
         """Gives the sums over an epoch their length before XLA compiles a function of them: it compiles one length."""
@@ -516,11 +535,11 @@ class TrainStep:
           The gradients without the loss scale and before clipping, and what the next update gets.
         """
         # The slash at the end of a scope's name: not within that of the context, `update_0`.
-        state, optimizer = self.state, self.state.optimizer
+        state, optimizer, trained = self.state, self.state.optimizer, self.gradients.trained
         if state.schedule:
             with tf.name_scope("learning_rate/"):
                 optimizer.learning_rate = state.schedule(state.global_step.read_value())
-        state.assign_statistics(summed.statistics)
+        state.assign_statistics(summed.statistics, trained)
         scale = state.loss_scale()
         with tf.name_scope("optimizer/"):
             plain = summed.gradients if scale is None else [gradient / scale for gradient in summed.gradients]
@@ -528,13 +547,14 @@ class TrainStep:
             kept = clipped(plain, self.clip_norm)
             # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
             given = kept if scale is None else [gradient * scale for gradient in kept]
-            optimizer.apply(given, state.model.trainable_variables)
+            variables = [state.model.trainable_variables[index] for index in trained.weights]
+            optimizers.apply(optimizer, given, variables, trained.updates, state.global_step.read_value())
         with tf.name_scope("global_step/"):
             state.global_step.assign_add(1)
             step = state.global_step.read_value()
         if state.averages:
             with tf.name_scope("averages/"):
-                state.averages.update(step)
+                state.averages.update(step, trained.weights)
         if before is None:
             return plain, None
         with tf.name_scope("is_finite/"):

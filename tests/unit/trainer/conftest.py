@@ -60,6 +60,7 @@ def make_state(config_of):
     ):
         import tensorflow as tf
 
+        from trainer.config.phases import Phases
         from trainer.step import state
         from trainer.task import DataSpec, Task
 
@@ -73,7 +74,9 @@ def make_state(config_of):
         images = tf.TensorSpec([None, *shape], tf.float32)
         names = names or tuple(map(str, range(CLASSES)))
         spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), names)
-        return state.build(config, spec, strategy, Given, rate if callable(rate) else lambda step: tf.constant(rate))
+        phases = Phases.of(config.optimizer.phases, 10, 100)
+        rates = rate if callable(rate) else lambda step: tf.constant(rate)
+        return state.build(config, spec, strategy, Given, rates, phases)
 
     return make
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from pipeline.errors import PipelineError
 from pipeline.order.key_log import Header, KeyLogWriter
 from trainer import loop
+from trainer.config.phases import Phases
 from trainer.loop import Action, NotFiniteError
 
 KEYS = [f"k{i}" for i in range(8)]
@@ -112,6 +113,14 @@ def test_actions_run_in_order_at_their_multiples(start, lengths, log):
     actions = [recorder("log", 5, done), recorder("save", 10, done), recorder("never", 0, done)]
     assert train(inner, start, 12, 4, actions) is False
     assert (asked, done) == (lengths, log)
+
+
+def test_a_loop_ends_with_its_phase_and_the_first_update_of_the_next_is_timed_apart():
+    inner, lengths = counting(0)
+    found, phases = [], Phases.of("0: freeze=base; 6: freeze=none; 9: freeze=base", 4, 15)
+    loop.train(inner, 0, 15, 4, [], lambda due: (False, set()), found.append, phases)
+    assert lengths == [1, 4, 1, 1, 2, 1, 3, 2]
+    assert [progress.compiling.steps for progress in found] == [1, 1, 1, 2, 3, 3]
 
 
 def test_stop_is_asked_after_the_actions():

@@ -59,7 +59,7 @@ def test_flags_and_their_defaults_stay():
             "warmup_epochs": 0.0,
             "weight_decay": 0.0,
         },
-        **{"clip_norm": None, "ema": 0.99},
+        **{"clip_norm": None, "ema": 0.99, "phases": ""},
         **{"summary_secs": 0.0, "checkpoint_secs": None, "keep_best": 0, "early_stopping": 0, "best_metric": None},
         **{
             "best_mode": "auto",

@@ -1,0 +1,200 @@
+"""Phases of a training, `--phases`: what is frozen, and how fast the rest learns, as a function of the step."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pipeline import segments
+from pipeline.errors import UsageError, unknown
+from pipeline.order.views import Intervals
+from pipeline.segments import Segment
+
+FLAG = "--phases"
+BASE, NOTHING = "base", "none"  # values of `freeze`; any other names layers
+KEYS = ("freeze", "learning_rate", "schedule")
+_STORED = "phases"  # in the content of a checkpoint's record
+_MOST = 3.4e38  # the largest float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """What holds from a step until the next phase. What a phase does not say is as in the one before.
+
+    Attributes:
+      start: its first step: the number of updates before it.
+      freeze: `base`, `none`, or patterns of names of layers with + between.
+      learning_rate: highest rate; None: --learning_rate.
+      schedule: of the rate; None: --schedule.
+      since: first step of the phase from which the schedule, with its warm-up, is counted: the last that gives a rate
+        or a schedule.
+    """
+
+    start: int = 0
+    freeze: str = NOTHING
+    learning_rate: float | None = None
+    schedule: str | None = None
+    since: int = 0
+
+    def __str__(self) -> str:
+        """Its step and what holds: `step 150: freeze=none, learning_rate=0.0001`."""
+        given = {"freeze": self.freeze, "learning_rate": self.learning_rate, "schedule": self.schedule}
+        return f"step {self.start}: {', '.join(f'{name}={value}' for name, value in given.items() if value)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Phases:
+    """The phases of a run; without --phases there is one, which changes nothing.
+
+    Attributes:
+      each: in their order; the first begins at step 0.
+      skips: (first, end) of steps that make no update.
+    """
+
+    each: tuple[Phase, ...] = (Phase(),)
+    skips: Intervals = ()
+
+    @classmethod
+    def of(cls, text: str, steps_per_epoch: int, last_step: int, skips: Intervals = ()) -> Self:
+        """Returns the phases of a flag's value.
+
+        Args:
+          text: the value; empty: there is one phase.
+          steps_per_epoch: T.
+          last_step: at which training ends.
+          skips: (first, end) of steps that make no update.
+
+        Raises:
+          UsageError: they do not begin with step 0, or overlap, or one begins when training has ended.
+        """
+        phase, found = Phase(), list[Phase]()
+        parsed = [(one, one.first_step(steps_per_epoch, FLAG), options_of(one)) for one in segments.parse(text)]
+        segments.check_starts([start for _, start, _ in parsed], FLAG)
+        for one, start, options in parsed:
+            if start >= last_step:
+                raise UsageError(f"{FLAG}: {one.start!r} begins at step {start}, but training ends at step {last_step}")
+            is_paced = not options.keys().isdisjoint(KEYS[1:])
+            phase = dataclasses.replace(phase, **options, start=start, since=start if is_paced else phase.since)
+            found.append(phase)
+        return cls(tuple(found) or (Phase(),), skips)
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there are any of --phases."""
+        return self.each != Phases.each
+
+    @property
+    def starts(self) -> list[int]:
+        """The first steps."""
+        return [one.start for one in self.each]
+
+    def number_at(self, step: int) -> int:
+        """Returns the index of the phase of the update that follows a global step."""
+        return bisect.bisect_right(self.starts, step) - 1
+
+    def at(self, step: int) -> str:
+        """Returns the phase of the update that follows a global step, in words: `phase 2 of 3, from step 150: ...`."""
+        number = self.number_at(step)
+        return f"phase {number + 1} of {len(self.each)}, from {self.each[number]}"
+
+    def next_after(self, step: int) -> float:
+        """Returns the first step of the next phase, infinity if there is none."""
+        return min((start for start in self.starts if start > step), default=math.inf)
+
+    def paced_until(self, since: int) -> int | None:
+        """Returns the step at which a schedule that is counted from a step ends; None: with the training."""
+        return min((one.since for one in self.each if one.since > since), default=None)
+
+    def updates_of(self, numbers: Sequence[int]) -> Intervals:
+        """Returns (first, end) of the steps of some phases, by index, without those that make no update."""
+        starts, found = [*self.starts, 1 << 62], list[tuple[int, int]]()
+        for first, end in ((starts[number], starts[number + 1]) for number in numbers):
+            for skipped, until in self.skips:
+                if first < until and skipped < end:
+                    found.append((first, skipped))
+                    first = until  # noqa: PLW2901, what is left of the phase
+            found.append((first, end))
+        return tuple((first, end) for first, end in found if first < end)
+
+    def content(self) -> dict[str, Any]:
+        """Returns what a checkpoint of the run stores; nothing without --phases."""
+        return {_STORED: [dataclasses.asdict(one) for one in self.each]} if self.are_given else {}
+
+    def changes(self, stored: Mapping[str, Any], step: int) -> tuple[str, str]:
+        """Returns how they differ from those of a checkpoint, in words: in phases that began before a step, and later.
+
+        Args:
+          stored: the content of the checkpoint's record.
+          step: of the checkpoint.
+        """
+        was, now = ([one for one in each if _changes(one, each)] for each in (_of_content(stored).each, self.each))
+        past, here = ([one for one in each if one.start < step] for each in (was, now))
+        if past == here:
+            return "", f"phases were {_text(was)}, are {_text(now)}, from step {step} on" if was != now else ""
+        differing = [one for one in (*past, *here) if one not in past or one not in here]
+        first = min(differing, key=lambda one: one.start).start
+        at = [next((repr(str(one)) for one in each if one.start == first), "none") for each in (past, here)]
+        return f"the phase that begins at step {first} was {at[0]}, is {at[1]}", ""
+
+    def ends_otherwise(self, stored: Mapping[str, Any], step: int) -> bool:
+        """Returns whether a schedule that began before a step ends elsewhere than by the phases of a checkpoint."""
+        ends = (
+            {one.since: each.paced_until(one.since) for one in each.each if one.since < step}
+            for each in (_of_content(stored), self)
+        )
+        return next(ends) != next(ends)
+
+
+def _of_content(stored: Mapping[str, Any]) -> Phases:
+    return Phases(tuple(Phase(**one) for one in stored.get(_STORED, ())) or Phases.each)
+
+
+NO_PHASES = Phases()
+
+
+def options_of(segment: Segment) -> dict[str, Any]:
+    """Returns what a phase gives, by the names of `Phase`.
+
+    Raises:
+      UsageError: a key is unknown or there twice, or a value cannot work.
+    """
+    found = dict[str, Any]()
+    for part in segment.parts:
+        name, is_given, value = (text.strip() for text in part.partition("="))
+        where = f"{FLAG}: {segment.start!r}"
+        if not part:
+            raise UsageError(
+                f"{where}: gives nothing; write a step and what holds from there on, such as 0: freeze=base"
+            )
+        if name not in KEYS:
+            raise unknown(f"{where}: key", name, KEYS)
+        if name in found or not (is_given and value):
+            raise UsageError(f"{where}: {name} must have one value, such as {name}={_LIKE[name]}")
+        found[name] = _rate(where, value) if name == "learning_rate" else value
+    return found
+
+
+_LIKE = {"freeze": "base", "learning_rate": "0.001", "schedule": "cosine"}
+
+
+def _rate(where: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate <= _MOST:
+        raise UsageError(f"{where}: learning_rate={text}: must be a number above 0")
+    return rate
+
+
+def _changes(phase: Phase, each: Sequence[Phase]) -> bool:
+    """Returns whether a phase says something else than the one before."""
+    at = each.index(phase)
+    return not at or dataclasses.replace(each[at - 1], start=phase.start) != phase
+
+
+def _text(each: Sequence[Phase]) -> str:
+    return "; ".join(map(str, each))
