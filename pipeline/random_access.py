@@ -58,7 +58,7 @@ class RandomAccess:
         Args:
           data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also a URL. `gs://` loads TensorFlow.
           split: a split or a slice of one, such as `train[:90%]` or `train[:10%]+test`.
-          decode: False: `image` is the stored bytes.
+          decode: False: `image` is the stored bytes, and masks, boxes and points are left out.
           cache_dir, cache_bytes: as for `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
@@ -108,9 +108,11 @@ class RandomAccess:
         """Returns one example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
-          in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars
-          or bytes. {"record": bytes} if `pipeline.index` made the data set without a feature map.
+          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; `mask`
+          uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), parts of the image's height and width,
+          (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and dtype (object for
+          strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if `pipeline.index` made the data
+          set without a feature map.
 
         Raises:
           DataError: the record is corrupt, or not as the manifest says; with its location.
