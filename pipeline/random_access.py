@@ -58,7 +58,7 @@ class RandomAccess:
         Args:
           data_dir: folder made by `beam_jobs.convert` or `pipeline.index`, or a URL. `gs://` loads TensorFlow.
           split: split or slice of one, such as `train[:90%]` or `train[:10%]+test`.
-          decode: whether to decode `image`; otherwise it is the stored bytes.
+          decode: whether to decode `image`; otherwise it is the stored bytes, and masks, boxes and points are left out.
           cache_dir, cache_bytes: see `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
@@ -109,9 +109,11 @@ class RandomAccess:
         """Returns an example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          {feature: value}, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
-          in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars or
-          bytes. {"record": bytes} if `pipeline.index` made the data set without a feature map.
+          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; `mask`
+          uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), parts of the image's height and width,
+          (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and dtype (object for
+          strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if `pipeline.index` made the data
+          set without a feature map.
 
         Raises:
           DataError: the record is corrupt, or does not match the manifest; names its location.

@@ -16,7 +16,7 @@ from pipeline.augmentation import recipes
 from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest.manifest import MOST_CLASSES, Feature
+from pipeline.manifest.manifest import CONVENTIONS, MASK, MOST_CLASSES, Feature
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
@@ -29,7 +29,7 @@ from pipeline.order.sharding import (
     whole_number,
 )
 from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
-from pipeline.order.views import View, Where, checked_skips
+from pipeline.order.views import LABEL, View, Where, checked_skips
 
 UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by name
 UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by name
@@ -95,6 +95,7 @@ class JobOptions(OrderOptions):
     eval_copies: int = field(default=1, metadata={"least": 1, "most": MOST_COPIES})
     statistics: PathLike | None = None
     features: Sequence[str] = field(default=(), metadata={"of_images": True})
+    label: str = LABEL
     weights: str = field(default="mask", metadata={"known": WEIGHTS})
     class_weight: Mapping[int, float] | None = None
     on_corrupt: str = field(default="raise", metadata={"known": POLICIES})
@@ -261,6 +262,10 @@ class Request(JobOptions):
             raise UsageError(f"features={self.features!r}: must be a sequence of names")
         self._set("resize", parse_size(self.resize))
         self._set("features", tuple(self.features))
+        if self.label != LABEL and self.label not in CONVENTIONS:
+            raise unknown("label", str(self.label), (LABEL, *CONVENTIONS))
+        if self.label != LABEL:
+            self._check_label()
         if self.parse is None:
             return
         if not callable(self.parse):
@@ -269,6 +274,18 @@ class Request(JobOptions):
             if value := getattr(self, name):
                 how = "; augment in it, by keys: parse(records, keys)" if name == "augment" else ""
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed{how}")
+
+    def _check_label(self) -> None:
+        """Raises UsageError if another option rules out a label that lies on the image."""
+        why = {
+            "parse": "the parse function returns everything that is fed",
+            "classes": "chooses by the classes of images",
+        }
+        if self.label != MASK:
+            why["class_weight"] = "needs classes"
+        for name, reason in why.items():
+            if getattr(self, name) is not None:
+                raise UsageError(f"label={self.label!r} with {name}: {reason}; leave out one of them")
 
     def _check_delivery(self) -> None:
         for option in dataclasses.fields(self):

@@ -23,7 +23,7 @@ from pipeline.augmentation import RECIPES
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
-from pipeline.manifest.manifest import NO_LABEL
+from pipeline.manifest.manifest import NO_LABEL, Feature
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, names_of, select
 from pipeline.order import order as orders
@@ -69,7 +69,13 @@ class ResolvedRequest:
     def class_names(self) -> tuple[str, ...]:
         """Class names by fed label: the view's, or the data set's."""
         classes: Any = self.request.view.classes
-        return classes or self.manifest.class_names
+        label = self.placed.get(self.request.label)
+        return classes or (self.manifest.class_names if label is None else label.class_names)
+
+    @functools.cached_property
+    def placed(self) -> dict[str, Feature]:
+        """Masks, boxes and points that are fed, as features or as labels, by name."""
+        return _placed(self.request, self.manifest)
 
     @functools.cached_property
     def new_labels(self) -> NDArray[np.int64] | None:
@@ -174,6 +180,28 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
     return found
 
 
+def _placed(request: Request, manifest: Manifest) -> dict[str, Feature]:
+    wanted = (*request.features, request.label) if request.parse is None else ()
+    return {name: own for name, own in manifest.features.items() if own.convention and name in wanted}
+
+
+def _check_placed(request: Request, manifest: Manifest) -> None:
+    """Raises UsageError if masks, boxes or points cannot be fed as the request asks."""
+    placed = _placed(request, manifest)
+    if request.label != LABEL and request.label not in placed:
+        own = [name for name, feature in manifest.features.items() if feature.convention]
+        raise UsageError(
+            f"label={request.label!r}: {manifest.dataset} has no {request.label}; "
+            + (f"it has {', '.join(own)}" if own else f"index it with --feature_map={request.label}:FEATURE")
+        )
+    if placed and request.images_per_record > 1:
+        name = "copies" if request.training else "eval_copies"
+        raise UsageError(
+            f"{name}={request.images_per_record} with {', '.join(placed)}: each copy would need its own; leave out one "
+            "of them"
+        )
+
+
 def _check(request: Request, manifest: Manifest) -> None:
     """Raises UsageError if a data set does not provide what the request needs.
 
@@ -184,7 +212,8 @@ def _check(request: Request, manifest: Manifest) -> None:
         check_classes(request.class_weight, names, None if request.parse else manifest.features.get("label"))
     if request.parse is not None:
         return
-    if request.training:
+    _check_placed(request, manifest)
+    if request.training and not _placed(request, manifest):
         require_labels(manifest, request.split)
     if request.mixes and manifest.has_images and not manifest.class_names:
         label = manifest.features["label"]
@@ -210,7 +239,9 @@ def require_labels(manifest: Manifest, split: str) -> None:
     names = names_of(split) if isinstance(split, str) else []
     known = [name for name in names if name in manifest.splits]
     if missing := [name for name in known if name not in manifest.labelled(known)]:
-        others = ", ".join(manifest.labelled(manifest.splits))
+        others = ", ".join(manifest.labelled(manifest.splits)) or "none"
+        if placed := [name for name, feature in manifest.features.items() if feature.convention]:
+            others += f"; {', '.join(placed)} can take the place of labels: label={placed[0]!r}"
         raise UsageError(
             f"split {missing[0]!r} has no labels: its images can be predicted, but neither trained nor evaluated on; "
             f"these splits have labels: {others}"
@@ -331,10 +362,12 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
         facts["labels"] = str(manifest.features["label"])
         facts["channels"] = str(image.shape[2] or 3)
         facts["the shape of images"] = str(part.image_shape)
-    for name in request.features:
+    for name in (*request.features, *part.placed):
         if name in manifest.features:  # otherwise the reader reports it
             feature = manifest.features[name]
-            facts[f"feature {name!r}"] = f"{feature.dtype} {feature.shape}"
+            # Of boxes and points, the most of a record is an axis of what is fed; a mask has the shape of its image.
+            shape = "" if name in part.placed and feature.encoding else f" {feature.shape}"
+            facts[f"feature {name!r}"] = f"{feature.dtype}{shape}"
     return facts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,4 +141,65 @@ def scenes(folder: pathlib.Path, counts: Mapping[str, int], classes: int = 6) ->
             for number in range(count)
         ]
         write(folder / f"{split}-00.tfrecord", records)
+    return folder
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Returns a PNG file of pixels, uint8 (height, width) or (height, width, 3)."""
+    stream = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+BOXES = "image/object/bbox"
+# {convention: (numbers of a box, given ymin, xmin, ymax, xmax in pixels and the image's height and width)}
+CONVENTIONS: dict[str, Callable[[float, float, float, float, int, int], tuple[float, ...]]] = {
+    "rel_yxyx": lambda a, b, c, d, h, w: (a / h, b / w, c / h, d / w),
+    "yxyx": lambda a, b, c, d, h, w: (a, b, c, d),
+    "rel_xyxy": lambda a, b, c, d, h, w: (b / w, a / h, d / w, c / h),
+    "xyxy": lambda a, b, c, d, h, w: (b, a, d, c),
+    "rel_xywh": lambda a, b, c, d, h, w: (b / w, a / h, (d - b) / w, (c - a) / h),
+    "xywh": lambda a, b, c, d, h, w: (b, a, d - b, c - a),
+}
+_CELL, _STEP = 8, 80
+
+
+def annotated(
+    folder: pathlib.Path,
+    counts: Mapping[str, int],
+    convention: str = "rel_yxyx",
+    sizes: int = 1,
+    is_labelled: bool = True,
+) -> pathlib.Path:
+    """Writes images with masks, 1 to 3 boxes and as many points in TF-Slim's four features and in one.
+
+    Images are PNG files of flat cells of four greys, 80 times the classes in their masks; `sizes` that differ. Boxes
+    are a convention's numbers under `boxes`, and TF-Slim's under `image/object/bbox/...`. A box's class is its number.
+    """
+    for split, count in counts.items():
+        records = []
+        for number in range(count):
+            down, across = 5 + number % sizes, 4 + number % max(1, sizes - 1)
+            draw = np.random.default_rng(number + 1000 * (split != "train"))
+            classes = np.kron(draw.integers(0, 4, (down, across)), np.ones((_CELL, _CELL))).astype(np.uint8)
+            height, width = classes.shape
+            corners = np.sort(draw.integers(0, (height, width), (1 + number % 3, 2, 2)), axis=1)
+            corners[:, 1] += 1
+            boxes = corners.reshape(-1, 4).astype(float)
+            own = np.array([CONVENTIONS[convention](*box, height, width) for box in boxes], np.float32)
+            slim = boxes / [height, width, height, width]
+            records.append({
+                "image": png(np.repeat(classes[..., None] * _STEP, 3, axis=2)),
+                **({"label": number % 3} if is_labelled else {}),
+                "mask": png(classes),
+                "raw_mask": classes.tobytes(),
+                "boxes": own.ravel(),
+                "points": (corners.mean(axis=1) / [height, width]).astype(np.float32).ravel(),
+                "classes": np.arange(len(boxes)),
+                **{
+                    f"{BOXES}/{name}": slim[:, at].astype(np.float32)
+                    for at, name in enumerate(("ymin", "xmin", "ymax", "xmax"))
+                },
+            })  # fmt: skip
+        write(folder / f"{split}-00000-of-00001", records)
     return folder

@@ -127,6 +127,11 @@ def _open_ours(
             f"--source={folder}: its labels are {labels}, and a converted data set has one class per image; use the "
             "records where they are"
         )
+    if placed := [name for name, feature in made.features.items() if feature.convention]:
+        raise UsageError(
+            f"--source={folder}: has {', '.join(placed)}, which a conversion does not take along; use the records "
+            "where they are"
+        )
     image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)
     columns = Schema(
         *(image, label, key),

@@ -82,7 +82,8 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
             for row in rows.get(number, ()):
                 _compare(row, where, values)
                 compared += 1
-    fields = ", ".join(source.manifest.features or ["record"])
+    features = source.manifest.features
+    fields = ", ".join([name for name, feature in features.items() if not feature.convention] or ["record"])
     more = f"; {count_of(left, 'record')} of other shards left out: at most {size_of(_MOST_BYTES)} are walked through"
     resized = f"; images resized to {size[0]}x{size[1]}" if size else ""
     return (
@@ -104,7 +105,8 @@ def unaugmented(source: ResolvedRequest, topology: Topology, worker: int) -> Req
     names = tuple(
         name
         for name, feature in features.items()
-        if name not in ("image", "label") and not (None in feature.shape and len(feature.shape) > 1)
+        if name not in ("image", "label") and not feature.convention
+        if not (None in feature.shape and len(feature.shape) > 1)
     )
     return dataclasses.replace(request, features=names, resize=size)
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from pipeline.augmentation import RECIPES
+from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
@@ -41,6 +42,7 @@ class Recipe:
       decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
       mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
       draws_nothing: whether its result does not depend on the keys.
+      stays: whether each pixel of the result is at the place of the image's own, as it is with colours.
     """
 
     compiled: ClassVar[bool] = True
@@ -50,6 +52,7 @@ class Recipe:
     decodes_part: ClassVar[bool] = False
     mixes_rows: ClassVar[bool] = False
     draws_nothing: ClassVar[bool] = False
+    stays: ClassVar[bool] = False
 
     @property
     def mixing(self) -> Mixing | None:
@@ -87,6 +90,18 @@ class Recipe:
         """
         del image_shape, statistics, training
         return None
+
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move] | None:
+        """Returns the moves of `augment`, or not in training of `evaluate`, by which masks and boxes follow the image.
+
+        None: they cannot follow it. What is cropped while it is decoded, `Crop` says.
+
+        Args:
+          size: (height, width) of the images.
+          training: whether to augment.
+        """
+        del size, training
+        return [] if self.stays else None
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the augmented batch.
@@ -148,6 +163,7 @@ class Unaugmented(Recipe):
     compiled: ClassVar[bool] = False
     draws_nothing: ClassVar[bool] = True
     hands_on: ClassVar[bool] = True
+    stays: ClassVar[bool] = True
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics

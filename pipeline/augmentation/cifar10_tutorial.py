@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from pipeline.augmentation import RECIPES, kernels
+from pipeline.augmentation import RECIPES, kernels, moves
 from pipeline.augmentation.base import ImageStatistics, check_argument
 from pipeline.augmentation.geometry import CropFirst
+from pipeline.augmentation.moves import Move
 from pipeline.lazily import tf, xla
 from pipeline.order import tensors
 
@@ -64,6 +65,17 @@ class Cifar10Tutorial(CropFirst):
         top = kernels.random_below(height - self.crop + 1, keys, _TOP)
         return top, kernels.random_below(width - self.crop + 1, keys, _LEFT)
 
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        result = (self.crop, self.crop)
+        if not training:
+            top, left = ((n - self.crop) // 2 for n in size)
+            return [moves.crop(result, lambda keys: (tf.fill(tf.shape(keys), top), tf.fill(tf.shape(keys), left)))]
+        flips = [moves.flip(result, self._is_flipped)] if self.flip else []
+        return [*(super().moves(size, training) or ()), *flips]
+
+    def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
+        return tensors.uniform(keys, _FLIP) < 0.5
+
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         rows, height, width, channels = crops.shape
@@ -73,7 +85,7 @@ class Cifar10Tutorial(CropFirst):
         contrast = tensors.uniform(keys, _CONTRAST) * spread + self.contrast_low
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
         if self.flip:  # after the sums, which do not depend on it, so that XLA computes the flip once
-            lanes = kernels.flip(lanes, tensors.uniform(keys, _FLIP) < 0.5, channels)
+            lanes = kernels.flip(lanes, self._is_flipped(keys), channels)
         return _apply(lanes, scale, means, shift, channels)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:

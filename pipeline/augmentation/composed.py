@@ -9,10 +9,19 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.augmentation import kernels, passes
-from pipeline.augmentation.base import ImageStatistics, Mixing, Recipe, Shares, Unaugmented, output_spec
+from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation.base import (
+    ImageStatistics,
+    Mixing,
+    Recipe,
+    Shares,
+    Unaugmented,
+    UserAugmented,
+    output_spec,
+)
 from pipeline.augmentation.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.augmentation.mixing import mix, mix_images, mix_labels, mixing_pass
+from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 
@@ -160,6 +169,35 @@ def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     if len(before) > 1:
         return Composed(names[: len(before)], before), after
     return before[0] if before else head, after
+
+
+def moves_of(recipe: Recipe, size: tuple[int, int], training: bool, what: str) -> list[Move]:
+    """Returns the moves of a recipe, by which masks, boxes and points follow the image.
+
+    Args:
+      recipe: the augmentation.
+      size: (height, width) of the images.
+      training: whether to augment.
+      what: names of the features that follow, for the error.
+
+    Raises:
+      UsageError: a recipe cannot move them.
+    """
+    several, first = (recipe.recipes, recipe.place) if isinstance(recipe, Composed) else ((recipe,), 0)
+    found: list[Move] = []
+    for place, each in enumerate(several, first):
+        own = each.moves(found[-1].size if found else size, training)
+        if own is None or each.mixing:
+            raise UsageError(f"augment: {_named(each)}, so it cannot be used with {what}; leave out one of them")
+        found += [move.of(functools.partial(_keys, place=place)) for move in own]
+    return found
+
+
+def _named(recipe: Recipe) -> str:
+    """Returns the name of a recipe that cannot move masks or boxes, and why it cannot."""
+    if isinstance(recipe, UserAugmented):
+        return f"{recipe.function.name} is a function of images alone"
+    return f"{next(name for name, kind in RECIPES.items() if kind is type(recipe))!r} mixes images"
 
 
 def _applied(

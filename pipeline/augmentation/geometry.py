@@ -6,8 +6,9 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation import RECIPES, kernels, moves, passes
 from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import Normalize
 from pipeline.lazily import tf
@@ -61,6 +62,17 @@ class CropFirst(Recipe):
             return after
         size = self.crop_size(image_shape)
         return [passes.crop(self.padding, size, lambda keys: self.corners(image_shape, keys)), *after]
+
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move] | None:
+        if not training:
+            return []
+        shape = (*size, 1)
+
+        def corners(keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            top, left = self.corners(shape, keys)
+            return top - self.padding, left - self.padding
+
+        return [moves.crop(self.crop_size(shape), corners)]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         _, height, width, channels = images.shape
@@ -162,6 +174,9 @@ class _FlippedNormalised(Recipe):
         flips = [passes.flip(self._is_flipped)] if self.flip and training else []
         return [*flips, passes.normalise(statistics.mean, statistics.divisor)] if self.normalize else flips
 
+    def _flip_moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        return [moves.flip(size, self._is_flipped)] if self.flip and training else []
+
     def _flipped(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         if self.flip:
             images = kernels.flip_images(images, self._is_flipped(keys))
@@ -253,6 +268,9 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
         return self._flips(statistics, training)
 
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        return [*(super().moves(size, training) or ()), *self._flip_moves(size, training)]
+
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self._flipped(crops, keys, statistics)
 
@@ -276,6 +294,9 @@ class Flip(Augmentation):
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del image_shape, statistics
         return [passes.flip(self._is_flipped)] if training else []
+
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        return [moves.flip(size, self._is_flipped)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
@@ -315,11 +336,17 @@ class Affine(Augmentation):
         move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
         return [move] if training else []
 
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        return [Move(size, lambda keys: self._maps(keys, size))] if training else []
+
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         return kernels.transform(images, self._places(keys, (images.shape[1], images.shape[2])), self.fill)
 
     def _places(self, keys: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+        return kernels.places(self._maps(keys, size), size)
+
+    def _maps(self, keys: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
         height, width = size
         angle = kernels.symmetric(keys, _ROTATE) * math.radians(self.rotate)
         factor = 1.0 + kernels.symmetric(keys, _SCALE) * self.scale
@@ -328,7 +355,7 @@ class Affine(Augmentation):
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
         # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
         matrix = [[cos - lean * sin, -sin - lean * cos], [sin, cos]]
-        return kernels.places(about_the_middle(matrix, shift, size), size)
+        return about_the_middle(matrix, shift, size)
 
 
 def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size: tuple[int, int]) -> tf.Tensor:
@@ -371,6 +398,10 @@ class Resize(Recipe):
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del statistics, training
         return [passes.resize(image_shape[:2], (self.height, self.width))]
+
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        del training
+        return [moves.stretch(size, (self.height, self.width))]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
@@ -419,6 +450,10 @@ class CroppingRecipe(_FlippedNormalised):
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del image_shape
         return self._flips(statistics, training)
+
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        """Returns the flip of the decoded parts, which are of the size of the result."""
+        return self._flip_moves(size, training)
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the decoded parts, flipped and normalised."""

@@ -204,6 +204,28 @@ def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
     return to_pixels(upper * (one - below) + lower * below, 2 * _PLACE)
 
 
+def nearest(masks: tf.Tensor, places: tf.Tensor, size: tuple[int, int], fill: int) -> tf.Tensor:
+    """Takes each pixel of a result from the nearest one of masks, which `transform` would give the largest weight.
+
+    Args:
+      masks: uint8 (rows, mask height, mask width, 1).
+      places: as the function `places` returns them, for results of `size`.
+      size: (height, width) of the results.
+      fill: value of the pixels that come from outside.
+
+    Returns:
+      uint8 (rows, *size, 1).
+    """
+    (rows, height, width, _), (tall, wide), half = masks.shape, size, 1 << _PLACE - 1
+    x_across, x_down, y_across, y_down = tf.split(places, [wide, tall, wide, tall], axis=1)
+    x, y = (across[:, None, :] + down[:, :, None] for across, down in ((x_across, x_down), (y_across, y_down)))
+    x, y = (_shift_right(at + half, _PLACE) for at in (x, y))
+    is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    at = (tf.range(rows)[:, None, None] * height + y) * width + x
+    found = tf.gather(tf.reshape(masks, [-1]), tf.where(is_inside, at, 0))
+    return tf.where(is_inside, found, tf.constant(fill, tf.uint8))[..., None]
+
+
 def mix_channels(images: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """Replaces each pixel by matrix @ pixel + offset; returns uint8 images.
 

@@ -29,6 +29,7 @@ class Normalize(Recipe):
     """Normalises by the training images' mean and standard deviation, channel by channel; float32."""
 
     draws_nothing: ClassVar[bool] = True
+    stays: ClassVar[bool] = True
 
     @property
     def normalizes(self) -> bool:
@@ -63,6 +64,8 @@ class ColorJitter(Augmentation):
       saturation: their distance from their own grey is multiplied by a number in 1-saturation..1+saturation.
       hue: colours are turned to either side by up to this part of a full turn.
     """
+
+    stays: ClassVar[bool] = True
 
     brightness: float = 0.4
     contrast: float = 0.4
@@ -151,6 +154,7 @@ class Cutout(Augmentation):
       size: side of the square, pixels.
     """
 
+    stays: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
 
     size: int = 8
@@ -194,6 +198,8 @@ class RandomErasing(Augmentation):
       min_area, max_area: the rectangle's part of the image's area is uniform between these.
       max_shape: largest height / width of the rectangle; the smallest is its inverse.
     """
+
+    stays: ClassVar[bool] = True
 
     prob: float = 0.5
     min_area: float = 0.02

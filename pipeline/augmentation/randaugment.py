@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.augmentation import RECIPES, kernels
 from pipeline.augmentation.base import Augmentation, ImageStatistics, check_argument
+from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import GREY, check_channels, mean_grey
 from pipeline.lazily import tf, xla
@@ -117,6 +118,14 @@ class RandAugment(Augmentation):
 
         return [of_operation(number) for number in range(self.n)] if training else []
 
+    def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
+        maps = self._maps(size)
+
+        def of_operation(number: int) -> Move:
+            return Move(size, lambda keys: tf.gather(tf.constant(maps), _choice(*_drawn(number, keys))))
+
+        return [of_operation(number) for number in range(self.n)] if training else []
+
     def _numbers(self, size: tuple[int, int]) -> NDArray[np.int32]:
         """Returns the constants of the pass: those of all operations, of each direction, and the tables of places."""
         share = float(1 << kernels.SHARE_BITS)
@@ -140,8 +149,10 @@ class RandAugment(Augmentation):
 
         They do not depend on the image, so NumPy computes them once. Row 2 i is operation i in the direction -1.
         """
-        maps = [_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)]
-        return kernels.places_of(np.array(maps), size)
+        return kernels.places_of(self._maps(size), size)
+
+    def _maps(self, size: tuple[int, int]) -> NDArray[np.float64]:
+        return np.array([_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)])
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics

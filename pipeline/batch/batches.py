@@ -16,6 +16,7 @@ from pipeline.augmentation.libraries import library_of, user_recipe
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
+from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.errors import UsageError
 from pipeline.order import tensors
@@ -23,6 +24,7 @@ from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
 from pipeline.read.window import Columns
+from pipeline.records.annotation import WEIGHT
 from pipeline.request import AUGMENT_EPOCH, AUGMENT_KEY, BOTH, DEVICE, HOST, JobOptions, Request, Taking
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
@@ -36,6 +38,7 @@ class Batches:
       form: form that makes examples from columns.
       recipe: input's part of the augmentation; None if the user's parser returns everything.
       by_passes: whether compiled code may augment; not in a dataset that another process runs.
+      annotations: masks, boxes and points to feed; None if there are none.
       until: last stage to run; `pipeline.bench` uses it to time stages. None runs all of them.
     """
 
@@ -43,6 +46,7 @@ class Batches:
     form: Form
     recipe: Recipe | None
     by_passes: bool = False
+    annotations: Annotations | None = None
     until: str | None = None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
@@ -82,7 +86,7 @@ class Batches:
     @property
     def are_stored(self) -> bool:
         """Whether elements are unchanged rows of the window, so that `stored` can return them."""
-        return isinstance(self.form, PixelRows) and self.hands_on
+        return isinstance(self.form, PixelRows) and self.hands_on and self.annotations is None
 
     def stored(self, columns: Columns, plan: WindowPlan, stop: tf.Tensor, rows: int) -> tuple[Any, ...]:
         """Returns the contiguous elements of a window together, in the window's memory, with a leading axis.
@@ -130,8 +134,25 @@ class Batches:
             images = self.form.as_images(images)
         else:
             images, labels = self._augmenter(images, labels, epoch, records, real)
-        features = {**examples.features, **self._for_device(epoch, records)}
+        features = examples.features
+        if self.annotations is not None:
+            features, labels = self._placed(features, labels, epoch, records)
+        features = {**features, **self._for_device(epoch, records)}
         return {"image": images, **features} if features else images, labels
+
+    def _placed(
+        self, features: Columns, labels: tf.Tensor | None, epoch: tf.Tensor, records: tf.Tensor
+    ) -> tuple[Columns, Any]:
+        """Returns the features with masks, boxes and points as they lie on the images that are fed, and the labels."""
+        request, annotations = self.resolved.request, self.annotations
+        assert annotations is not None
+        names = [own for name in annotations.features for own in (name, name + WEIGHT) if own in features]
+        moved = annotations.moved({name: features[name] for name in names}, self.keys_of(epoch, records))
+        if request.label in moved:
+            own = {name: values for name, values in moved.items() if name.removesuffix(WEIGHT) == request.label}
+            labels = own if len(own) > 1 else own[request.label]
+        fed = {name: values for name, values in moved.items() if name.removesuffix(WEIGHT) in request.features}
+        return {**{name: values for name, values in features.items() if name not in names}, **fed}, labels
 
     def _copied(
         self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor

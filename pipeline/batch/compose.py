@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from pipeline import operations
 from pipeline.augmentation.base import Crop, Recipe
-from pipeline.augmentation.composed import cropping_of, of_flipped
-from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipes_of
+from pipeline.augmentation.composed import cropping_of, moves_of, of_flipped
+from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipe_of, recipes_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
+from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Form, PixelRows, Serialized, Turns, UserParsed
 from pipeline.decode.images import ImageDecoder, Stretched
 from pipeline.decode.records import ExampleParser, ImageJudge
@@ -206,7 +207,9 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
     data_dir = request.folder
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
-    batches = Batches(resolved, *_form_and_recipe(resolved))
+    form, recipe = _form_and_recipe(resolved)
+    annotations = form.annotations if isinstance(form, Serialized) else None
+    batches = Batches(resolved, form, recipe, annotations=annotations)
     if is_read_by_graph(request):
         _check_graph(resolved)
         shards = Shards.found(data_dir, segments, corruption)
@@ -326,7 +329,9 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
         parse = UserFunction.of("parse", request.parse, no_python=no_python(request))
         return UserParsed(parse, request.training), recipe
     turns = _turns_of(resolved)
-    parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
+    placed = resolved.placed
+    parser = ExampleParser.wanted(made, tuple(name for name in request.features if name not in placed))
+    image = made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
     if cropping := cropping_of(recipe):
@@ -339,7 +344,16 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     if cropping and not resolved.order.training and request.images_per_record > 1:
         flips = cropping.mirrored if by_operation else None
         augmenting = dataclasses.replace(decoder, crop=cropping.crop(True), mirrored=flips)
-    return Serialized(decoder, parser, turns=turns, augmenting=augmenting), recipe
+    annotations = _annotations(resolved, decoder) if placed else None
+    return Serialized(decoder, parser, turns=turns, augmenting=augmenting, annotations=annotations), recipe
+
+
+def _annotations(resolved: ResolvedRequest, decoder: ImageDecoder) -> Annotations:
+    """Returns the masks, boxes and points that are fed, which the whole recipe moves, wherever it is applied."""
+    placed, recipe = resolved.placed, recipe_of(resolved)
+    assert recipe is not None
+    moves = moves_of(recipe, decoder.image_shape[:2], resolved.order.training, ", ".join(placed))
+    return Annotations(placed, decoder, moves)
 
 
 def _turns_of(resolved: ResolvedRequest) -> Turns | None:

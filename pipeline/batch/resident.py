@@ -169,7 +169,7 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Ti
 def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
     """Returns the columns and form that let batches decode images in place, if possible."""
     decoder = form.decoder
-    if not decoder.in_place or form.parser.features or MEMORY not in columns or GOOD in columns:
+    if not decoder.in_place or form.parser.features or form.annotations or MEMORY not in columns or GOOD in columns:
         return columns, form
     bounds, parts = columns[BOUNDS], []
     count, size = bounds.shape[0], columns[MEMORY].shape[1]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from pipeline.decode.annotation import Annotations
 from pipeline.decode.images import ImageDecoder, InMemory, InStrings, Stretched
 from pipeline.decode.records import ExampleParser
 from pipeline.decode.user import Supervised, parsed
@@ -126,9 +127,11 @@ class Serialized(Decoded):
 
     Attributes:
       parser: finds images, labels and features in them.
+      annotations: masks, boxes and points to feed; None: none are.
     """
 
     parser: ExampleParser
+    annotations: Annotations | None = dataclasses.field(default=None, kw_only=True)
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
         if self.decoder.in_place:
@@ -136,7 +139,10 @@ class Serialized(Decoded):
         else:
             images, labels, features = self.parser.parse(columns["record"])
             encoded = InStrings(images)
-        return Examples(self.decoder.decode(encoded, keys, turns_of(self.turns, ids)), labels, features)
+        turns = turns_of(self.turns, ids)
+        if self.annotations is not None:
+            features = {**features, **self.annotations.decoded(columns["record"], encoded, keys, turns)}
+        return Examples(self.decoder.decode(encoded, keys, turns), labels, features)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pipeline.manifest.manifest import EXACT, FAST
 _DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
+_PNG_SIZE = 16, 8  # where a PNG file has its width and height, and bytes of both: int32, big-endian
 _ON_ITS_SIDE = 5  # EXIF's orientation from which on rows are stored as columns
 # By EXIF's orientation, from 0: 1 where an upright image has its rows, or its columns, in the other order.
 _ROWS_REVERSED, _COLUMNS_REVERSED = (0, 0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 1, 1, 0, 0, 1, 1, 0)
@@ -262,6 +263,48 @@ class ImageDecoder:
         else:
             decoded = self._mapped(functools.partial(self._part, crop), images, of_row, mirrored, *turning)
         return tf.ensure_shape(decoded, (rows, *self.image_shape))
+
+    def parts(
+        self, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None, count: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the sizes of upright images, int32 (rows, 2), and the part of each that `decode` decodes, (rows, 4).
+
+        A part is top, left, height and width in the upright image.
+
+        Args:
+          images, keys, turns: as for `decode`.
+          count: number of images, int32 scalar.
+        """
+        crop, sizes = self.crop, self._sizes(images, count)
+        sizes = sizes if turns is None else upright_sizes(sizes, turns)
+        if crop is None:
+            return sizes, tf.concat([tf.zeros_like(sizes), sizes], axis=1)
+        if self.encoding == "jpeg":
+            return sizes, crop.box(sizes[:, 0], sizes[:, 1], keys())
+
+        def drawn(values: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:  # one by one, as `_part` does, to the same bits
+            (size, key), box = values, crop.box
+            return box(size[0], size[1], key)
+
+        boxes = tf.map_fn(drawn, (sizes, keys()), fn_output_signature=tf.TensorSpec([4], tf.int32))
+        return sizes, boxes
+
+    def _sizes(self, images: Encoded, count: tf.Tensor) -> tf.Tensor:
+        """Returns the sizes of images as they are stored, int32 (rows, 2), from their headers if they vary."""
+        if None not in self.shape[:2]:
+            return tf.tile(tf.constant([self.shape[:2]], tf.int32), [count, 1])
+        if self.encoding == "jpeg":
+            return images.sizes()
+
+        def size(image: tf.Tensor) -> tf.Tensor:
+            if self.encoding == "any":
+                return tf.cond(tf.io.is_jpeg(image), lambda: tf.io.extract_jpeg_shape(image)[:2], lambda: of_png(image))
+            return of_png(image)
+
+        def of_png(image: tf.Tensor) -> tf.Tensor:
+            return tf.io.decode_raw(tf.strings.substr(image, *_PNG_SIZE), tf.int32, little_endian=False)[::-1]
+
+        return images.mapped(size, (), tf.TensorSpec([2], tf.int32))
 
     def _mapped(self, function: Callable[..., tf.Tensor], images: Encoded, *rows: tf.Tensor) -> tf.Tensor:
         return images.mapped(function, rows, tf.TensorSpec(self.image_shape, tf.uint8))

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pipeline.commands import commandline
 from pipeline.commands.flags import check_all, check_needs, flag
 from pipeline.errors import UsageError, unknown
+from pipeline.index.annotation import AnnotationFlags
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
-from pipeline.manifest.manifest import ORIENTATIONS, STORED
+from pipeline.manifest.manifest import BOXES, CONVENTIONS, MASK, ORIENTATIONS, POINTS, STORED
 from pipeline.records import schema
 from pipeline.records.labels import LABELS_FILE
 
@@ -34,7 +35,9 @@ class IndexConfig:
         needs="indexes",
     )
     overwrite: bool = flag(False, "whether to replace a manifest that this command made", needs="indexes")
-    feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
+    feature_map: str = flag(
+        "", f"for images: {schema.FEATURE_MAP.text},key:filename; mask:, boxes: and points: are what lies on them"
+    )
     label_offset: int = flag(
         0, "number to add to stored class numbers: -1 if the first class is 1", needs="feature_map"
     )
@@ -52,6 +55,20 @@ class IndexConfig:
         "way to decode photographs: stored; upright, turned as their EXIF data say",
         known=ORIENTATIONS,
         needs="feature_map",
+    )
+    box_format: str = flag(
+        AnnotationFlags.box_format,
+        "numbers of the boxes that --feature_map names, rel_ for parts of the image's sides, else pixels",
+        known=tuple(CONVENTIONS[BOXES]),
+        needs="boxes",
+    )
+    point_format: str = flag(
+        AnnotationFlags.point_format, "the same of points", known=tuple(CONVENTIONS[POINTS]), needs="points"
+    )
+    mask_fill: int = flag(
+        AnnotationFlags.mask_fill,
+        "class of the pixels of a mask that augmentation moves in from outside the image, such as 255 for none",
+        needs="mask",
     )
     add_columns: str | None = flag(
         None,
@@ -72,16 +89,36 @@ class IndexConfig:
         shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
         feature_map = schema.FEATURE_MAP.parse("feature_map", self.feature_map)
         kept = schema.KEEP_COLUMNS.parse("keep_columns", self.keep_columns)
-        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape, self.orientation)
+        placed = AnnotationFlags(self.box_format, self.point_format, self.mask_fill)
+        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape, self.orientation, placed)
 
     @property
     def indexes(self) -> bool:
         """Whether the files are read; else columns are added to an index that is there."""
         return bool(self.split or self.feature_map) or self.add_columns is None
 
+    @property
+    def mask(self) -> bool:
+        """Whether --feature_map names a mask."""
+        return self._maps(MASK)
+
+    @property
+    def boxes(self) -> bool:
+        """Whether --feature_map names boxes."""
+        return self._maps(BOXES)
+
+    @property
+    def points(self) -> bool:
+        """Whether --feature_map names points."""
+        return self._maps(POINTS)
+
+    def _maps(self, name: str) -> bool:
+        return any(part.strip().startswith(f"{name}:") for part in self.feature_map.split(","))
+
     def _check_needs(self) -> None:
         check_needs(
             self,
+            **{name: f"needs --feature_map={name}:FEATURE" for name in CONVENTIONS},
             feature_map="needs --feature_map, which says where images are",
             indexes=f"has no effect, as --add_columns={self.add_columns} alone adds to an index that is there; leave "
             "it out, or give --split or --feature_map to index the files again",

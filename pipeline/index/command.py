@@ -262,7 +262,7 @@ def _with_images(
     found = images.described(splits, flags, classes, place)
     version = max(made.format_version, found.fields["format_version"])
     made = dataclasses.replace(made, splits=found.splits, **{**found.fields, "format_version": version})
-    return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
+    return columns.drafted(drafts, made, found.columns), list(images.lines(made, found))
 
 
 def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:

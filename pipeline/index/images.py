@@ -17,13 +17,24 @@ from numpy.typing import NDArray
 
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath, path_of
-from pipeline.index import labels
+from pipeline.index import annotation, labels
+from pipeline.index.annotation import AnnotationFlags, ShardAnnotations
 from pipeline.index.labels import Labels, ShardLabels, SplitLabels
 from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
 from pipeline.manifest.columns import ORIENTATION, column_names
-from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, LABELS_VERSION, STORED, UPRIGHT, size_histogram
+from pipeline.manifest.manifest import (
+    ANNOTATIONS_VERSION,
+    CONVENTIONS,
+    EXACT,
+    IN_PLACE_VERSION,
+    LABELS_VERSION,
+    MASK,
+    STORED,
+    UPRIGHT,
+    size_histogram,
+)
 from pipeline.read.statistics import PixelSums, moments
 from pipeline.records import schema
 from pipeline.records.columns import Gathered, without_names
@@ -41,12 +52,13 @@ class ImageFlags:
     """Flags of the command about images, parsed.
 
     Attributes:
-      feature_map: (name in the manifest, name in the records) of `image`, `label` and `key`.
+      feature_map: (name in the manifest, name in the records) of `image`, `label`, `key`, `mask`, `boxes`, `points`.
       label_offset: number to add to stored classes.
       class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
       keep_columns: other features to keep.
       image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
       orientation: orientation of the `PixelRule`.
+      annotations: flags about masks, boxes and points.
     """
 
     feature_map: tuple[tuple[str, str], ...]
@@ -55,6 +67,12 @@ class ImageFlags:
     keep_columns: tuple[str, ...] = ()
     image_shape: tuple[int, int, int] | None = None
     orientation: str = STORED
+    annotations: AnnotationFlags = dataclasses.field(default_factory=AnnotationFlags)
+
+    @property
+    def has_annotations(self) -> bool:
+        """Whether masks, boxes or points are mapped, with which images need no label."""
+        return any(ours in CONVENTIONS for ours, _ in self.feature_map)
 
     @property
     def turns_images(self) -> bool:
@@ -113,7 +131,7 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     if not found:
         raise DataError("the files hold no record")
     labelled = [name for name, one in found.items() if one.label]
-    if not labelled:
+    if not labelled and not flags.has_annotations:
         for name in _label_names(flags):
             if any(name in record for record in sample):
                 raise DataError(
@@ -129,11 +147,15 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     extra = {
         name: schema.kept_feature([{**sample[0], **kept[0]}, *kept[1:]], name, first) for name in flags.keep_columns
     }
-    return dataclasses.replace(found[labelled[0]], extra=extra)
+    placed = flags.annotations.features(flags.feature_map, sample, first)
+    return dataclasses.replace(found[labelled[0] if labelled else first], extra=extra, placed=placed)
 
 
 def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: ImageFlags) -> Schema:
     names = dict(flags.feature_map)
+    if other := next((ours for ours in names if ours not in (*schema.OWN_FEATURES, *CONVENTIONS)), None):
+        raise unknown("--feature_map", other, (*schema.OWN_FEATURES, *CONVENTIONS))
+    names = {ours: theirs for ours, theirs in names.items() if ours not in CONVENTIONS}
     label = next((name for name in _label_names(flags) if any(len(record.get(name, ())) for record in records)), None)
     if label is None:
         names.pop("label", None)
@@ -157,8 +179,8 @@ def _check_alike(found: Mapping[str, Schema]) -> None:
     """Raises DataError if the records of two files are not alike."""
     for field in ("image", "label", "labels", "key", "image_shape", "sizes"):
         known = {file: getattr(one, field) for file, one in found.items() if "label" not in field or one.label}
-        (first, usual), *others = known.items()
-        for file, theirs in others:
+        first, usual = next(iter(known.items()), ("", None))
+        for file, theirs in known.items():
             if theirs != usual:
                 said, own = (repr(value) if isinstance(value, str) else str(value) for value in (theirs, usual))
                 raise DataError(
@@ -193,6 +215,7 @@ class ShardImages:
         self.formats: set[str] = set()
         self.sums: dict[int, PixelSums] = {}  # {channels: sums}
         self.turned = 0
+        self.annotations = ShardAnnotations(found.placed)
         self.keys: list[bytes] = []  # hashes of them
         made = (*_MADE, ORIENTATION) if self._upright else _MADE
         self.columns = {name: Gathered() for name in (*made, *self._columns.values())}
@@ -212,6 +235,7 @@ class ShardImages:
                 raise ValueError(f"feature {self.schema.key!r}, the key, is empty")
             self.keys.append(hashlib.blake2b(row.key, digest_size=8).digest())
         height, width = self._image(row.image)
+        self.annotations.add(row.placed, (height, width))
         for name, value in zip(_MADE, (len(record), height, width), strict=True):
             if name not in self.kept:
                 self.columns[name].append(value)
@@ -256,12 +280,14 @@ class Described:
       splits: entries of the splits.
       columns: {column: {split: values}}.
       turned: number of images whose EXIF data turn them.
+      notes: lines about masks, boxes and points.
     """
 
     fields: dict[str, Any]
     splits: dict[str, SplitInfo]
     columns: dict[str, Mapping[str, Any]]
     turned: int
+    notes: tuple[str, ...]
 
 
 def described(
@@ -281,30 +307,37 @@ def described(
     counted = [shard for shards in splits.values() for _, shard in shards]
     found = counted[0].schema
     of_splits = {split: [shard.labels for _, shard in shards] for split, shards in splits.items()}
-    labelled = labels.described(of_splits, names, folder)
+    labelled = labels.described(of_splits, names, folder, are_needed=not found.placed)
     _check_keys(counted)
     shapes = {shape for shard in counted for shape in shard.sizes}
     image = Feature.of_images({form for shard in counted for form in shard.formats}, shapes)
     trained = [shard for split, shards in splits.items() for _, shard in shards if shard.sums]
+    placed = annotation.described([shard.annotations for shard in counted], image.shape, names)
+    class_names = labelled.class_names
+    if not any(own.has_labels for own in labelled.splits.values()) and MASK in placed:
+        class_names = placed[MASK].class_names
     mean, std = moments([_as_colour(shard.sums, image.shape[2] or _COLOURS) for shard in trained])
     features = {
         "image": dataclasses.replace(image, stored_as=found.image),
         "label": labelled.feature,
         **({"key": Feature("string", stored_as=found.key)} if found.key else {}),
         **found.extra,
+        **placed,
     }
     is_usual = labelled.feature.is_class and not labelled.feature.texts
+    version = IN_PLACE_VERSION if is_usual else LABELS_VERSION
     fields = {
-        "class_names": labelled.class_names,
+        "class_names": class_names,
         "features": features,
         "image_mean": mean,
         "image_std": std,
-        "format_version": IN_PLACE_VERSION if is_usual else LABELS_VERSION,
+        "format_version": ANNOTATIONS_VERSION if placed else version,
         "pixel_rule": None if image.encoding == "raw" else PixelRule(flags.orientation, EXACT),
     }
     infos = {split: _split_info(shards, labelled.splits[split]) for split, shards in splits.items()}
     columns = _columns_of(splits, labelled, image)
-    return Described(fields, infos, columns, sum(shard.turned for shard in counted))
+    notes = tuple(annotation.lines(placed, [shard.annotations for shard in counted]))
+    return Described(fields, infos, columns, sum(shard.turned for shard in counted), notes)
 
 
 def _check_keys(counted: Sequence[ShardImages]) -> None:
@@ -356,22 +389,26 @@ def _joined(parts: Iterable[Gathered]) -> Any:
     return [value for values in taken for value in values]
 
 
-def lines(made: Manifest, turned: int) -> Iterator[str]:
+def lines(made: Manifest, found: Described) -> Iterator[str]:
     """Yields lines that say which features were found, and what cannot be done with them.
 
     Args:
       made: the manifest.
-      turned: number of images that EXIF data turn.
+      found: what was counted.
     """
-    image, label = made.features["image"], made.features["label"]
+    image, label, turned = made.features["image"], made.features["label"], found.turned
     shifted = f" {label.offset:+d}" if label.offset else ""
+    has_labels = any(split.has_labels for split in made.splits.values())
     key = f", key: {made.features['key'].stored_as}" if "key" in made.features else ""
     size = "of several sizes" if None in image.shape[:2] else shape_of(image.shape)
-    yield f"  image: {image.stored_as} ({image.encoding}, {size}), label: {label.stored_as}{shifted}{key}"
+    named = f"label: {label.stored_as}{shifted}" if has_labels else "no label"
+    yield f"  image: {image.stored_as} ({image.encoding}, {size}), {named}{key}"
+    yield from found.notes
     histograms = {name: split.label_histogram for name, split in made.splits.items() if split.has_labels}
-    yield from labels.lines(label, made.class_names, histograms)
+    if has_labels:
+        yield from labels.lines(label, made.class_names, histograms)
     for name, split in made.splits.items():
-        if not split.has_labels:
+        if has_labels and not split.has_labels:
             none = "NaN" if label.dtype == "float32" else label.no_label
             yield f"  {name}: no labels (label {none}), so it can be predicted, but neither trained nor evaluated on"
     if turned and made.turns_images:

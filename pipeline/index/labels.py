@@ -163,6 +163,11 @@ class SplitLabels(NamedTuple):
     is_labelled: bool | None
     entropies: list[float | None]
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether its records have labels."""
+        return any(self.histogram) if self.is_labelled is None else self.is_labelled
+
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
@@ -179,13 +184,16 @@ class Labels:
     splits: dict[str, SplitLabels]
 
 
-def described(splits: Mapping[str, Sequence[ShardLabels]], names: tuple[str, ...], folder: object) -> Labels:
+def described(
+    splits: Mapping[str, Sequence[ShardLabels]], names: tuple[str, ...], folder: object, are_needed: bool = True
+) -> Labels:
     """Returns what a manifest says of labels that were counted.
 
     Args:
       splits: labels of the files of each split.
       names: class names of a file; empty: the labels name themselves.
       folder: the data set's folder, for errors.
+      are_needed: whether some split must have labels; not where masks, boxes or points may take their place.
 
     Raises:
       DataError: some records of a split have labels and some do not, no split has any, there are too many classes, or
@@ -194,9 +202,12 @@ def described(splits: Mapping[str, Sequence[ShardLabels]], names: tuple[str, ...
     for split, shards in splits.items():
         _check_whole(split, shards)
     every = [shard for shards in splits.values() for shard in shards]
-    if all(len(shard.missing) == len(shard.values) for shard in every):
-        raise DataError("no record has a label", advice=ANOTHER)
     stored = every[0].feature
+    if all(len(shard.missing) == len(shard.values) for shard in every):
+        if are_needed:
+            raise DataError("no record has a label", advice=ANOTHER)
+        unlabelled = Feature("int64", stored_as=stored.stored_as or "label")
+        return Labels(unlabelled, names, {split: _of_split(shards, unlabelled, 0) for split, shards in splits.items()})
     names = names or _own_names(every, stored, folder)
     feature = dataclasses.replace(stored, dtype="int64", texts=names) if stored.dtype == "string" else stored
     found = {split: _of_split(shards, feature, len(names)) for split, shards in splits.items()}

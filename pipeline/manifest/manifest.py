@@ -28,7 +28,8 @@ MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which
 IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
 PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
 LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
-NEWEST_VERSION = max(PACKINGS_VERSION, LABELS_VERSION)
+ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points
+NEWEST_VERSION = ANNOTATIONS_VERSION
 MOST_CLASSES = 1 << 20  # of a data set
 NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
@@ -86,6 +87,9 @@ class Feature:
       stored_as: name of the feature in the records of another writer; None: the name that it has in the manifest.
       offset: number to add to a stored label; a label below 0, or none, is that of a record without a label: -1.
       texts: class names as the records hold them, by label, if they hold names instead of numbers; else empty.
+      convention: what the values say of places in the image, a name in `pipeline.records.annotation`; empty: nothing.
+      parts: names of the features in the records that hold one number of each box or point; empty: one holds all.
+      fill: of a mask: class of the pixels that a recipe moves in from outside the image.
     """
 
     dtype: str
@@ -95,6 +99,9 @@ class Feature:
     stored_as: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     offset: int = dataclasses.field(default=0, metadata={OPTIONAL: True})
     texts: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
+    convention: str = dataclasses.field(default="", metadata={OPTIONAL: True})
+    parts: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
+    fill: int = dataclasses.field(default=0, metadata={OPTIONAL: True})
 
     @classmethod
     def of_images(cls, formats: Collection[str], shapes: Collection[tuple[int, ...]]) -> Feature:
@@ -106,6 +113,10 @@ class Feature:
     def named(self, name: str) -> str:
         """Returns the feature's name in the records, given its name in the manifest."""
         return self.stored_as or name
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """Returns the names of the features in the records that hold its values, given its name in the manifest."""
+        return self.parts or (self.named(name),)
 
     @property
     def stored_dtype(self) -> str:
@@ -143,6 +154,21 @@ class Feature:
         return f"{self.dtype} {self.shape}" if self.shape else self.dtype
 
 
+MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
+NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
+_BOXES = {
+    "yxyx": ("ymin", "xmin", "ymax", "xmax"),
+    "xyxy": ("xmin", "ymin", "xmax", "ymax"),
+    "xywh": ("x", "y", "width", "height"),
+}
+_POINTS = {"yx": ("y", "x"), "xy": ("x", "y")}
+RELATIVE = "rel_"  # before the name of a convention whose numbers are parts of the image's height and width, not pixels
+# {feature: {convention: names of the numbers of each box or point}}; the names of conventions are those of Keras.
+CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    MASK: {"classes": ()},
+    BOXES: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _BOXES.items()},
+    POINTS: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _POINTS.items()},
+}
 STORED, UPRIGHT = "stored", "upright"  # orientations of a `PixelRule`
 FAST, EXACT = "fast", "exact"  # its DCTs
 
@@ -575,9 +601,30 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
             yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
         if feature.offset and name != "label":
             yield f"feature {name!r} has the offset {feature.offset}; only a label may have one"
+        yield from _of_annotation(name, feature, manifest)
     version = manifest.format_version
     if manifest.is_in_place and version < IN_PLACE_VERSION:
         yield f"features have other names in the records, which version {version} does not know"
+
+
+def _of_annotation(name: str, feature: Feature, manifest: Manifest) -> Iterator[str]:
+    if not feature.convention:
+        if feature.parts or feature.fill:
+            yield f"feature {name!r} has parts or a fill, which only masks, boxes and points have"
+        return
+    if feature.convention not in CONVENTIONS.get(name, ()):
+        yield f"feature {name!r} has the convention {feature.convention!r}, which it cannot have"
+        return
+    is_mask = name == MASK
+    numbers = len(CONVENTIONS[name][feature.convention])
+    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in (("uint8",) if is_mask else NUMBERS):
+        yield f"feature {name!r} is {feature}, encoded as {feature.encoding!r}; no {name} can be"
+    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != (numbers,):
+        yield f"feature {name!r} has the shape {feature.shape}; no {name} can have it"
+    if len(feature.parts) not in (0, numbers) or not 0 <= feature.fill <= _WHITE:
+        yield f"feature {name!r} has {len(feature.parts)} parts and the fill {feature.fill}"
+    if manifest.format_version < ANNOTATIONS_VERSION:
+        yield f"feature {name!r} lies on the image, which version {manifest.format_version} does not know"
 
 
 def _of_label(label: Feature, manifest: Manifest) -> Iterator[str]:

@@ -79,12 +79,14 @@ class Row(NamedTuple):
       label: label, int, float or bytes; an array if the schema's labels are vectors; None if the record has no label.
       key: key, bytes or int; None if the schema has no key.
       extra: values of the other features, by name: a single value or an array.
+      placed: values of the mask, box and point features, by their names in the record.
     """
 
     image: bytes
     label: Any
     key: bytes | int | None
     extra: dict[str, Any]
+    placed: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Schema:
       extra: other features to keep, by name.
       labels: dtype and shape of stored labels, and the labels they mean; dtype string until the classes that texts name
         are known.
+      placed: masks, boxes and points, by their names in the manifest.
     """
 
     image: str
@@ -109,6 +112,7 @@ class Schema:
     sizes: tuple[str, ...] = ()
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
     labels: Feature = _CLASS
+    placed: dict[str, Feature] = dataclasses.field(default_factory=dict)
 
     @property
     def has_text_labels(self) -> bool:
@@ -118,7 +122,13 @@ class Schema:
     @functools.cached_property
     def names(self) -> list[str]:
         """Names of all features to read."""
-        return [name for name in (self.image, self.label, self.key, *self.sizes, *self.extra) if name]
+        own = (self.image, self.label, self.key, *self.sizes, *self.extra, *self.placed_names)
+        return [name for name in dict.fromkeys(own) if name]
+
+    @functools.cached_property
+    def placed_names(self) -> tuple[str, ...]:
+        """Names in the records of the features that hold masks, boxes and points."""
+        return tuple(own for name, feature in self.placed.items() for own in feature.stored_names(name))
 
     def row(self, record: bytes) -> Row:
         """Returns the values of a serialized Example.
@@ -132,6 +142,7 @@ class Schema:
             self._label(features.get(self.label, [])),
             _one(features, self.key, "bytes or int64") if self.key else None,
             {name: _kept(features, name, feature) for name, feature in self.extra.items()},
+            {name: features[name] for name in self.placed_names if name in features},
         )
 
     def _image(self, features: Mapping[str, Any]) -> bytes:

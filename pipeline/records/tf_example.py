@@ -25,6 +25,7 @@ from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
 from pipeline.manifest.splits import Segment
+from pipeline.records import annotation
 from pipeline.records.stream import records_of
 
 Value: TypeAlias = bytes | int | float | NDArray[np.int64] | NDArray[np.float32] | Sequence[bytes]
@@ -236,21 +237,28 @@ def example(
     Args:
       record: serialized Example.
       features: features of the manifest, by name.
-      decode_image: whether to decode images; otherwise they stay bytes.
+      decode_image: whether to decode images; otherwise they stay bytes, and masks, boxes and points are left out.
       upright: whether to apply the orientation in images' EXIF data (`Manifest.turns_images`).
 
     Raises:
       BadExampleError: it is not an Example, or does not have these features.
     """
+    plain = {name: feature for name, feature in features.items() if not feature.convention}
     try:
-        found = as_ours(decode(record, {feature.named(name) for name, feature in features.items()}), features)
+        stored = decode(record, {own for name, feature in features.items() for own in feature.stored_names(name)})
+        found = as_ours(stored, plain)
     except ValueError as error:
         raise BadExampleError(str(error)) from None
-    values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
+    values = {name: _value(name, feature, found.get(name, [])) for name, feature in plain.items()}
     if features["label"].is_class:
         values["label"] = int(values["label"])
     if decode_image:
         values["image"] = image(values["image"], features["image"], upright)
+        for name in features.keys() - plain.keys():
+            try:
+                values[name] = annotation.of_record(stored, name, features[name], values["image"].shape[:2])
+            except ValueError as error:
+                raise BadExampleError(str(error)) from None
     return values
 
 

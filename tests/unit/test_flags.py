@@ -330,6 +330,9 @@ SEEN: dict[str, dict[str, str]] = {
         "keep_columns": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
         "image_shape": "unit/pipeline/index/test_images.py::test_raw_pixels_in_place",
         "orientation": "unit/pipeline/index/test_orientation.py::test_what_is_fed_is_upright",
+        "box_format": "unit/pipeline/index/test_annotation.py::test_boxes_of_each_convention_are_the_same",
+        "point_format": "unit/pipeline/index/test_annotation.py::test_numbers_in_pixels_of_any_form",
+        "mask_fill": "unit/pipeline/index/test_annotation.py::test_the_fill_of_a_mask_is_that_of_the_flag",
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {
@@ -433,6 +436,7 @@ SEEN: dict[str, dict[str, str]] = {
         "resize": "unit/pipeline/test_mixture.py::test_images_of_other_sizes_are_stretched_to_one",
         "statistics": "unit/pipeline/test_mixture.py::test_all_are_normalised_by_the_first_sources_statistics",
         "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",
+        "label": "unit/pipeline/index/test_annotation.py::test_a_mask_may_take_the_place_of_labels",
         "parse": "unit/pipeline/test_step_iterator.py::test_what_a_parser_gives_keeps_its_structure",
         "remainder": "unit/pipeline/test_input.py::test_batches_are_the_orders_records_with_their_pixels_and_labels",
         "class_weight": "integration/test_class_weight.py::test_fit_makes_the_update_of_keras_with_its_class_weight",

@@ -1,0 +1,149 @@
+"""Masks, boxes and points of a batch: read from the records, cut like the images, moved like them by the recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.augmentation import moves
+from pipeline.augmentation.composed import batchwise
+from pipeline.augmentation.moves import Move
+from pipeline.decode.images import Encoded, ImageDecoder
+from pipeline.manifest import Feature
+from pipeline.manifest.manifest import BOXES, CONVENTIONS, MASK, RELATIVE
+from pipeline.records.annotation import WEIGHT, in_order
+
+_DTYPES = {"float32": tf.float32, "int64": tf.int64}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Annotations:
+    """The features of a batch that lie on its images.
+
+    Attributes:
+      features: masks, boxes and points of the manifest, by name.
+      decoder: decodes the images, or a part of each.
+      moves: moves of the recipe, in order.
+    """
+
+    features: dict[str, Feature]
+    decoder: ImageDecoder
+    moves: Sequence[Move]
+
+    def decoded(
+        self, records: tf.Tensor, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
+        """Returns masks, boxes and points of the images as `ImageDecoder.decode` returns them.
+
+        Args:
+          records: serialized Examples, string (rows,).
+          images, keys, turns: as for `ImageDecoder.decode`.
+
+        Returns:
+          `mask`: uint8 (rows, height, width, 1). `boxes`: float32 (rows, most, 4), `rel_yxyx`, clipped; `points`:
+          float32 (rows, most, 2), `rel_yx`; and their weights, float32 (rows, most): 1, or 0 for those that have no
+          part in the picture, and for rows of zeros behind the last one.
+        """
+        found, columns = tf.io.parse_example(records, self._kinds()), {}
+        sizes, parts = self.decoder.parts(images, keys, turns, tf.shape(records)[0])
+        for name, feature in self.features.items():
+            if name == MASK:
+                columns[name] = self._masks(found[feature.named(name)], feature, sizes, parts)
+            else:
+                pixels, there = _stored(found, name, feature, sizes)
+                maps = moves.rounded_maps(moves.part(parts, self._size))
+                columns |= _as_fed(name, *_moved(name)(pixels, there, maps, self._size), self._size)
+        return columns
+
+    def moved(self, columns: dict[str, tf.Tensor], keys: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what `decoded` returned as it lies on the images that the recipe has moved.
+
+        Args:
+          columns: of one batch, or of several with one axis more in front.
+          keys: one key per row, uint64 (rows,), or (batches, rows).
+        """
+        if not self.moves:
+            return columns
+
+        def moved(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+            *given, keys = values
+            return self._moved(dict(zip(columns, given, strict=True)), keys)
+
+        made: dict[str, tf.Tensor] = batchwise(moved)(*columns.values(), keys)
+        return made
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.decoder.image_shape[:2]
+
+    def _moved(self, columns: dict[str, tf.Tensor], keys: tf.Tensor) -> dict[str, tf.Tensor]:
+        made: dict[str, tf.Tensor] = {}
+        others = self.features.keys() - {MASK}
+        maps = moves.maps_of(keys, self.moves) if others else []
+        for name, feature in self.features.items():
+            if name == MASK:
+                made[name] = moves.masks_moved(columns[name], keys, self.moves, feature.fill)
+                continue
+            numbers = tf.tile(tf.constant(self._size, tf.float64), [columns[name].shape[-1] // 2])
+            pixels, visible = tf.cast(columns[name], tf.float64) * numbers, columns[name + WEIGHT] > 0
+            for move, own in zip(self.moves, maps, strict=True):
+                pixels, visible = _moved(name)(pixels, visible, own, move.size)
+            made |= _as_fed(name, pixels, visible, self.moves[-1].size)
+        return made
+
+    def _kinds(self) -> dict[str, Any]:
+        kinds: dict[str, Any] = {}
+        for name, feature in self.features.items():
+            is_mask = name == MASK
+            kind = tf.io.FixedLenFeature([], tf.string) if is_mask else tf.io.RaggedFeature(_DTYPES[feature.dtype])
+            kinds |= dict.fromkeys(feature.stored_names(name), kind)
+        return kinds
+
+    def _masks(self, stored: tf.Tensor, feature: Feature, sizes: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
+        shape = tf.TensorSpec((*self._size, 1), tf.uint8)
+
+        def decoded(values: tuple[tf.Tensor, ...]) -> tf.Tensor:
+            data, size, part = values
+            if feature.encoding == "raw":
+                pixels = tf.reshape(tf.io.decode_raw(data, tf.uint8), [size[0], size[1], 1])
+            else:
+                pixels = tf.io.decode_png(data, channels=1)
+            if self.decoder.crop is not None:
+                for axis, most in enumerate(self._size):
+                    pixels = tf.gather(pixels, _nearest(part[axis], part[axis + 2], most), axis=axis)
+            return tf.ensure_shape(pixels, shape.shape)
+
+        return tf.map_fn(decoded, (stored, sizes, parts), fn_output_signature=shape)
+
+
+def _nearest(first: tf.Tensor, side: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the pixel of a line that is nearest to each pixel of its part, from `first` on, stretched to a size."""
+    return first + (2 * tf.range(size) + 1) * side // (2 * size)
+
+
+def _moved(name: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    return moves.boxes_moved if name == BOXES else moves.points_moved
+
+
+def _stored(found: dict[str, Any], name: str, feature: Feature, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns boxes or points in pixels, float64 (rows, most, 4 or 2), and which rows have one, bool (rows, most)."""
+    most, own, count = feature.shape[0] or 0, feature.stored_names(name), len(CONVENTIONS[name][feature.convention])
+    each = most if feature.parts else most * count
+    dense = [tf.cast(found[part].to_tensor(0, shape=(None, each)), tf.float64) for part in own]
+    values = tf.stack(dense, axis=-1) if feature.parts else tf.reshape(dense[0], (-1, most, count))
+    lengths = found[own[0]].row_lengths() // (1 if feature.parts else count)
+    there = tf.range(most, dtype=lengths.dtype) < lengths[:, None]
+    pixels = in_order(values, name, feature.convention, lambda parts: tf.stack(parts, axis=-1))
+    if feature.convention.startswith(RELATIVE):
+        pixels *= tf.tile(tf.cast(sizes, tf.float64), [1, pixels.shape[-1] // 2])[:, None, :]
+    return pixels, there
+
+
+def _as_fed(name: str, pixels: tf.Tensor, visible: tf.Tensor, size: tuple[int, int]) -> dict[str, tf.Tensor]:
+    """Returns boxes or points as parts of the picture's sides, and their weights; those that are not visible are 0."""
+    sides = tf.tile(tf.constant(size, tf.float64), [pixels.shape[-1] // 2])
+    shown = tf.where(visible[..., None], pixels / sides, 0.0)
+    return {name: tf.cast(shown, tf.float32), name + WEIGHT: tf.cast(visible, tf.float32)}
