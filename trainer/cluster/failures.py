@@ -66,6 +66,14 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
         )
     if (limited := with_limit(reason)) != reason:
         return DataError(limited)
+    if issubclass(runtime.kind(error), tf.errors.CancelledError):
+        # A call that is not inlined, as of a virtual replica, cancels what its caller waits for before it returns its
+        # error; where that is a tensor of another replica, the caller fails with "cancelled" (RunMultiDeviceAsync in
+        # tensorflow/core/common_runtime/process_function_library_runtime.cc).
+        return DataError(
+            f"a step failed, and TensorFlow only says what it then cancelled ({reason}); rerun the same command with "
+            "--num_replicas=1 for the reason, or with TF_CPP_MIN_LOG_LEVEL=1 in the environment, which logs it"
+        )
     if issubclass(runtime.kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
