@@ -270,8 +270,8 @@ def test_the_commands_of_the_classic_programs_run(folder):
 
 
 def test_code_of_ones_own_trains_as_the_page_says(folder):
-    """The model, the compiled model and the call from Python of docs/training.md; the tracker of docs/outputs.md."""
-    model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("training.md"), re.DOTALL)
+    """The model and the compiled model of docs/own_models.md, the call from Python; the tracker of docs/outputs.md."""
+    model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("own_models.md"), re.DOTALL)
     (tracker,) = re.findall(r"```python\n(.*?)```", page_text("outputs.md"), re.DOTALL)
     assert model.startswith("# my_models.py\n")
     (folder / "my_models.py").write_text(f"{model}\n\n{compiled}")
@@ -362,6 +362,6 @@ def test_every_flag_that_a_page_gives_a_command_exists(name):
     form = rf"(?:python -m {re.escape(module)}|stepfeed {name})\b((?:[^\n`]|\\\n)*)"
     used = {flag for text in texts for line in re.findall(form, text) for flag in re.findall(r"--\w+", line)}
     if name == "train":
-        rows = re.findall(r"^\| (`--.*?) \|", (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.MULTILINE)
+        rows = re.findall(r"^\| (`--.*?) \|", (ROOT / "docs/train_flags.md").read_text(encoding="utf-8"), re.MULTILINE)
         used |= {flag for row in rows for flag in re.findall(r"--\w+", row)}
     assert used - {*helped.stdout.split(), *MORE.get(name, ())} == set()
