@@ -23,7 +23,7 @@ from pipeline.errors import UsageError, root_cause
 from pipeline.graph_calls import message_of_input
 
 # Errors caused by this worker itself. All others mean a lost peer: Unavailable, DeadlineExceeded (collective timeout),
-# # Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
+# Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
 OWN = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
