@@ -1,4 +1,4 @@
-"""The least that reading checked records can cost: what windows are measured against."""
+"""The minimum cost of reading checked records, which windows are measured against."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.read.sidecars import shard_members
 from pipeline.records import framing
 from pipeline.records.members import MEMBER_BYTES
 
-_GZIP = zlib.MAX_WBITS | 16  # with a GZIP header
+_GZIP = zlib.MAX_WBITS | 16  # zlib's bit for a GZIP header
 
 
 def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:
@@ -42,12 +42,12 @@ def _checked(file: str, stride: int) -> tuple[int, float]:
 
 
 def inflating(pool: futures.Executor, data_dir: str, split: str, library: Any = zlib) -> Take:
-    """Returns a Take that decompresses all GZIP members of a split in threads, out of memory to nowhere.
+    """Returns a Take that decompresses all GZIP members of a split in threads, from memory, discarding the output.
 
     Args:
       pool: pool of the threads.
-      data_dir, split: what is decompressed.
-      library: zlib, or what has its interface.
+      data_dir, split: data set and split to decompress.
+      library: zlib, or a module with the same interface.
     """
     shards = manifest.load(data_dir).split(split).shards
     members = []

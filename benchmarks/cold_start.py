@@ -1,4 +1,4 @@
-"""Seconds to the first batch, of a resume far into a run against a cold start.
+"""Seconds to the first batch: resuming far into a run compared with a cold start.
 
     python -m benchmarks.cold_start [--data_dir=DIR] [--step=10000000]
 
@@ -60,7 +60,7 @@ def start(config: BenchmarkConfig) -> float:
     tf = inputs.load_tensorflow()
     from pipeline.batch.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
 
-    tf.constant(0).numpy()  # sets the devices up
+    tf.constant(0).numpy()  # initialises the devices
     decoded = inputs.decoded_bytes(config.data_dir)
     began = time.perf_counter()
     batches = inputs.train_input(

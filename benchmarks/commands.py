@@ -27,10 +27,10 @@ class Run:
     """One run of a command.
 
     Attributes:
-      output: what it printed.
-      wall: seconds from its start to its end.
-      cpu: seconds of processor time, of it and its own processes.
-      peak: bytes, the largest resident memory of it or one of its own processes.
+      output: output that it printed.
+      wall: seconds from start to end.
+      cpu: CPU seconds of the process and its children.
+      peak: largest resident memory of the process or one of its children, bytes.
     """
 
     output: str
@@ -40,7 +40,7 @@ class Run:
 
     @property
     def writing(self) -> float:
-        """Seconds that a conversion prints: from the start of the Beam pipeline to the published manifest."""
+        """The seconds that a conversion prints: from the start of the Beam pipeline to the published manifest."""
         rate, count = _SUMMARY.search(self.output), _EXAMPLES.search(self.output)
         if not rate or not count:
             raise DataError(f"a conversion printed no rate: {self.output[-200:]!r}")
@@ -48,7 +48,7 @@ class Run:
 
 
 def processor() -> str:
-    """Returns the processor's name and its widest vector extension, on which kernels and so the figures depend."""
+    """Returns the processor's name and its widest vector extension, which determine the kernels and so the results."""
     info = pathlib.Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -58,22 +58,22 @@ def processor() -> str:
 
 
 def say_processor() -> None:
-    """Prints the processor, which belongs to every figure."""
+    """Prints the processor, which every result depends on."""
     print(f"processor: {processor()}", flush=True)
 
 
 def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: str) -> Run:
-    """Converts into a new folder."""
+    """Converts a data set into a new folder."""
     shutil.rmtree(data_dir, ignore_errors=True)
     arguments = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={data_dir}", *flags]
     return run("beam_jobs.convert", arguments)
 
 
 def run(module: str, arguments: Sequence[str]) -> Run:
-    """Runs `python -m module`, once earlier writes have reached the disk.
+    """Runs `python -m module`, after earlier writes have reached the disk.
 
     Raises:
-      DataError: it failed; with its last line.
+      DataError: the command failed; the message has its last line.
     """
     os.sync()
     reading, writing = os.pipe()

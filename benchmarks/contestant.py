@@ -1,7 +1,7 @@
-"""A training loop in a process of its own, which runs when it is told to: `benchmarks.contestant NAME FLAGS...`.
+"""A training loop in a process of its own, which runs on demand: `benchmarks.contestant NAME FLAGS...`.
 
-In one process the background threads of one contestant would take the cores of the others. It prints a line
-once it is warm, what it says of itself as JSON, and then one round as JSON for every number of seconds that it reads.
+In one process the background threads of one contestant would take the cores of the others. It prints a line with facts
+about itself as JSON once it is warm, and then one round as JSON for every number of seconds that it reads.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Contestant:
-    """A child process that measures rounds, and between them is stopped with all processes that it started.
+    """A child process that measures rounds; between them, it is stopped together with all processes it started.
 
-    What they make ahead would take the cores of the one whose turn it is.
+    Otherwise their prefetching would take the cores of the contestant being measured.
     """
 
     def __init__(self, name: str, command: Sequence[str], errors: IO[str] | None = None) -> None:
-        """Starts it; its stderr goes to a file, or to this process's."""
+        """Starts the process; its stderr goes to a file, or to this process's."""
         self._name = name
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Gives it a line, such as the seconds of a round; returns what it answers.
+        """Sends a line, such as the seconds of a round; returns the answer.
 
         Raises:
-          DataError: it has ended.
+          DataError: the process has ended.
         """
         assert self._process.stdin
         self._signal(signal.SIGCONT)
@@ -55,7 +55,7 @@ class Contestant:
         return answer
 
     def said(self) -> dict[str, Any]:
-        """Returns what it says once it is ready, or its `error`; then it is stopped until its turn."""
+        """Returns its facts once it is ready, or its `error`; then it is stopped until its turn."""
         try:
             return dict(json.loads(self.line()))
         except DataError as error:
@@ -64,7 +64,7 @@ class Contestant:
             self._signal(signal.SIGSTOP)
 
     def end(self) -> None:
-        """Ends the process and those that it started."""
+        """Ends the process and those it started."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -76,7 +76,7 @@ class Contestant:
         """Returns the next line that it prints.
 
         Raises:
-          DataError: it has ended.
+          DataError: the process has ended.
         """
         assert self._process.stdout
         line: str = self._process.stdout.readline()
@@ -86,7 +86,7 @@ class Contestant:
 
 
 class Measured(NamedTuple):
-    """What a contestant said of itself, and its rounds."""
+    """A contestant's facts and rounds."""
 
     facts: dict[str, Any]
     rounds: list[Round]
@@ -94,17 +94,17 @@ class Measured(NamedTuple):
 
 def command(loop: str, flags: Sequence[str], python: str = sys.executable) -> list[str]:
     """Returns the command that serves rounds of a loop."""
-    # PyTorch's threads wait for each other in a busy loop, whose processor time grows tenfold beside other work.
+    # PyTorch's threads wait in a busy loop, which takes ten times the processor time if the machine has other work.
     environment = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3", "OMP_WAIT_POLICY=PASSIVE"]
     return [*environment, python, "-m", "benchmarks.contestant", loop, *flags]
 
 
 def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float) -> dict[str, Measured]:
-    """Measures rounds in turn; returns those of each contestant that can run, and prints why another cannot.
+    """Measures rounds in turn; returns the rounds of each contestant that can run, and prints why others cannot.
 
     Args:
-      commands: see `command`, by the contestant's name.
-      rounds: how many each has.
+      commands: command of each contestant, by name; see `command`.
+      rounds: number of rounds per contestant.
       seconds: length of a round.
     """
     started: dict[str, Contestant] = {}
@@ -121,7 +121,7 @@ def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float)
             for name, one in list(found.items()):
                 try:
                     one.rounds.append(Round(**started[name].ask(str(seconds))))
-                except DataError as error:  # such as one for which there was not enough memory
+                except DataError as error:  # for example out of memory
                     print(f"{error}", flush=True)
                     del found[name]
         return found
@@ -131,15 +131,15 @@ def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float)
 
 
 def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """Measures rounds in turn; returns those of each contestant.
+    """Measures rounds in turn; returns the rounds of each contestant.
 
     Args:
-      contestants: the loop and the flags of the run, by name.
-      rounds: how many each has.
+      contestants: loop and flags of each contestant, by name.
+      rounds: number of rounds per contestant.
       seconds: length of a round.
 
     Raises:
-      DataError: one cannot run.
+      DataError: a contestant cannot run.
     """
     found = in_turns({name: command(*one) for name, one in contestants.items()}, rounds, seconds)
     for name in contestants:

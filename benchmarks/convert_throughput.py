@@ -53,7 +53,7 @@ class BenchmarkConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line of the table: what was compared, how much better the first is, and the medians of both."""
+    """A line of the table: what was compared, the ratio, and the medians of both."""
 
     what: str
     ratios: list[float]

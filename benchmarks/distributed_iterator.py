@@ -1,4 +1,4 @@
-"""What distributing the input costs: images per second and processor time per step, in one process, as ratios.
+"""The cost of distributing the input: images per second and processor time per step, in one process, as ratios.
 
     python -m benchmarks.distributed_iterator [--data_dir=DIR] [--global_batch_size=512]
 
@@ -62,7 +62,7 @@ def measure(tf, config: BenchmarkConfig, data_dir: str, recipe: str, inside: boo
 
 
 def contestants(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, strategy, batches) of what is compared."""
+    """Yields (name, strategy, batches) of the contestants."""
     from pipeline import distribute, input_fn  # noqa: PLC0415
 
     arguments = {"global_batch_size": config.global_batch_size, "training": True, "augment": recipe}

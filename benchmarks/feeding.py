@@ -1,4 +1,4 @@
-"""Contestants that feed: prepared once, then measured in turns, each in a process of its own."""
+"""Contestants that feed batches: prepared once, then measured in turns, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Entry:
     """A contestant.
 
     Attributes:
-      module: module of `feeds`.
-      options: its own.
-      shared: contestants of the same text have one folder, which the first of them prepares; empty: its own.
+      module: module in `feeds`.
+      options: options of the contestant.
+      shared: key of the contestants that share a folder, which the first of them prepares; empty for a folder of its
+        own.
     """
 
     module: str
@@ -37,7 +38,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A contestant that can run: its interpreter, its folder, and what it says of itself."""
+    """A contestant that can run: its interpreter, its folder, and its facts."""
 
     entry: Entry
     python: str
@@ -63,7 +64,7 @@ class Result:
 def prepared(
     entries: Mapping[str, Entry], setting: Setting, folder: pathlib.Path, known: Interpreters
 ) -> dict[str, Ready]:
-    """Returns the contestants that can run, with their data written; prints why the others cannot."""
+    """Returns the contestants that can run, after writing their data; prints why others cannot."""
     found = {}
     for name, entry in entries.items():
         own = folder / (entry.shared or name)
@@ -83,11 +84,11 @@ def prepared(
 
 
 def measured(part: str, ready: Mapping[str, Ready], setting: Setting, rounds: int, seconds: float) -> Iterator[Result]:
-    """Yields each contestant's rounds in a setting, measured in turns; prints why one has none."""
+    """Yields each contestant's rounds in a setting, measured in turns; prints why any has none."""
     first: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         started = {}
-        for name, one in ready.items():  # they load their libraries side by side, and then begin one by one
+        for name, one in ready.items():  # they load their libraries in parallel, and then begin one by one
             own = dataclasses.replace(setting, own=one.own, options=dict(one.entry.options))
             started[name] = _start(one.python, one.entry, "run", own)
             stack.callback(started[name].end)
@@ -110,7 +111,7 @@ def measured(part: str, ready: Mapping[str, Ready], setting: Setting, rounds: in
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures depend on."""
+    """Returns the facts about the machine that the results depend on."""
     return {"processor": commands.processor(), "cores": os.cpu_count(), "python": sys.version}
 
 
@@ -130,7 +131,7 @@ def _ask(python: str, entry: Entry, task: str, setting: Setting) -> dict[str, An
 
 
 def _asked(contestant: Contestant) -> dict[str, Any]:
-    """Returns what a contestant answers once it may begin, or why it does not."""
+    """Returns a contestant's answer once it may begin, or why it does not answer."""
     try:
         return contestant.ask("begin")
     except DataError as error:

@@ -1,4 +1,4 @@
-"""The minimum that a conversion of raw images must do: read the source, compute the CRCs, write the same bytes.
+"""The minimum work of converting raw images: read the source, compute the CRCs, write the same bytes.
 
 Reading is `read` of each file, a CRC is crc32c's of each record and each shard, writing is one `write` and one
 fsync per shard, one after the other. The bytes of the shards are already in memory.
@@ -39,7 +39,7 @@ class Floor:
         return cls(sorted(source.glob("*.bin")), shards)
 
     def seconds(self, folder: pathlib.Path) -> tuple[float, float]:
-        """Does the work in a new folder, which is then deleted; returns the seconds, and those of processor time."""
+        """Does the work in a new folder, which is then deleted; returns seconds and CPU seconds."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         os.sync()

@@ -1,4 +1,4 @@
-"""What a training step would start on a GPU, read from its optimised graph; no GPU is needed.
+"""The work that a training step would launch on a GPU, read from its optimised graph; no GPU is needed.
 
     python -m benchmarks.gpu_graph [--models=resnet50,fast_cifar,cifar10_cnn] [--only=plain,jit,virtual]
 
@@ -34,9 +34,9 @@ VARIANTS = {
     "virtual": ["--jit_compile", "--virtual_replicas=4"],
 }
 _GPU, _CPU, _ANYWHERE = "GPU", "CPU", "DEFAULT"  # device types of kernels
-_ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # what stands for the arguments of a function
+_ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # operations that stand for a function's arguments
 
-# Operations whose GPU kernel starts nothing: they pass a buffer on, or read a shape.
+# Operations whose GPU kernel launches nothing: they pass on a buffer, or read a shape.
 _STARTS_NOTHING = {
     *("Const", "ImmutableConst", "Placeholder", "VarHandleOp", "ReadVariableOp", "AssignVariableOp"),
     *("Identity", "IdentityN", "StopGradient", "PreventGradient", "NoOp", "ControlTrigger", "Bitcast", "Reshape"),
@@ -50,7 +50,7 @@ _OF_SUMS = frozenset({"Bitcast", "BitwiseAnd", "LeftShift", "RightShift"})
 HOST_OPS = frozenset({"IteratorGetNext", "Timestamp", "PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """Operations that are meant for the host: they take a batch, or read a clock."""
 
-# The first pattern that a node's name has decides; names are made of the scopes of `TrainStep`.
+# The first pattern that matches a node's name decides; names consist of the scopes in `TrainStep`.
 _PARTS = {
     "input": r"(^|/)input/",
     "optimizer": r"(^|/)optimizer/",
@@ -67,11 +67,11 @@ _OTHER = "loop and others"
 
 
 class Case(NamedTuple):
-    """A model to count: the flags of its run, and what its batches are.
+    """A model to count: the flags of its run, and its batches.
 
     Attributes:
       side: height and width of the images.
-      rows: rows of a global batch.
+      rows: number of rows in a global batch.
       flags: further flags of `trainer.run`.
     """
 
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def virtual_gpu(count: int = 1) -> Iterator[None]:
-    """Context in which TensorFlow lists so many GPUs beside the CPU; what is made on them is made on the CPU."""
+    """Context in which TensorFlow lists `count` GPUs besides the CPU; anything placed on them is on the CPU."""
     import tensorflow as tf  # noqa: PLC0415, after the quiet loading
 
     listings = {
@@ -141,10 +141,10 @@ def made(flags: Sequence[str], side: int, rows: int, gpus: int = 1) -> tuple[Any
     """Returns a `TrainStep` for GPUs, and the TensorSpecs of its global batches of float32 images.
 
     Args:
-      flags: those of `trainer.run`, without data and folder.
+      flags: flags of `trainer.run`, without data and folder.
       side: height and width of the images.
-      rows: rows of a global batch.
-      gpus: number of GPUs that are listed.
+      rows: number of rows in a global batch.
+      gpus: number of GPUs to list.
     """
     import tensorflow as tf  # noqa: PLC0415, as above
 
@@ -193,7 +193,7 @@ def fed(step: Any, batch: Any) -> Any:
 
 
 def optimized(concrete: Any) -> Any:
-    """Returns a traced function's graph as TensorFlow would run it on an H100, all calls but those of XLA inlined."""
+    """Returns a traced function's graph as TensorFlow would run it on an H100, with all calls inlined except XLA's."""
     from tensorflow.core.protobuf import config_pb2  # noqa: PLC0415
     from tensorflow.python.grappler import cluster, tf_optimizer  # noqa: PLC0415
 
@@ -221,7 +221,7 @@ def _device(kind: str, **properties: Any) -> Any:
 
 
 def _metagraph(concrete: Any, graph_def: Any = None) -> Any:
-    """Returns a function's graph, or what became of it, with what must stay in it."""
+    """Returns a function's graph, or a transformed one, with the nodes that must stay in it."""
     import tensorflow as tf  # noqa: PLC0415, as above
 
     graph = concrete.graph
@@ -234,12 +234,12 @@ def _metagraph(concrete: Any, graph_def: Any = None) -> Any:
 
 
 def _with_arguments(graph: Any) -> Any:
-    """Returns the graph of a function with inputs of known shapes as its arguments; those of placeholders are not."""
+    """Returns a function's graph with inputs of known shapes as arguments; placeholders have none."""
     import tensorflow as tf  # noqa: PLC0415, as above
     from tensorflow.python.ops import handle_data_util  # noqa: PLC0415
 
     found, arguments = graph.as_graph_def(), {one.op.name: one for one in graph.inputs}
-    for function in found.library.function:  # what stays a call would not be counted
+    for function in found.library.function:  # remaining calls would not be counted
         function.attr.pop("_noinline", None)
     for node in found.node:
         if (argument := arguments.get(node.name)) is None:
@@ -256,7 +256,7 @@ def _with_arguments(graph: Any) -> Any:
 
 @dataclasses.dataclass
 class Part:
-    """What a part of a step costs: kernels to start, bytes that they move, programs of XLA."""
+    """The cost of a part of a step: kernels to launch, bytes that they move, XLA programs."""
 
     kernels: int = 0
     moved: int = 0
@@ -264,7 +264,7 @@ class Part:
 
 
 class Copied(NamedTuple):
-    """A tensor that leaves the GPU: its node, what needs it on the host, bytes, and times per step."""
+    """A tensor that leaves the GPU: its node, its consumer on the host, bytes, and times per step."""
 
     name: str
     reader: str
@@ -274,19 +274,19 @@ class Copied(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a function does, per step.
+    """The work of a function, per step.
 
     Attributes:
       parts: costs by part of the step.
-      operations: operations in each program of XLA, by its name.
-      without_kernel: operations that have no GPU kernel for their types, and are not meant for the host: `SplitV
+      operations: number of operations in each XLA program, by name.
+      without_kernel: operations without a GPU kernel for their types that are not meant for the host, such as `SplitV
         (int64)`, with their number per step.
-      uncompiled: operations inside a program of XLA that XLA does not know on GPUs.
-      host: operations that are meant for the host, with their number per step.
-      copied: tensors that are copied to the host's memory in each step.
-      conditions: copied tensors on which the condition of a loop depends: the host waits for them before each pass.
-      waits: nodes of the host that wait for a node of the GPU without taking anything from it, each with that node. A
-        tensor is copied for it, so that it waits for all that the GPU was told before.
+      uncompiled: operations inside an XLA program that XLA does not support on GPUs.
+      host: operations meant for the host, with their number per step.
+      copied: tensors copied to host memory in each step.
+      conditions: copied tensors that a loop condition depends on: the host waits for them before each iteration.
+      waits: host nodes that wait for a GPU node without using its output, each with that node. This copies a tensor,
+        and so waits for everything that was launched before.
     """
 
     parts: Mapping[str, Part]
@@ -306,12 +306,12 @@ class Counts:
 
 
 def count(concrete: Any) -> Counts:
-    """Returns what a traced function does in each step, after optimisation."""
+    """Returns the work of a traced function in each step, after optimisation."""
     return Graph(concrete, optimized(concrete)).counts()
 
 
 def lines(counts: Counts) -> list[str]:
-    """Returns a table, then what leaves the GPU."""
+    """Returns a table, followed by what leaves the GPU."""
     found = [f"  {'':24s}{'kernels':>9s}{'GB moved':>10s}{'XLA':>5s}"]
     rows = {name: counts.parts[name] for name in [*_PARTS, _OTHER] if name in counts.parts}
     for name, part in {**rows, "all": counts.total}.items():
@@ -334,14 +334,14 @@ def lines(counts: Counts) -> list[str]:
 
 
 class Graph:
-    """An optimised graph: where its nodes run, in which memory their results are, and how often per step."""
+    """An optimised graph: where its nodes run, in which memory their results are, and how many times per step."""
 
     def __init__(self, concrete: Any, graph_def: Any) -> None:
         from tensorflow.python.grappler import item  # noqa: PLC0415
 
         self.nodes = {node.name: node for node in graph_def.node}
         self.functions = {function.signature.name: function for function in graph_def.library.function}
-        self._variables = {  # bytes of a variable by its handle
+        self._variables = {  # bytes of each variable, by handle
             name: _bytes(node.attr["dtype"].type, node.attr["shape"].shape)
             for name, node in self.nodes.items()
             if node.op == _VARIABLE
@@ -353,7 +353,7 @@ class Graph:
         self._trips = {self._frames[name]: self._trip_count(name) for name in self._named("LoopCond")}
 
     def counts(self) -> Counts:
-        """Returns what the graph does in each step."""
+        """Returns the work of the graph in each step."""
         parts: dict[str, Part] = collections.defaultdict(Part)
         tallies = [collections.Counter[str]() for _ in range(3)]
         without_kernel, uncompiled, host = tallies
@@ -382,7 +382,7 @@ class Graph:
         return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions, waits)
 
     def times(self, name: str) -> int:
-        """Returns how often a node runs per step; 0: once per call, where the graph has the loop over the steps."""
+        """Returns how many times a node runs per step; 0 for once per call, if the graph has a loop over the steps."""
         chain, frame = [], self._frames.get(name, "")
         while frame:
             chain.append(frame)
@@ -407,7 +407,7 @@ class Graph:
         return Place(_GPU, False, [name in on_host for name in given], [name in on_host for name in returned])
 
     def _program(self, node: Any) -> str | None:
-        """Returns the function that XLA compiles where a node calls one."""
+        """Returns the function that XLA compiles if a node calls one."""
         if node.op not in _CALLS:
             return None
         name: str = node.attr["f"].func.name
@@ -415,7 +415,7 @@ class Graph:
         return name if compiled else None
 
     def _inside(self, name: str) -> Iterator[Any]:
-        """Yields the operations of a function and of those that it calls."""
+        """Yields the operations of a function, including those of functions that it calls."""
         for node in self.functions[name].node_def:
             called = [node.attr[key].func.name for key in ("f", "body", "cond", "then_branch", "else_branch")]
             called = [one for one in called if one in self.functions]
@@ -447,7 +447,7 @@ class Graph:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019, a graph lives as long as the command
     def _copies(self) -> list[tuple[Copied, int]]:
-        """Returns the tensors that are copied to the host in each step, with the number of the node's output."""
+        """Returns the tensors copied to the host in each step, with the number of the node's output."""
         found: dict[tuple[str, int], Copied] = {}
         for name, node in self.nodes.items():
             wanted, times = self.places[name].inputs_on_host, self.times(name)
@@ -467,14 +467,14 @@ class Graph:
                         yield name, source
 
     def _never_moves(self, name: str) -> bool:
-        """Returns whether a node's outputs are handles or lists, whose place says nothing about that of the data."""
+        """Returns whether a node's outputs are handles or lists, whose placement is not that of the data."""
         node = self.nodes[name]
         return node.op == _ARGUMENT or node.op.startswith("TensorList") or _is_of_handles(node)
 
     def _conditions(self) -> list[Copied]:
-        """Returns the copied tensors on which the condition of a loop depends for what the last pass has computed.
+        """Returns the copied tensors that a loop condition needs from the last iteration.
 
-        For what the pass before it has computed the host need not wait: the GPU has a whole pass to do meanwhile.
+        The host need not wait for results of the iteration before it: the GPU has a whole iteration to run meanwhile.
         """
         copies, found = {(one.name, port): one for one, port in self._copies()}, dict[str, Copied]()
         open_: list[tuple[str, int, Copied | None]] = [(name, 0, None) for name in self._named("LoopCond")]
@@ -494,7 +494,7 @@ class Graph:
         return list(found.values())
 
     def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the loop that each node is in, and the loop around each loop; an empty name is no loop."""
+        """Returns the loop that contains each node, and the loop around each loop; an empty name means none."""
         readers: dict[str, list[str]] = collections.defaultdict(list)
         for name, node in self.nodes.items():
             for given in node.input:
@@ -511,14 +511,14 @@ class Graph:
                     parents[inner] = frame
                 if self.nodes[name].op == "Exit":
                     inner = parents[frame] if node.op != "Enter" else inner
-                # A node that also reads constants from outside is in the innermost loop of all that it reads.
+                # A node that also reads constants from outside is in the innermost loop of its inputs.
                 if reader not in frames or (frames[reader] != inner and frames[reader] in _chain(parents, inner)[1:]):
                     frames[reader] = inner
                     open_.append(reader)
         return frames, parents
 
     def _trip_count(self, name: str) -> int | None:
-        """Returns how often a loop runs, given its LoopCond; None: as often as an argument says."""
+        """Returns how many times a loop runs, given its LoopCond; None if an argument determines it."""
         import tensorflow as tf  # noqa: PLC0415, as above
 
         limits, open_, seen = [], [name], set()
@@ -544,7 +544,7 @@ class Place(NamedTuple):
 
     @property
     def touches_gpu_memory(self) -> bool:
-        """Whether it computes something on the GPU: a tensor there, or, if it returns nothing, a variable."""
+        """Whether it computes on the GPU: its output is a tensor there, or, without outputs, it touches a variable."""
         return not all(self.outputs_on_host or self.inputs_on_host)
 
 
@@ -563,7 +563,7 @@ def part_of(node: Any) -> str:
 
 
 def titled(node: Any) -> str:
-    """Returns a node's operation with its type: `SplitV (int64)`."""
+    """Returns a node's operation with its dtype: `SplitV (int64)`."""
     import tensorflow as tf  # noqa: PLC0415, as above
 
     kind = next((node.attr[name].type for name in ("T", "dtype", "element_dtype") if node.attr[name].type), 0)
@@ -571,12 +571,12 @@ def titled(node: Any) -> str:
 
 
 def has_kernel(node: Any, device: str) -> bool:
-    """Returns whether a kernel for a kind of device takes a node's types."""
+    """Returns whether a device type has a kernel for a node's dtypes."""
     return kernel_of(node, device) is not None
 
 
 def kernel_of(node: Any, device: str) -> Any:
-    """Returns the registered kernel that takes a node's types on a kind of device; None: there is none."""
+    """Returns the registered kernel for a node's dtypes on a device type; None if there is none."""
     kinds = (_GPU, _ANYWHERE) if device == _GPU else (device,)
     for kernel in _kernels(node.op):
         if kernel.device_type not in kinds or kernel.label != node.attr["_kernel"].s.decode():
@@ -596,14 +596,14 @@ def _kernels(op: str) -> list[Any]:
     import tensorflow as tf  # noqa: PLC0415, as above
     from tensorflow.python.framework import kernels  # noqa: PLC0415
 
-    if not _kernels.cache_info().currsize:  # XLA's are registered once it has compiled something
+    if not _kernels.cache_info().currsize:  # XLA registers its kernels at the first compilation
         tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))
-    # Kernels for one kind of device come before those that run on any.
+    # Kernels for a device type come before those for any device.
     return sorted(kernels.get_registered_kernels_for_op(op).kernel, key=lambda one: one.device_type == _ANYWHERE)
 
 
 def _arguments(node: Any) -> tuple[list[str], list[str]]:
-    """Returns the argument's name of each input, and of each output, of a node."""
+    """Returns the argument name of each input and of each output of a node."""
     from tensorflow.python.framework import op_def_registry  # noqa: PLC0415
 
     definition = op_def_registry.get(node.op)
@@ -619,7 +619,7 @@ def _arguments(node: Any) -> tuple[list[str], list[str]]:
 
 
 def _sources(node: Any) -> list[tuple[str, int]]:
-    """Returns the nodes, and their output's number, that a node's inputs come from."""
+    """Returns the nodes, with output numbers, of a node's inputs."""
     parts = [given.partition(":") for given in node.input if not given.startswith("^")]
     return [(name, int(port or 0)) for name, _, port in parts]
 

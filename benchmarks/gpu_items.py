@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 Advance = Callable[[int], None]
 """Runs so many steps, and returns when the device has done them."""
 
-RESULT = "RESULT "  # begins the line of a result
+RESULT = "RESULT "  # prefix of a result line
 TINY = "benchmarks.gpu_items:tiny"
-_ROUNDS, _SECONDS = 5, 1.2  # rounds at most; length of a contestant's turn
-_TO_BEGIN, _TO_MEASURE = 15.0, 4.0  # seconds that must be left before a contestant is made, or measured again
-_PROFILED_STEPS, _LONGEST = 5, 15  # steps of a profile, and how many of its kernels are named
+_ROUNDS, _SECONDS = 5, 1.2  # maximum number of rounds; length of a contestant's turn
+_TO_BEGIN, _TO_MEASURE = 15.0, 4.0  # seconds that must be left to make a contestant, or to measure it again
+_PROFILED_STEPS, _LONGEST = 5, 15  # number of steps in a profile, and of kernels to list
 _LOOP = 20  # steps of an inner loop
 
 
@@ -38,16 +38,16 @@ class Item:
     """One part of the report.
 
     Attributes:
-      seconds: most seconds that it may take.
-      kind: what is measured: train, torch, bits or input.
+      seconds: maximum number of seconds that it may take.
+      kind: measurement: train, torch, bits or input.
       model: name of a model of `trainer.run`.
-      data: which of the two data sets, `cifar` or `photos`.
-      rows: rows of a global batch.
-      precision: float32 or bfloat16, as the model computes.
-      steps: updates in a contestant's call.
-      contestants: their names, most important first; see `benchmarks.gpu_report`.
-      is_profiled: whether kernels are counted, too.
-      is_deterministic: whether op determinism is on, and XLA keeps to algorithms whose bits do not vary.
+      data: data set: `cifar` or `photos`.
+      rows: number of rows in a global batch.
+      precision: precision of the model: float32 or bfloat16.
+      steps: number of updates in a contestant's call.
+      contestants: contestant names, most important first; see `benchmarks.gpu_report`.
+      is_profiled: whether kernels are also counted.
+      is_deterministic: whether op determinism is on and XLA uses only reproducible algorithms.
     """
 
     seconds: int
@@ -66,7 +66,7 @@ _OURS = ("ours", "keras jit", "ours input", "keras", "ours nojit", "ours loop=1"
 _SMALL = ("ours", "keras fit", *_OURS[1:], "ours input host", "ours input prefetch=0")
 _VIRTUAL = ("ours", "ours V=4", "ours input")
 _BITS = ("default", "V=4", "jit", "nojit", "V=4 mirrored", "V=4 jit", "V=4 nojit")
-ITEMS: dict[str, Item] = {  # in the order of their importance; XLA compiles resnet50 for 77 s, fast_cifar for 33
+ITEMS: dict[str, Item] = {  # by importance; XLA takes 77 s to compile resnet50, 33 s for fast_cifar
     "resnet50": Item(220, "train", "resnet50", "photos", 128, "bfloat16", 10, _OURS, is_profiled=True),
     "torch": Item(60, "torch", contestants=("torch", "torch compile", "torch rows=32", "torch rows=256")),
     "fast_cifar": Item(150, "train", "fast_cifar", "cifar", 512, "bfloat16", 100, _SMALL),
@@ -80,7 +80,7 @@ ITEMS: dict[str, Item] = {  # in the order of their importance; XLA compiles res
     "input": Item(27, "input", contestants=("host", "uint8 for the device", "photos, crops of 224")),
 }
 _SMOKE = Item(900, "", TINY, "cifar", 8, steps=2)
-_FLAGS = {  # of words in the names of contestants
+_FLAGS = {  # flags by words in contestant names
     "jit": "--jit_compile",
     "nojit": "--nojit_compile",
     "V=4": "--virtual_replicas=4",
@@ -91,13 +91,13 @@ _FLAGS = {  # of words in the names of contestants
 
 
 class Settings(NamedTuple):
-    """What an item is given.
+    """The settings of an item.
 
     Attributes:
-      limit: seconds that it has.
-      smoke: whether to measure next to nothing, with a tiny model, to see that all of it runs.
+      limit: seconds available.
+      smoke: whether to measure next to nothing, with a tiny model, just to check that everything runs.
       cifar, photos: folders of the data sets.
-      traces: what the names of the profiles' files begin with, which TensorBoard shows.
+      traces: prefix of the profile files' names, for TensorBoard.
     """
 
     limit: float
@@ -136,9 +136,9 @@ def emit(kind: str, **values: Any) -> None:
 
 
 class Turns:
-    """Contestants of an item, which are made one after the other and then measured in turn.
+    """Contestants of an item, created one after the other and then measured in turn.
 
-    A contestant that fails leaves the others, and none begins once the time is nearly over.
+    If a contestant fails, the others continue; none begins once the time is nearly over.
     """
 
     def __init__(self, item: Item, settings: Settings) -> None:
@@ -147,12 +147,12 @@ class Turns:
         self._ready: dict[str, Advance] = {}
 
     def is_over(self, needed: float) -> bool:
-        """Returns whether fewer seconds than needed are left."""
+        """Returns whether less than the needed seconds are left."""
         return not self.smoke and time.monotonic() > self._end - needed
 
     @contextlib.contextmanager
     def attempt(self, name: str, needed: float = _TO_BEGIN) -> Iterator[bool]:
-        """Context of a contestant's beginning; yields whether there is time for it, and reports its error."""
+        """Context of creating a contestant; yields whether there is enough time, and reports its error."""
         has_time = not self.is_over(needed) or not (self._ready or needed < _TO_BEGIN)
         if not has_time:
             emit("skipped", name=name, why="no time left")
@@ -166,8 +166,8 @@ class Turns:
         """Measures all contestants.
 
         Args:
-          make: returns the contestant of a name.
-          then: called with a contestant's name and function after its first round.
+          make: function that makes the contestant with a given name.
+          then: function that is called with a contestant's name and function after its first round.
         """
         for name in self.item.contestants:
             with self.attempt(name) as has_time:
@@ -205,18 +205,18 @@ class Turns:
 
 
 class Timer:
-    """Times a contestant's turn: seconds by the clock, busy cores, and when it began and ended."""
+    """Times a contestant's turn: wall seconds, busy cores, start and end."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._at = seconds, time.time()
         self._cpu, self._began = sum(os.times()[:2]), time.perf_counter()
 
     def goes_on(self) -> bool:
-        """Returns whether the turn is not over yet."""
+        """Returns whether the turn is still running."""
         return time.perf_counter() - self._began < self._seconds
 
     def found(self) -> dict[str, float]:
-        """Returns the figures of the turn so far."""
+        """Returns the turn's figures so far."""
         seconds = time.perf_counter() - self._began
         return {
             "seconds": seconds,
@@ -227,7 +227,7 @@ class Timer:
 
 
 class Trainer:
-    """Makes contestants of TensorFlow: the trainer's step, and the same model in plain Keras."""
+    """Makes TensorFlow contestants: the trainer's step, and the same model in plain Keras."""
 
     def __init__(self, item: Item, settings: Settings) -> None:
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -243,7 +243,7 @@ class Trainer:
         self._batches: dict[tuple[int, ...], Any] = {}
 
     def _make_deterministic(self) -> None:
-        """Does what `trainer.run --deterministic` does."""
+        """Does the same as `trainer.run --deterministic`."""
         import keras  # noqa: PLC0415
 
         from trainer.cluster import algorithms  # noqa: PLC0415
@@ -256,7 +256,7 @@ class Trainer:
             algorithms.pin(RunFolder(folder), is_chief=False)
 
     def made(self, *more: str) -> Any:
-        """Returns the parts of a run with further flags, as `benchmarks.loops.make` does."""
+        """Returns the parts of a run with further flags, like `benchmarks.loops.make`."""
         from benchmarks import loops  # noqa: PLC0415
 
         if more not in self._made:
@@ -273,14 +273,14 @@ class Trainer:
         )
 
     def constant(self, made: Any) -> Any:
-        """Returns one batch on the device, the same for all contestants that take batches of its shape."""
+        """Returns one batch on the device, the same for all contestants with this batch shape."""
         virtual = made.config.order.virtual_replicas
         if virtual not in self._batches:
             self._batches[virtual] = next(self.batches(made))
         return self._batches[virtual]
 
     def contestant(self, name: str) -> Advance:
-        """Returns the contestant of a name."""
+        """Returns the contestant with a given name."""
         kind, *words = name.split()
         if kind == "keras":
             return self._fit() if "fit" in words else self._keras("jit" in words)
@@ -305,7 +305,7 @@ class Trainer:
         return lambda steps: int(made.stepper.repeat(batch, self.tf.constant(steps, self.tf.int64)))
 
     def _model(self) -> tuple[Any, Any]:
-        """Returns what a user of plain Keras has: the model with Keras' own layers, and the optimizer."""
+        """Returns a plain Keras user's model, with Keras' own layers, and optimizer."""
         import keras  # noqa: PLC0415
 
         from trainer import models  # noqa: PLC0415
@@ -325,7 +325,7 @@ class Trainer:
         return keras.models.clone_model(built, clone_function=own), optimizer
 
     def _keras(self, compiled: bool) -> Advance:
-        """Returns the plainest step: one `tf.function` in a Python loop."""
+        """Returns the simplest step: one `tf.function` in a Python loop."""
         tf, (model, optimizer) = self.tf, self._model()
         images, labels, _ = self.constant(self.made())
         optimizer.build(model.trainable_variables)
@@ -372,12 +372,12 @@ def train(item: Item, settings: Settings) -> None:
 
 
 def profiled(tf: Any, advance: Advance, begin: str) -> dict[str, Any]:
-    """Returns the kernels per step, the share of the time in which one ran, and those that took most of it.
+    """Returns the kernels per step, the share of time in which one ran, and the most expensive ones.
 
     Args:
       tf: TensorFlow.
-      advance: the contestant.
-      begin: path of the profile's file, without `.xplane.pb`.
+      advance: contestant to profile.
+      begin: path of the profile, without `.xplane.pb`.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: PLC0415
 
@@ -411,18 +411,18 @@ def profiled(tf: Any, advance: Advance, begin: str) -> dict[str, Any]:
 
 
 def _kernels(planes: list[Any]) -> Iterator[tuple[str, float, float]]:
-    """Yields the name, the start and the seconds of what ran on the devices of a trace."""
+    """Yields name, start and seconds of everything that ran on the devices of a trace."""
     for plane in planes:
         for line in plane.lines:
             if plane.name.startswith("/device:GPU") and not line.name.startswith("Stream"):
-                continue  # lines that are derived from the streams
+                continue  # lines derived from the streams
             for event in line.events:
                 name = plane.event_metadata[event.metadata_id].name
                 yield name, line.timestamp_ns / 1e9 + event.offset_ps / 1e12, event.duration_ps / 1e12
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Returns the seconds in which at least one of the spans lies."""
+    """Returns the seconds covered by at least one of the spans."""
     covered, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         covered += max(0.0, stop - max(start, end))
@@ -433,7 +433,7 @@ def _covered(spans: list[tuple[float, float]]) -> float:
 def torch(item: Item, settings: Settings) -> None:
     """Measures torchvision's resnet50, channels_last and in bfloat16, as a yardstick.
 
-    Batches of 32 are what four virtual replicas of 128 rows cost at best: the same rows in smaller passes.
+    Batches of 32 are the best case for four virtual replicas of 128 rows: the same rows in smaller passes.
     """
     try:
         import torch  # noqa: PLC0415
@@ -471,7 +471,7 @@ def torch(item: Item, settings: Settings) -> None:
 
 
 def bits(item: Item, settings: Settings) -> None:
-    """Computes SHA-256 of all weights after some steps; two processes that do so are compared."""
+    """Computes the SHA-256 of all weights after some steps, for comparing two processes."""
     made = Trainer(item, settings)
     turns = Turns(item, settings)
     for name in item.contestants:
@@ -491,7 +491,7 @@ def bits(item: Item, settings: Settings) -> None:
 
 
 def input(item: Item, settings: Settings) -> None:
-    """Measures the rows per second that reach the device's memory, without a step."""
+    """Measures the rows per second that reach device memory, without a step."""
     turns = Turns(item, settings)
     cifar = "--augment=pad_crop_flip(pad=4) | cutout(size=8)"
     crops = "--augment=random_resized_crop" + ("(size=32)" if settings.smoke else "")

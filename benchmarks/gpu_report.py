@@ -43,11 +43,11 @@ from pipeline.commands.flags import check, flag
 from pipeline.files import write
 
 COMMAND = "benchmarks.gpu_report"
-_LEAST = 15.0  # seconds: less is not enough for an item
-_GRACE = 20.0  # seconds after its limit at which an item is ended
+_LEAST = 15.0  # minimum number of seconds for an item
+_GRACE = 20.0  # seconds after its limit at which an item is killed
 _MOST_OF_A_SMOKE = 900.0  # seconds
 _SAMPLED = "utilization.gpu,utilization.memory,clocks.sm,power.draw,memory.used"  # by nvidia-smi
-_LAG = 0.3  # seconds that nvidia-smi looks back
+_LAG = 0.3  # seconds that nvidia-smi averages over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class Monitor:
-    """Reads nvidia-smi five times a second, where it is there: shares of time, clock, power, memory."""
+    """Reads nvidia-smi five times a second, if there is one: utilisation, clock, power, memory."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, list[float]]] = []
@@ -99,20 +99,20 @@ class Monitor:
 
     def _read(self, lines: Any) -> None:
         for line in lines:
-            with contextlib.suppress(ValueError):  # a field that this GPU does not have
+            with contextlib.suppress(ValueError):  # a field that this GPU lacks
                 self._samples.append((time.time(), [float(part) for part in line.split(",")]))
 
     def between(self, began: float, ended: float) -> list[float] | None:
-        """Returns the means of what was read between two times, in the order of the fields; None: nothing was."""
+        """Returns the means of the readings between two times, in the order of the fields; None without readings."""
         found = [values for at, values in list(self._samples) if began + _LAG <= at <= ended]
         return [round(statistics.mean(column), 1) for column in zip(*found, strict=True)] if found else None
 
 
 class Report:
-    """The results, which are in a file after each of them.
+    """The results, written to a file after each of them.
 
     Attributes:
-      items: for each item its results, seconds and exit code.
+      items: results, seconds and exit code of each item.
     """
 
     def __init__(self, config: BenchmarkConfig, monitor: Monitor) -> None:
@@ -125,7 +125,7 @@ class Report:
         return time.monotonic() - self._began
 
     def run(self, name: str) -> None:
-        """Runs an item in the time that is left, and prints its table."""
+        """Runs an item in the remaining time, and prints its table."""
         config, found = self._config, self.items.setdefault(name, {"results": []})
         left = 60 * config.minutes - self.elapsed - 5
         limit = _MOST_OF_A_SMOKE if config.cpu_smoke else min(ITEMS[name].seconds, left)
@@ -159,7 +159,7 @@ class Report:
             try:
                 self._read(process.stdout, found)
                 process.wait()
-            finally:  # also when this process is told to end
+            finally:  # also if this process is told to end
                 killer.cancel()
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -184,7 +184,7 @@ class Report:
 
 
 def _environment(bare: bool) -> dict[str, str]:
-    """Returns the environment of an item; bare: without packages and libraries that were brought for TensorFlow."""
+    """Returns the environment of an item; `bare` leaves out packages and libraries meant for TensorFlow."""
     root, own = str(pathlib.Path(__file__).parents[1]), dict(os.environ)
     if bare:
         own.pop("LD_LIBRARY_PATH", None)
@@ -204,7 +204,7 @@ def table(items: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _rounds(item: str, results: list[dict[str, Any]]) -> list[str]:
-    """Returns a line for each contestant that was measured in turn."""
+    """Returns a line for each contestant measured in turns."""
     rounds: dict[str, dict[int, dict[str, Any]]] = collections.defaultdict(dict)
     for one in results:
         if one["kind"] == "round":
@@ -227,7 +227,7 @@ def _rounds(item: str, results: list[dict[str, Any]]) -> list[str]:
 
 
 def _line(item: str, one: dict[str, Any]) -> str:
-    """Returns the line about a result that is none of a round."""
+    """Returns the line of a result that is not a round."""
     if one["kind"] == "machine":
         software = ", ".join(f"{name} {one[name]}" for name in ("tensorflow", "torch") if name in one)
         return f"  {software}, {', '.join(one['gpus']) or 'no GPU'}"

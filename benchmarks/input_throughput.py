@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _images(
     config: BenchmarkConfig, parts: Sequence[str], folder: pathlib.Path, data_dir: str, known: interpreters.Interpreters
 ) -> Iterator[Result]:
-    """Yields what the contestants that feed images measure, and prints it."""
+    """Yields and prints the results of contestants that feed images."""
     arrays = inputs.dump_arrays(data_dir, folder / "arrays")
     base = Setting(str(arrays), data_dir, "", cores=os.cpu_count() or 1)
     for part, entries, of in (("peers", _chosen(config, CONTESTANTS), OURS), ("distribute", DISTRIBUTED, PLAIN)):
@@ -165,7 +165,7 @@ def _images(
 
 
 def _photographs(config: BenchmarkConfig, folder: pathlib.Path, known: interpreters.Interpreters) -> Iterator[Result]:
-    """Yields what the contestants that crop photographs measure, and prints it."""
+    """Yields and prints the results of contestants that crop photographs."""
     commandline.require("sklearn", "apache_beam", "tensorflow")
     for (width, height), count in photograph_sizes(config.photographs, config.photographs_batch).items():
         part = f"photographs of {width}x{height}"
@@ -186,10 +186,10 @@ def _photographs(config: BenchmarkConfig, folder: pathlib.Path, known: interpret
 
 
 def photograph_sizes(text: str, rows: int) -> dict[tuple[int, int], int]:
-    """Returns how many photographs of which (width, height) a flag asks for.
+    """Returns the number of photographs of each (width, height) in a flag.
 
     Raises:
-      UsageError: the text is none, or there are too few for a batch.
+      UsageError: the text is invalid, or there are too few images for a batch.
     """
     found = {}
     for part in text.split(","):
@@ -204,13 +204,13 @@ def photograph_sizes(text: str, rows: int) -> dict[tuple[int, int], int]:
 
 
 def _chosen(config: BenchmarkConfig, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the contestants of a part that --contestants names, or all of them."""
+    """Returns the contestants of a part that --contestants selects, or all."""
     names = inputs.parts_of(config.contestants, CONTESTANTS | PHOTOGRAPHS)
     return {name: entry for name, entry in entries.items() if name in names}
 
 
 def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
-    """Yields what the readers of records measure, and prints it."""
+    """Yields and prints the results of readers of records."""
     for size in SIZES:
         options = {"size": size}
         entries = {name: Entry("records", {**options, **own}, shared=f"{size}") for name, own in READERS.items()}
@@ -222,7 +222,7 @@ def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
 
 
 def _print_contestants(ready: Mapping[str, Ready]) -> None:
-    """Prints each contestant's versions and what it does where it is asked to augment."""
+    """Prints each contestant's versions and how it augments."""
     print("contestants, and how they augment:")
     for name, one in ready.items():
         versions = ", ".join(f"{package} {version}" for package, version in one.versions.items())
@@ -233,12 +233,12 @@ def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int 
     """Prints a line per contestant, with its ratio to one of them.
 
     Args:
-      what: the line above them.
+      what: headline.
       measured: the contestants' rounds.
-      of: the one to compare with.
-      unit: name of what is counted.
-      size: bytes of a unit, to print bytes per second; 0: not.
-      cores: cores of the machine, to print the cost of a unit on one; 0: units per second of processor time instead.
+      of: name of the contestant to compare with.
+      unit: unit of the counts.
+      size: bytes of a unit, to print bytes per second; 0 to omit them.
+      cores: number of cores, to print the cost of a unit on one; 0 for units per CPU second instead.
     """
     print(f"{what}:", flush=True)
     base = next((result.rounds for result in measured if result.name == of), [])

@@ -1,4 +1,4 @@
-"""What the benchmarks of the input share: flags that are checked, a data set, TensorFlow."""
+"""Code that the input benchmarks share: flag checks, a data set, TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError, unknown
 
-_TOGETHER = 10_000  # rows that one call of `taking_together` takes, or more
+_TOGETHER = 10_000  # minimum number of rows in a call of `taking_together`
 
 
 def check_cifar_images(images: int) -> None:
-    """Raises UsageError if so many images cannot be spread evenly over CIFAR-10's files."""
+    """Raises UsageError if this number of images cannot be spread evenly over CIFAR-10's files."""
     if images % len(sources.CIFAR_FILES):
         raise UsageError(f"--images={images}: must be a multiple of {len(sources.CIFAR_FILES)}, the number of files")
 
 
 def parts_of(only: str, known: Collection[str]) -> list[str]:
-    """Returns the parts that --only names, or all.
+    """Returns the parts selected by --only, or all.
 
     Raises:
-      UsageError: an unknown part.
+      UsageError: a part is unknown.
     """
     parts = only.split(",") if only else list(known)
     for part in parts:
@@ -41,7 +41,7 @@ def parts_of(only: str, known: Collection[str]) -> list[str]:
 
 @contextlib.contextmanager
 def data_set(given: str, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
-    """Context of a data set's folder: the given one, or one that `make` writes into a temporary folder.
+    """Context of a data set's folder: the given one, or a temporary one written by `make`.
 
     Raises:
       UsageError: a package is missing.
@@ -59,7 +59,7 @@ def make_cifar(folder: pathlib.Path, images: int, *flags: str, is_smooth: bool =
 
 
 def load_tensorflow() -> Any:
-    """Returns the module, loaded without its startup notes."""
+    """Returns TensorFlow, loaded without its startup messages."""
     with quiet.loading():
         import tensorflow as tf  # noqa: PLC0415
     return tf
@@ -74,7 +74,7 @@ def train_input(data_dir: str, rows: int, **options: Any) -> Any:
 
 
 def taking_together(dataset: Any, rows: int) -> Take:
-    """Returns a Take of elements of `rows` images, several per call, in a `tf.function` as a training loop does."""
+    """Returns a Take of elements of `rows` images, several per call, in a `tf.function` like a training loop."""
     tf = load_tensorflow()
     iterator, count = iter(dataset), -(-_TOGETHER // rows)
 
@@ -96,7 +96,7 @@ def train_files(data_dir: str) -> list[str]:
 
 
 def dump_arrays(data_dir: str, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the training split's images and labels as .npy files, which every contestant can read; returns it."""
+    """Writes the training split's images and labels as .npy files, for all contestants; returns the folder."""
     folder.mkdir(parents=True)
     load_tensorflow()
     from pipeline import input_fn  # noqa: PLC0415
@@ -110,10 +110,10 @@ def dump_arrays(data_dir: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def whole_numbers(flag: str, text: str, least: int) -> list[int]:
-    """Returns the numbers of a flag, with commas between them.
+    """Returns the comma-separated integers of a flag.
 
     Raises:
-      UsageError: one is not a whole number, or too small.
+      UsageError: one is not an integer, or too small.
     """
     for part in text.split(","):
         if not part.isdecimal() or int(part) < least:

@@ -1,4 +1,4 @@
-"""Interpreters of the peers, which cannot all live in one environment: the flag `--python`."""
+"""Interpreters for the peers, which cannot all share one environment: the flag `--python`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Interpreters:
-    """Which interpreter runs which contestant.
+    """The interpreters of contestants.
 
     Attributes:
-      named: interpreters by the contestant's name.
-      fallback: interpreter of all others that lack a package here; empty: none.
+      named: interpreters by contestant name.
+      fallback: interpreter for all others whose packages are missing here; empty for none.
     """
 
     named: dict[str, str]
@@ -29,10 +29,10 @@ class Interpreters:
 
 
 def parse(text: str, known: set[str]) -> Interpreters:
-    """Returns what `--python=PATH` or `--python=NAME=PATH,PATH` says.
+    """Returns the value of `--python=PATH` or `--python=NAME=PATH,PATH`.
 
     Raises:
-      UsageError: an unknown name, or no such file.
+      UsageError: a name is unknown, or a file does not exist.
     """
     named, fallback = {}, ""
     for part in filter(None, text.split(",")):

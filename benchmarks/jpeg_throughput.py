@@ -39,7 +39,7 @@ from pipeline.errors import UsageError
 COMMAND = "benchmarks.jpeg_throughput"
 _WINDOWS = 4  # per epoch, about
 _COMPARED = 4  # batches
-_FEW = 32  # crops that are yielded at once, so that taking them costs nothing
+_FEW = 32  # crops yielded together, so that taking them costs nothing
 _ENLARGED, _CROP, _EPOCHS, _ROWS = 256, 32, 8, 64  # of the training: sides in pixels, rows of a batch
 
 
@@ -92,7 +92,7 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
 
 
 def compare_in_place(config: BenchmarkConfig, data_dir: str) -> None:
-    """Measures crops of the records with TF-Slim's names, indexed, in turn with those of the converted ones."""
+    """Measures crops of indexed records with TF-Slim's names, in turn with those of the converted ones."""
     from pipeline.index import __main__ as index  # noqa: PLC0415
 
     recipe = f"random_resized_crop(size={config.size}, normalize=False)"
@@ -129,7 +129,7 @@ def write_as_tf_slim(data_dir: str, folder: pathlib.Path) -> None:
 
 
 def compare_scaled(config: BenchmarkConfig, data_dir: str) -> None:
-    """Measures decoding at a part of the size in turn with decoding in full, and prints how the crops differ."""
+    """Measures scaled decoding in turn with full decoding, and prints how the crops differ."""
     rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
     name = f"random_resized_crop(size={config.size}, normalize=False"
     scaled, full = (
@@ -178,7 +178,7 @@ def compare_accuracy(config: BenchmarkConfig) -> None:
 
 
 def enlarge(cifar10: pathlib.Path, folder: pathlib.Path, count: int) -> pathlib.Path:
-    """Writes the first images of each split, a quarter as many of `test`, enlarged, as JPEGs; returns `folder`."""
+    """Writes the first images of each split, a quarter as many for `test`, enlarged, as JPEGs; returns `folder`."""
     import PIL.Image  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -209,7 +209,7 @@ def network(keras: Any) -> Any:
 
 
 def read(folder: str, split: str, scaled: bool, seed: int) -> Any:
-    """Returns the batches of a split: random crops of half of the area or more, or for `test` all of it."""
+    """Returns the batches of a split: random crops of at least half of the area, or for `test` all of it."""
     from pipeline import input_fn  # noqa: PLC0415
 
     training = split == "train"

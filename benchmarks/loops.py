@@ -1,6 +1,6 @@
 """Training loops to measure: this trainer's, a plain `tf.function`, Keras' fit, each with real or constant input.
 
-`limit` is what none of them can do without: the model's convolutions and products.
+`limit` is the work that all of them must do: the model's convolutions and matrix products.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Made:
 
     @functools.cached_property
     def stepper(self) -> Any:
-        """The trainer's step, made when it is first asked for: other loops do without it."""
+        """The trainer's step, made on first use, since other loops do not need it."""
         from trainer.step import state, train_step  # noqa: PLC0415
         from trainer.task import Task  # noqa: PLC0415
 
@@ -42,17 +42,17 @@ class Made:
 
     @property
     def rows(self) -> int:
-        """Batch rows."""
+        """Number of rows in a batch."""
         return int(self.config.order.global_batch_size)
 
     @property
     def steps(self) -> int:
-        """Steps of a take."""
+        """Number of steps in a take."""
         return _LOOPS * int(self.config.steps.steps_per_loop)
 
 
 def make(flags: Sequence[str]) -> Made:
-    """Returns the parts of the run that flags of `trainer.run` describe, without checkpoints."""
+    """Returns the parts of the run described by flags of `trainer.run`, without checkpoints."""
     inputs.load_tensorflow()
     from trainer import config as configs  # noqa: PLC0415
     from trainer import plan as plans  # noqa: PLC0415
@@ -66,7 +66,7 @@ def make(flags: Sequence[str]) -> Made:
 
 
 def batches(made: Made, constant: bool) -> Iterator[Any]:
-    """Returns an iterator of the run's batches, or of one of them again and again."""
+    """Returns an iterator over the run's batches, or over one of them repeatedly."""
     from pipeline.distribution import distribute_request  # noqa: PLC0415
 
     virtual = made.config.order.virtual_replicas
@@ -81,7 +81,7 @@ def ours(made: Made, constant: bool) -> Contest:
     from trainer.callbacks.terminal import Output  # noqa: PLC0415
 
     stepper, feed = made.stepper, batches(made, constant)
-    silent = Output(rank=-1)  # prints nothing, as neither the chief nor another worker
+    silent = Output(rank=-1)  # prints nothing, being neither chief nor worker
 
     def take() -> tuple[int, float]:
         begin = stepper.state.step
@@ -94,7 +94,7 @@ def ours(made: Made, constant: bool) -> Contest:
 
 
 def _warm(take: Take, model: Any) -> Contest:
-    """Returns a loop that has run once, with the number of its model's trainable weights."""
+    """Runs a loop once; returns it with the number of the model's trainable weights."""
     take()
     return Contest(take, {"weights": sum(variable.numpy().size for variable in model.trainable_variables)})
 
@@ -136,20 +136,20 @@ def model_of(made: Made, fused: bool = False) -> tuple[Any, Any]:
 
 
 def _dataset(made: Made, constant: bool) -> Any:
-    """Returns the tutorials' one-by-one `tf.data`, or one batch of it again and again."""
+    """Returns the tutorials' one-by-one `tf.data`, or one of its batches repeatedly."""
     tf = inputs.load_tensorflow()
     dataset = one_by_one(made.config.data.data_dir, made.rows, made.config.data.augment)
     return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat() if constant else dataset
 
 
 def plain(made: Made, constant: bool, compiled: bool = False, fused: bool = False) -> Contest:
-    """Returns what a user would write: one `tf.function` per step, in a Python loop.
+    """Returns a loop as a user would write it: one `tf.function` per step, in a Python loop.
 
     Args:
-      made: the run.
-      constant: whether its input is one constant batch, already a tensor.
-      compiled: by XLA.
-      fused: with this project's layers instead of Keras' own.
+      made: parts of the run.
+      constant: whether the input is one constant batch, already a tensor.
+      compiled: whether XLA compiles the step.
+      fused: whether the model has this project's layers instead of Keras' own.
     """
     import keras  # noqa: PLC0415
 
@@ -189,7 +189,7 @@ def fit(made: Made, constant: bool) -> Contest:
     go, done = queue.Queue[None](), queue.Queue[BaseException | None]()
 
     class Turns(keras.callbacks.Callback):
-        """Makes an epoch of `fit` wait for its turn: one call, since each call would refill the shuffle buffer."""
+        """Makes an epoch of `fit` wait for its turn: a single call, since each would refill the shuffle buffer."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             go.get()
@@ -202,7 +202,7 @@ def fit(made: Made, constant: bool) -> Contest:
             model.fit(
                 dataset, epochs=1 << 30, steps_per_epoch=made.steps, shuffle=False, verbose=0, callbacks=[Turns()]
             )
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised by the waiting thread
             done.put(error)
 
     def take() -> tuple[int, float]:
@@ -216,7 +216,7 @@ def fit(made: Made, constant: bool) -> Contest:
 
 
 def limit(made: Made) -> Contest:
-    """Returns a loop over the model's convolutions and products alone, forward and backward, one after the other."""
+    """Returns a loop over only the model's convolutions and matrix products, forward and backward, in sequence."""
     import keras  # noqa: PLC0415
 
     tf, (model, _) = inputs.load_tensorflow(), model_of(made)
@@ -224,7 +224,7 @@ def limit(made: Made) -> Contest:
     parts = [_part(layer, made.rows, number > 0) for number, layer in enumerate(layers)]
     multiplications = 0
     for layer in layers:
-        # A weight of a convolution is used once for each pixel of what it returns.
+        # A convolution uses each weight once per output pixel.
         pixels = layer.output.shape[1:-1]
         multiplications += layer.kernel.shape.num_elements() * functools.reduce(lambda a, b: a * b, pixels, 1)
     tensors = [given for given, *_ in parts]
@@ -252,12 +252,12 @@ def limit(made: Made) -> Contest:
 
 
 def _corner(tf: Any, value: Any) -> Any:
-    """Returns one number of a tensor, so that nothing is pruned."""
+    """Returns one element of a tensor, so that nothing is pruned."""
     return tf.cast(tf.reshape(value, [-1])[0], tf.float32)
 
 
 def _part(layer: Any, rows: int, needs_input: bool) -> tuple[list[Any], Any, list[Any]]:
-    """Returns a layer's input, kernel and output gradient, its forward pass, and the gradients that training needs."""
+    """Returns a layer's input, kernel and output gradient, its forward pass, and the gradients needed for training."""
     tf, kind = inputs.load_tensorflow(), layer.compute_dtype
     shapes = [(rows, *layer.input.shape[1:]), layer.kernel.shape, (rows, *layer.output.shape[1:])]
     given = [tf.cast(tf.random.uniform(shape), kind) for shape in shapes]
@@ -281,7 +281,7 @@ def _part(layer: Any, rows: int, needs_input: bool) -> tuple[list[Any], Any, lis
 
 
 def contest(name: str, flags: Sequence[str]) -> Contest:
-    """Returns a loop of the run that flags of `trainer.run` describe."""
+    """Returns a loop of the run described by flags of `trainer.run`."""
     return CONTESTANTS[name](make(flags))
 
 

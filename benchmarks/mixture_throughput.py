@@ -1,4 +1,4 @@
-"""What a mixture costs: two halves of a data set, fed together, against the whole data set, as ratios.
+"""The cost of a mixture: two halves of a data set, fed together, compared with the whole data set, as ratios.
 
     python -m benchmarks.mixture_throughput [--data_dir=DIR] [--rounds=5]
 

@@ -7,7 +7,7 @@ from pipeline import manifest
 
 
 def one_by_one(data_dir: str, rows: int, recipe: str):
-    """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`, with the augmentation of a recipe."""
+    """Returns the tutorials' pipeline, as in cifar10_input.py, in `tf.data`, with a recipe's augmentation."""
     tf, shape = inputs.load_tensorflow(), manifest.load(data_dir).image_shape
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
@@ -31,7 +31,7 @@ def tutorial(tf, image):
 
 
 def pad_crop_flip(tf, image):
-    """Returns one image moved by up to 4 pixels and flipped by chance."""
+    """Returns one image shifted by up to 4 pixels and randomly flipped."""
     height, width, channels = image.shape
     padded = tf.image.resize_with_crop_or_pad(image, height + 8, width + 8)
     return tf.image.random_flip_left_right(tf.image.random_crop(padded, [height, width, channels]))

@@ -19,7 +19,7 @@ _SLOW_SECONDS = 0.1
 
 
 def measure(model: str, flags: list[str], rounds: int) -> None:
-    """Prints the lines of all comparisons, each of several rounds of jobs in turn."""
+    """Prints the lines of all comparisons, each with several rounds of jobs in turn."""
     from benchmarks import straggler  # noqa: PLC0415, it loads TensorFlow
 
     alone = ["--strategy=one_device"]
@@ -44,10 +44,10 @@ def measure(model: str, flags: list[str], rounds: int) -> None:
 
 
 def _speed(flags: list[str], workers: int, environment: dict[str, str] | None = None) -> float:
-    """Returns the median seconds per step that the chief of a job logs, without its first lines; 0: on one device.
+    """Returns the median seconds per step in the chief's log, without its first lines; with 0 workers, on one device.
 
     Raises:
-      DataError: a process failed; with its last line.
+      DataError: a process failed; the message has its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         run = [f"--model_dir={folder}", f"--train_steps={_STEPS}", "--log_every=50", "--eval_split=none"]
@@ -68,7 +68,7 @@ def _start(command: list[str], tf_config: str, environment: dict[str, str]) -> s
 
 
 def _configs(workers: int) -> list[str]:
-    """Returns the TF_CONFIG of the chief, the workers and a parameter server; an empty one for no workers."""
+    """Returns the TF_CONFIG of the chief, the workers and a parameter server; a single empty one for no workers."""
     if not workers:
         return [""]
     chief, ps, *others = topology.free_addresses(workers + 2)

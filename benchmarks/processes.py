@@ -1,4 +1,4 @@
-"""Processor time and memory of this process and of all that it started."""
+"""Processor time and memory of this process and all processes that it started."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds() -> float:
-    """Returns the seconds of processor time that this process and its children, living or ended, have taken."""
+    """Returns the CPU seconds of this process and its children, running or ended."""
     ended = os.times()
     living = sum(_seconds_of(pid) for pid in _descendants())
     return time.process_time() + ended.children_user + ended.children_system + living
 
 
 def memory() -> int:
-    """Returns the bytes that these processes own: without mapped files; shared memory counts once."""
+    """Returns the bytes that these processes own, without mapped files; shared memory counts once."""
     return _bytes("smaps_rollup", "Pss_(?:Anon|Shmem)")
 
 
 def peak() -> int:
-    """Returns the bytes of resident memory that each of these processes has had at its largest, added up."""
+    """Returns the sum of these processes' peak resident memory in bytes."""
     return _bytes("status", "VmHWM")
 
 
@@ -47,7 +47,7 @@ def _descendants() -> list[int]:
 
 
 def _seconds_of(pid: int) -> float:
-    """Returns a process's seconds, with those of its own ended children."""
+    """Returns the CPU seconds of a process and its ended children."""
     fields = _read(pathlib.Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICKS if fields else 0.0
 

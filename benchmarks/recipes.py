@@ -1,4 +1,4 @@
-"""Images per second of each augmentation, as a ratio to `cifar10_tutorial`, in one process in turns.
+"""Images per second of each augmentation, as a ratio to `cifar10_tutorial`, in one process and in turns.
 
     python -m benchmarks.recipes [--data_dir=DIR] [--global_batch_size=128] [--only=affine,mixup]
 

@@ -1,4 +1,4 @@
-"""Rounds of several contestants in turn, so that a change of the machine's speed affects all; comparisons of two."""
+"""Rounds of several contestants in turn, so that changes of the machine's speed affect all; comparisons of two."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Take = Callable[[], tuple[int, float]]
 
 
 class Contest(NamedTuple):
-    """A loop to measure in a process of its own, and what it says of itself."""
+    """A loop to measure in a process of its own, and facts about it."""
 
     take: Take
     facts: dict[str, Any]
 
 
-_READY = 10  # batches that may be ready when a round begins
+_READY = 10  # maximum number of batches ready when a round begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Round:
     """One round.
 
     Attributes:
-      rate: images per second.
-      cpu: processor time per image, microseconds.
-      peak: largest resident memory so far, bytes; 0: not measured.
+      rate: rate in images per second.
+      cpu: processor time per image in microseconds.
+      peak: largest resident memory so far in bytes; 0 if not measured.
     """
 
     rate: float
@@ -48,7 +48,7 @@ def taking(batches_of: Iterator[Any], rows: int) -> Take:
 
 
 def alternate(contestants: dict[str, Take], rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """Measures rounds in turn; returns those of each contestant."""
+    """Measures rounds in turn; returns the rounds of each contestant."""
     found: dict[str, list[Round]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, take in contestants.items():
@@ -57,7 +57,7 @@ def alternate(contestants: dict[str, Take], rounds: int, seconds: float) -> dict
 
 
 def one_round(take: Take, seconds: float, clock: Callable[[], float] = time.process_time) -> Round:
-    """Measures one round, after using up the batches that were ready before it; `clock` counts processor time."""
+    """Measures one round after using up batches that were ready before; `clock` measures processor time."""
     began, taken = time.perf_counter(), 0
     while taken < _READY and (taken == 0 or time.perf_counter() - began < seconds):
         take()
@@ -75,7 +75,7 @@ def ratio_text(ratios: list[float]) -> str:
 
 
 def compare(what: str, mine: Take, others: dict[str, Take], rounds: int, seconds: float) -> None:
-    """Measures all in turn; prints a line for each of the others, by name."""
+    """Measures all in turn; prints a line for each of `others`."""
     found = alternate({"": mine, **others}, rounds, seconds)
     for name in others:
         _print_line(what, found[""], found[name], name)

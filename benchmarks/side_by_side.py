@@ -1,4 +1,4 @@
-"""The trainer's step beside what people use instead: the same model, batch and precision, in turns, as a table."""
+"""The trainer's step compared with common alternatives: the same model, batch and precision, in turns, as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.errors import DataError
 
 OURS = "ours"
 _CONSTANT, _REAL = "one constant batch", "real input"
-# By the kind of input: what a line is called, and the loop of `benchmarks.loops` or `benchmarks.torch_loops`.
+# By kind of input: {title of the line: loop of `benchmarks.loops` or `benchmarks.torch_loops`}.
 CONTESTANTS = {
     _CONSTANT: {
         OURS: "constant",
@@ -40,19 +40,19 @@ CONTESTANTS = {
     },
 }
 NAMES = set(CONTESTANTS[_CONSTANT])
-NO_PEERS = (OURS, "tf.function fused", "limit TensorFlow", "limit PyTorch")  # what a user has not got, or does not use
+NO_PEERS = (OURS, "tf.function fused", "limit TensorFlow", "limit PyTorch")  # loops that a user does not have or use
 _PHOTOGRAPHS = 1_200  # images of 96x96 to make
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model, and how it is trained here.
+    """A model and its training settings here.
 
     Attributes:
-      rows: rows of a step; small enough for the memory and the time of a desktop.
-      steps: updates in an inner loop, about half a second.
-      side: height and width of the stored images, pixels.
-      recipe: augmentation, which all contestants know.
+      rows: number of rows in a step; small enough for the memory and the time of a desktop.
+      steps: number of updates in an inner loop, about half a second.
+      side: height and width of the stored images in pixels.
+      recipe: augmentation that all contestants support.
     """
 
     rows: int
@@ -73,13 +73,13 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How all are measured.
+    """The settings of the measurement.
 
     Attributes:
-      data_dir: CIFAR-10 as converted.
-      rows: rows of a step; None: those of the subject.
-      names: contestants to measure.
-      python: interpreters.
+      data_dir: folder of the converted CIFAR-10.
+      rows: number of rows in a step; None for the subject's.
+      names: contestants to measure, by name in the table.
+      python: interpreters of the contestants.
       rounds, seconds: number and length of the rounds.
     """
 
@@ -105,7 +105,7 @@ def measure(models: Sequence[str], precisions: Sequence[str], kinds: Sequence[st
 
 
 def _data(cifar: str, side: int, folder: pathlib.Path, has_arrays: bool) -> tuple[str, str]:
-    """Returns a data set of images of a size, and the folder of the same as arrays; empty: they are not needed."""
+    """Returns a data set of images of a size, and the folder with the same images as arrays, empty if not needed."""
     data_dir = cifar
     if side != SUBJECTS["resnet20"].side:
         source, data_dir = folder / "source.tfrecord", str(folder / f"data-{side}")
@@ -135,7 +135,7 @@ def _block(model: str, precision: str, kind: str, data: tuple[str, str], setting
 
 
 def flags_of(model: str, precision: str, rows: int, data_dir: str) -> list[str]:
-    """Returns the flags of `trainer.run`: what the peers do not have, label smoothing and averages, is off."""
+    """Returns the flags of `trainer.run`, without what the peers lack: label smoothing and averages."""
     subject = SUBJECTS[model]
     return [
         f"--data_dir={data_dir}",
@@ -144,7 +144,7 @@ def flags_of(model: str, precision: str, rows: int, data_dir: str) -> list[str]:
         f"--global_batch_size={rows}",
         f"--steps_per_loop={subject.steps}",
         f"--augment={subject.recipe}",
-        # So small that no weight is NaN after many steps with the same batch, nor its loss 0.
+        # Small enough that after many steps with the same batch no weight is NaN and the loss is not 0.
         "--learning_rate=0.001",
         "--label_smoothing=0",
         "--ema=0",
@@ -152,7 +152,7 @@ def flags_of(model: str, precision: str, rows: int, data_dir: str) -> list[str]:
 
 
 def torch_setting(flags: Sequence[str], subject: Subject, arrays: str) -> dict[str, Any]:
-    """Returns a `torch_loops.Setting` for a run of the same flags."""
+    """Returns a `torch_loops.Setting` for a run with the same flags."""
     from trainer import config as configs  # noqa: PLC0415
     from trainer.config.model import WITH_MOMENTUM  # noqa: PLC0415
 
@@ -177,7 +177,7 @@ def agreed(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns in words what the contestants train.
 
     Raises:
-      DataError: they train models of different size.
+      DataError: they train models of different sizes.
     """
     texts = []
     for fact, words in (("weights", "weights"), ("multiplications", "million multiplications per image")):

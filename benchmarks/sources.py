@@ -14,17 +14,17 @@ from pipeline.records import framing, tf_example
 
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _ROW_GROUP = 500
-_DISTINCT = 250  # images, which a larger file repeats
-_DISTINCT_PIXELS = 200 << 20  # of photographs, so that large ones are made in some seconds
+_DISTINCT = 250  # number of distinct images, which a larger file repeats
+_DISTINCT_PIXELS = 200 << 20  # pixels of distinct photographs, so that large ones are made within seconds
 _CLASSES = 10
 _QUALITY = (85, 95)
-_NOISE = 8  # of 255, to either side: enlarged photographs have less detail than a camera's, and cost less to decode
+_NOISE = 8  # of 255, to either side: enlarged photographs have less detail than a camera's, and decode faster
 
 
 def cifar(folder: pathlib.Path, images_per_file: int, is_smooth: bool = False) -> pathlib.Path:
     """Writes the six files of CIFAR-10's binary version, of random images; returns their folder.
 
-    Smooth ones compress as photographs do, and repeat; noise does not compress.
+    Smooth images compress like photographs, and repeat; noise does not compress.
     """
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def cifar(folder: pathlib.Path, images_per_file: int, is_smooth: bool = False) -
 
 
 def raw_records(path: pathlib.Path, count: int, shape: tuple[int, int, int], classes: int) -> None:
-    """Writes a TFRecord file of raw images of noise; the labels are those of `classes` in turn."""
+    """Writes a TFRecord file of raw noise images; labels cycle through `classes`."""
     random = np.random.default_rng(0)
     with open(path, "wb") as file:
         for number in range(count):
@@ -68,7 +68,7 @@ def parquet(path: pathlib.Path, count: int, size: tuple[int, int], image_format:
 
 
 def photographs(folder: pathlib.Path, count: int, size: tuple[int, int]) -> pathlib.Path:
-    """Writes JPEG files, each in the folder of its class; returns `folder`.
+    """Writes JPEG files, in a folder per class; returns `folder`.
 
     They are parts of the two photographs that come with scikit-learn, resized, some mirrored, with fine noise, of
     quality 85 to 95. Their sides are within a tenth of `size`, (width, height). After some hundred they repeat.
@@ -87,7 +87,7 @@ def photographs(folder: pathlib.Path, count: int, size: tuple[int, int]) -> path
 
 
 def _photograph(random: np.random.Generator, whole: Any, size: tuple[int, int]) -> bytes:
-    """Returns a JPEG file of a random part, four fifths of the sides or more, of a Pillow image."""
+    """Returns a JPEG file of a random part, with at least four fifths of each side, of a Pillow image."""
     import PIL.Image  # noqa: PLC0415
 
     width, height = (round(side * random.uniform(0.9, 1.1)) for side in size)
@@ -101,7 +101,7 @@ def _photograph(random: np.random.Generator, whole: Any, size: tuple[int, int]) 
 
 
 def _smooth(random: np.random.Generator, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns an image that compresses as photographs do: enlarged coarse noise with a little fine noise."""
+    """Returns an image that compresses like a photograph: enlarged coarse noise with a little fine noise."""
     import PIL.Image  # noqa: PLC0415
 
     coarse = PIL.Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))

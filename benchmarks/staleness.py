@@ -1,4 +1,4 @@
-"""What stale gradients do to training: the mlp on MNIST, by gradients that are 0, 1, 3 and 8 steps old.
+"""The effect of stale gradients on training: the mlp on MNIST, with gradients that are 0, 1, 3 and 8 steps old.
 
     python -m benchmarks.staleness --data_dir=MNIST [--delays=0,1,3,8] [--steps=600] [--chart=FILE.svg]
 
@@ -25,8 +25,8 @@ from pipeline.commands.flags import check, flag
 from pipeline.commands.text import count_of
 
 COMMAND = "benchmarks.staleness"
-_EVERY = 10  # steps from one loss to the next
-_TESTED = 2_000  # rows of the test split, or all if it has fewer
+_EVERY = 10  # steps between losses
+_TESTED = 2_000  # rows of the test split, or all if there are fewer
 _COLOURS = ("#1f77b4", "#2ca02c", "#ff7f0e", "#d62728")
 
 
@@ -49,11 +49,11 @@ class BenchmarkConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """How a run went.
+    """The course of a run.
 
     Attributes:
       losses: loss on the test split after 0, 10, 20, ... steps.
-      gradient: seconds of one gradient and its application.
+      gradient: seconds of computing and applying one gradient.
     """
 
     losses: tuple[float, ...]
@@ -61,7 +61,7 @@ class Course:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line for each delay; writes the figures and the picture."""
+    """Prints a line for each delay; writes the figures and the chart."""
     config = commandline.parse(COMMAND, "Train by stale gradients.", BenchmarkConfig, argv)
     commands.say_processor()
     found = {}
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def course(data_dir: str, model: str, delay: int, steps: int) -> Course:
-    """Trains from the same weights on the same batches, whatever the delay is."""
+    """Trains from the same weights on the same batches, for any delay."""
     made = loops.make([f"--data_dir={data_dir}", f"--model={model}", "--ema=0"])
     tf = inputs.load_tensorflow()
     import keras  # noqa: PLC0415
@@ -130,7 +130,7 @@ def course(data_dir: str, model: str, delay: int, steps: int) -> Course:
 
 
 def draw(found: Mapping[int, Course], path: str) -> None:
-    """Writes the picture: the loss by steps, and by seconds."""
+    """Writes the chart: the loss by steps, and by seconds."""
     import matplotlib as mpl  # noqa: PLC0415
 
     mpl.use("Agg")

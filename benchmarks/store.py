@@ -1,4 +1,4 @@
-"""A data set in an S3 server of this machine, in a process of its own, for pyarrow to read."""
+"""A data set in an S3 server on this machine, in a process of its own, for pyarrow to read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = 60.0  # for the server to start
 
 @contextlib.contextmanager
 def served(data_dir: str) -> Iterator[str]:
-    """Context of the URL of a copy of a data set, in an S3 server that keeps it in memory.
+    """Context of the URL of a data set's copy, in an S3 server that keeps it in memory.
 
     Raises:
       UsageError: pyarrow or moto is missing.
@@ -48,7 +48,7 @@ def served(data_dir: str) -> Iterator[str]:
 
 
 def _make_bucket(url: str) -> None:
-    """Makes a bucket, once the server listens."""
+    """Creates a bucket once the server listens."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A task that is slow on purpose on one worker of a job with parameter servers."""
+"""A task that is deliberately slow on one worker of a job with parameter servers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from trainer import Task
 
-WORKER, SECONDS = "STRAGGLER", "STRAGGLER_SECONDS"  # in the environment of the chief
+WORKER, SECONDS = "STRAGGLER", "STRAGGLER_SECONDS"  # in the chief's environment
 
 
 class Slowed(Task):
-    """Image classification, each step of which takes longer on the worker that the environment names."""
+    """Image classification in which each step takes longer on the worker named by the environment."""
 
     def train_step(self, model: Any, features: Any, labels: Any) -> Any:
         """See `Task.train_step`."""
@@ -22,7 +22,7 @@ class Slowed(Task):
 
 
 def pause() -> list[tf.Tensor]:
-    """Returns what takes so many seconds on the worker that the environment names, if it names one."""
+    """Returns a tensor that takes some seconds on the worker named by the environment, if there is one."""
     if WORKER not in os.environ:
         return []
     index = tf.distribute.coordinator.experimental_get_current_worker_index()

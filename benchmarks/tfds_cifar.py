@@ -1,4 +1,4 @@
-"""CIFAR-10's binary files through TensorFlow Datasets' own `download_and_prepare`: what conversion is measured against.
+"""CIFAR-10's binary files through TensorFlow Datasets' own `download_and_prepare`, to compare conversion with.
 
     python -m benchmarks.tfds_cifar --source=DIR --data_dir=DIR --count=5000 [--beam] [--raw]
 
@@ -57,7 +57,7 @@ def prepare(source: pathlib.Path, data_dir: str, count: int, beam: bool, raw: bo
 
 
 def examples(source: pathlib.Path, rows: range) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (key, example) of rows of the files, which lie end to end."""
+    """Yields (key, example) for rows of the files, concatenated."""
     for number, path in enumerate(sorted(source.glob("*.bin"))):
         first, size = number * (path.stat().st_size // _RECORD), path.stat().st_size // _RECORD
         own = range(max(rows.start, first) - first, min(rows.stop, first + size) - first)
@@ -72,7 +72,7 @@ def examples(source: pathlib.Path, rows: range) -> Iterator[tuple[str, dict[str,
 
 def _builder(tfds: Any, source: pathlib.Path, count: int, beam: bool, raw: bool) -> type:
     class BenchmarkCifar(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined, misc]
-        """CIFAR-10 as TFDS's own builder yields it."""
+        """CIFAR-10 as yielded by TFDS's own builder."""
 
         VERSION = tfds.core.Version("1.0.0")
 

@@ -1,4 +1,4 @@
-"""What the same weights on any topology cost: steps with --virtual_replicas against the classic step, as ratios.
+"""The cost of identical weights on any topology: steps with --virtual_replicas relative to the classic step.
 
     python -m benchmarks.topology [--model=cifar10_cnn] [--global_batch_size=128] [--only=steps,bytes,threads]
 
@@ -35,12 +35,12 @@ from pipeline.errors import DataError
 
 COMMAND = "benchmarks.topology"
 DEVICES = (1, 2, 4)
-MOST = 8  # the V that every number of devices divides
+MOST = 8  # V, a multiple of each number of devices
 PARTS = ("steps", "bytes", "threads")
 _IMAGES = 600
-_STEPS = 2  # of an inner loop
+_STEPS = 2  # steps of an inner loop
 _FEWER, _MORE = 20, 60  # steps of the two runs whose bytes are compared
-_LOOKS = 0.2  # seconds between two counts of threads
+_LOOKS = 0.2  # seconds between counts of threads
 _RATE = re.compile(r"step \d+, loss = .* \(([\d.]+) examples/sec; ")
 _TIMED = """
 import functools
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         flags = [f"--data_dir={data_dir}", f"--model={config.model}", f"--global_batch_size={config.global_batch_size}"]
-        flags += ["--ema=0"]  # the sums of gradients are the subject
+        flags += ["--ema=0"]  # only the sums of gradients matter here
         parts = inputs.parts_of(config.only, PARTS)
         if "bytes" in parts:
             report_bytes(flags)
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def report_steps(config: BenchmarkConfig, flags: list[str], counts: Sequence[int]) -> None:
     """Prints, for each number of devices, the speed with V against the classic step."""
     rows = config.global_batch_size
-    for devices in sorted(counts, reverse=True):  # the CPU is split once
+    for devices in sorted(counts, reverse=True):  # the CPU can only be split once
         kinds = {"classic": None, f"V = {devices}": devices, f"V = {MOST}": MOST}
         takes = {name: looper(flags, devices, virtual, rows) for name, virtual in kinds.items()}
         rounds = alternate(takes, config.rounds, config.seconds)
@@ -111,7 +111,7 @@ def milliseconds(rounds: list[Round], rows: int) -> float:
 
 
 def looper(flags: list[str], devices: int, virtual: int | None, rows: int) -> Take:
-    """Returns a Take of inner loops over one batch on so many devices."""
+    """Returns a Take of inner loops over one batch on some number of devices."""
     strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", f"--global_batch_size={rows}"]
     made = loops.make([*flags, *strategy_flags, *([f"--virtual_replicas={virtual}"] if virtual else [])])
     batches = loops.batches(made, constant=True)
@@ -142,7 +142,7 @@ def bytes_of_run(flags: list[str]) -> int:
     """Returns the bytes that the loopback device carries while two workers train.
 
     Raises:
-      DataError: a worker failed; with its last line.
+      DataError: a worker failed; the message has its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         command = [sys.executable, "-m", "trainer.run", f"--model_dir={folder}", "--log_every=0", *flags]
@@ -152,17 +152,17 @@ def bytes_of_run(flags: list[str]) -> int:
 
 
 def report_threads(flags: list[str], steps: int) -> None:
-    """Prints the threads of a worker and its speed, by how a worker that does not answer is noticed."""
+    """Prints the threads of a worker and its speed, by how a silent worker is noticed."""
     for name, program in {"a timeout for each": ["-c", _TIMED], "a thread that watches": ["-m", "trainer.run"]}.items():
         most, rate = threads_of_run([*program, *flags, f"--train_steps={steps}", f"--log_every={steps // 2}"])
         print(f"two workers, {steps:,} steps, {name}: {most:,} threads in a worker, {rate:,.0f} steps/sec", flush=True)
 
 
 def threads_of_run(program: list[str]) -> tuple[int, float]:
-    """Returns the most threads of a worker of two while they train, and the steps per second of the second half.
+    """Returns the most threads of one of two workers while they train, and the steps per second of the second half.
 
     Raises:
-      DataError: a worker failed; with its last line.
+      DataError: a worker failed; the message has its last line.
     """
     most = 0
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -186,10 +186,10 @@ def threads_of_run(program: list[str]) -> tuple[int, float]:
 
 
 def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Returns what workers print, at their end.
+    """Returns the workers' outputs once they have ended.
 
     Raises:
-      DataError: one failed; with its last line.
+      DataError: a worker failed; the message has its last line.
     """
     outputs = [worker.communicate()[0] for worker in workers]
     for worker, output in zip(workers, outputs, strict=True):
@@ -211,7 +211,7 @@ def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
 
 
 def cluster_of(count: int) -> list[str]:
-    """Returns the TF_CONFIG of each of so many workers on free ports of this machine."""
+    """Returns the TF_CONFIG of each of `count` workers on free ports of this machine."""
     return configs_of({"worker": free_addresses(count)})
 
 
@@ -222,7 +222,7 @@ def configs_of(cluster: dict[str, list[str]]) -> list[str]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns addresses of this machine whose ports were free a moment ago."""
+    """Returns addresses of this machine whose ports are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for free in sockets:

@@ -1,4 +1,4 @@
-"""PyTorch's training loops, eager and compiled; they run where this project and TensorFlow are not installed."""
+"""PyTorch's training loops, eager and compiled; they also run where this project and TensorFlow are not installed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from benchmarks.rounds import Contest, Take
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained.
+    """The training to measure.
 
     Attributes:
       model: name of a built-in model.
-      rows: rows of a step.
-      side: height and width of an image, pixels.
+      rows: number of rows in a step.
+      side: height and width of an image in pixels.
       classes: width of the logits.
-      precision: float32 or bfloat16.
-      steps: updates in a take.
-      rate, momentum: those of the optimizer, SGD.
-      nesterov: its kind of momentum.
-      recipe: name of the augmentation of the real input.
+      precision: precision: float32 or bfloat16.
+      steps: number of updates in a take.
+      rate, momentum: learning rate and momentum of the optimizer, SGD.
+      nesterov: whether the momentum is Nesterov's.
+      recipe: name of the real input's augmentation.
       arrays: folder with images.npy and labels.npy, the real input.
     """
 
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def type(self) -> torch.dtype:
-        """The type in which layers compute."""
+        """The dtype in which layers compute."""
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
@@ -83,14 +83,14 @@ def train(setting: Setting, compiled: bool, constant: bool) -> Contest:
 
 
 def limit(setting: Setting) -> Contest:
-    """Returns a loop over the model's convolutions and products alone, forward and backward."""
+    """Returns a loop over only the model's convolutions and matrix products, forward and backward."""
     model = torch_models.build(setting.model, setting.side, setting.classes)
     images, _ = next(_constant(setting))
     parts, multiplications = [], 0
     for number, (layer, given) in enumerate(torch_models.layers(model, images.float())):
         made = _product if isinstance(layer, torch.nn.Linear) else _convolution
         forward, backward = made(layer, given, setting.type, number > 0)
-        # A weight of a convolution is used once for each pixel of what it returns.
+        # A convolution uses each weight once per output pixel.
         multiplications += layer.weight.numel() * math.prod(forward().shape[2:])
         parts.append((forward, backward))
 
@@ -157,10 +157,10 @@ def _facts(model: torch.nn.Module) -> dict[str, Any]:
 
 def contest(name: str, flags: Sequence[str]) -> Contest:
     """Returns a loop that has run once; `flags` is a `Setting` as JSON."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its processes would stay, and count as its memory
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its processes would stay and count as memory
     torch.set_num_threads(os.cpu_count() or 1)
     made = CONTESTANTS[name](Setting(**json.loads(flags[0])))
-    made.take()  # which compiles
+    made.take()  # compiles
     return made
 
 

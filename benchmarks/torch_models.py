@@ -1,4 +1,4 @@
-"""The built-in models for CIFAR-10 and photographs as PyTorch has them: the same layers, with as many weights."""
+"""The built-in models for CIFAR-10 and photographs in PyTorch: the same layers, with the same number of weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decayed(name: str, model: nn.Module) -> list[tuple[float, list[nn.Parameter]
     """Returns the model's trainable weights, by the factor of their L2 term's gradient.
 
     Keras adds the terms to the loss; here the optimizer adds the same gradient. fast_cifar's decay is not part of the
-    gradient there: it is decoupled.
+    gradient, since it is decoupled.
     """
     found: dict[float, list[nn.Parameter]] = {}
     for path, weight in model.named_parameters():
@@ -33,7 +33,7 @@ def decayed(name: str, model: nn.Module) -> list[tuple[float, list[nn.Parameter]
 
 
 def layers(model: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d | nn.Linear, Tensor]]:
-    """Returns the convolutions and products of a forward pass, each with what it is given, in their order."""
+    """Returns the convolutions and matrix products of a forward pass in order, each with its input."""
     found: list[tuple[nn.Conv2d | nn.Linear, Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -51,7 +51,7 @@ def layers(model: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d | nn.Linear
 
 
 class _Normalised(nn.Sequential):
-    """A convolution without bias and its normalisation; padded alike on all sides."""
+    """A convolution without bias, followed by its normalisation; padded equally on all sides."""
 
     def __init__(self, before: int, width: int, size: int, stride: int = 1) -> None:
         convolution = nn.Conv2d(before, width, size, stride, size // 2, bias=False)

@@ -1,4 +1,4 @@
-"""What the trainer costs beside its model, and what it gains, as ratios of loops that run in turns.
+"""The trainer's overhead over its model, and its gains, as ratios of loops that run in turns.
 
     python -m benchmarks.training [--only=input,loop,fit,distribution,parameter_server] [--models=mlp] [--data_dir=DIR]
     python -m benchmarks.training --only=peers --python=PATH
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         rows = config.global_batch_size or _ROWS
-        # Without the average of the weights that some models have by default: the other loops keep none.
+        # Without the averaged weights that some models have by default, since the other loops have none.
         flags = [f"--data_dir={data_dir}", f"--global_batch_size={rows}", "--ema=0"]
         for part in config.only.split(",") if config.only else PARTS:
             if part == PEERS:
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def peers(config: BenchmarkConfig, data_dir: str, python: interpreters.Interpreters) -> None:
-    """Prints the table of the trainer beside its peers."""
+    """Prints the table of the trainer and its peers."""
     names = config.contestants.split(",") if config.contestants else list(side_by_side.NAMES)
     setting = side_by_side.Setting(data_dir, config.global_batch_size, names, python, config.rounds, config.seconds)
     models = inputs.parts_of(config.models, side_by_side.SUBJECTS)
@@ -121,7 +121,7 @@ def measure(part: str, config: BenchmarkConfig, model: str, flags: list[str]) ->
 def against(
     what: str, others: dict[str, tuple[str, list[str]]], mine: tuple[str, list[str]], config: BenchmarkConfig
 ) -> None:
-    """Prints a line for each of the others: speed, and processor time, of mine as a share of theirs."""
+    """Prints a line for each of `others`: the speed and processor time of `mine` as a share of theirs."""
     found = alternate({"": mine, **others}, config.rounds, config.seconds)
     for name in others:
         line(what, found[""], found[name], name)
@@ -148,10 +148,10 @@ def distribution(config: BenchmarkConfig, model: str, flags: list[str]) -> None:
 
 
 def workers_rate(flags: list[str], count: int) -> float:
-    """Returns the median rate that the chief of so many workers logs, in img/s.
+    """Returns the median rate, in img/s, that the chief of `count` workers logs.
 
     Raises:
-      DataError: a worker failed; with its last line.
+      DataError: a worker failed; the message has its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         run = [f"--model_dir={folder}", "--train_steps=101", "--log_every=20"]

@@ -1,7 +1,7 @@
-"""Runs a command and writes what it took, as JSON, to a file descriptor: `python watcher.py DESCRIPTOR COMMAND...`.
+"""Runs a command and writes its cost, as JSON, to a file descriptor: `python watcher.py DESCRIPTOR COMMAND...`.
 
-Linux counts into a process's peak memory that of the process it was started from. A benchmark holds data; this process
-has just begun and holds nothing, so the peak of the command is its own.
+On Linux, a process's peak memory includes that of the process which started it. A benchmark holds data; this process
+has just started and holds nothing, so the command's peak is its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 
 def main(descriptor: int, command: list[str]) -> None:
-    """Writes {exit code, seconds, seconds of processor time, bytes of the peak} once the command has ended."""
+    """Writes {exit code, seconds, CPU seconds, bytes of the peak} once the command has ended."""
     began = time.perf_counter()
     process = subprocess.Popen(command)
     signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number))

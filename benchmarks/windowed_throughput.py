@@ -49,7 +49,7 @@ from pipeline.read.shards import LOCAL_THREADS
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
-_BEYOND = 600 * 10**6  # bytes of a process in addition to its windows
+_BEYOND = 600 * 10**6  # bytes of a process besides its windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def against_reading(config: BenchmarkConfig) -> None:
-    """Prints unaugmented batches in windows against three ways to read the shards."""
+    """Prints unaugmented batches in windows compared with three ways to read the shards."""
     files, stride = _shards(config)
     cores = os.cpu_count() or 1
     with futures.ThreadPoolExecutor(cores) as threads, futures.ProcessPoolExecutor(cores, get_context("spawn")) as own:
@@ -101,7 +101,7 @@ def against_reading(config: BenchmarkConfig) -> None:
 
 
 def against_memory(config: BenchmarkConfig) -> None:
-    """Prints augmented batches in windows against the same from memory."""
+    """Prints augmented batches in windows compared with the same from memory."""
     windows, memory = (
         batches(config, "cifar10_tutorial", shuffle_bytes(config) * times) for times in (1, _WINDOWS + 1)
     )
@@ -110,7 +110,7 @@ def against_memory(config: BenchmarkConfig) -> None:
 
 
 def against_one_by_one(config: BenchmarkConfig) -> None:
-    """Prints both, unaugmented and augmented, against `tf.data` one example at a time."""
+    """Prints both, unaugmented and augmented, compared with `tf.data` one example at a time."""
     from benchmarks.one_by_one import one_by_one  # noqa: PLC0415
 
     rows = config.global_batch_size
@@ -121,7 +121,7 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
 
 
 def compressed(config: BenchmarkConfig) -> None:
-    """Prints windows of GZIP shards against zlib and ISA-L alone, and against windows of uncompressed ones."""
+    """Prints windows of GZIP shards compared with zlib and ISA-L alone, and with windows of uncompressed shards."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         packed = pathlib.Path(folder) / "packed"
         commands.convert("tfrecord", pathlib.Path(config.data_dir), packed, "--compression=GZIP")
@@ -139,7 +139,7 @@ def compressed(config: BenchmarkConfig) -> None:
 
 
 def classes(config: BenchmarkConfig) -> None:
-    """Prints windows of images of 1,000 classes against the same images of 100 classes."""
+    """Prints windows of images of 1,000 classes compared with the same images of 100 classes."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         takes = []
         for count in (100, 1_000):
@@ -153,7 +153,7 @@ def classes(config: BenchmarkConfig) -> None:
 
 
 def store(config: BenchmarkConfig) -> None:
-    """Prints windows of a data set in a store from the cache, against the store, and against the local disk."""
+    """Prints windows of a data set in a store, from the cache, compared with the store and with the local disk."""
     window = shuffle_bytes(config)
     with served(config.data_dir) as url, tempfile.TemporaryDirectory(prefix="benchmark-") as cache:
         remote = dataclasses.replace(config, data_dir=url)
@@ -203,7 +203,7 @@ def batches(config: BenchmarkConfig, recipe: str, window: int, **options: Any) -
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:
-    """Prints the largest number of bytes that this process owned after any batch, and that of files that it mapped."""
+    """Prints the largest number of bytes that this process owned after any batch, and of files that it mapped."""
     options = {"augment": "none", "shuffle_bytes": config.epoch_of, "epochs": 1}
     seen = [_memory() for _ in inputs.train_input(config.data_dir, config.global_batch_size, **options)]
     print(*map(max, zip(*seen, strict=True)))
@@ -216,7 +216,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:
-    """Returns the training split's files and their stride: the bytes from record to record."""
+    """Returns the training split's files and their stride, the bytes from record to record."""
     shards = manifest.load(config.data_dir).split("train").shards
     strides = {shard.stride for shard in shards}
     stride = next(iter(strides))

@@ -2,8 +2,8 @@
 
     from stepfeed import input_fn
 
-This is `from pipeline import input_fn`, except that an error says so if another file or folder has the name of our
-package. Names are loaded on first use.
+This is the same as `from pipeline import input_fn`, but with a clear error if another file or folder has the name of
+our package. Names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from trainer import Predictor, Task, TrainConfig, fuse_layers, train
 
-_EARLIER = ("distort_fn",)  # names that `pipeline` still answers to; it cannot be asked before `shadowed.check`
+_EARLIER = ("distort_fn",)  # old names that `pipeline` still supports; it cannot be asked before `shadowed.check`
 _TRAINER = ("Predictor", "Task", "TrainConfig", "fuse_layers", "train")
 
 __all__ = [

@@ -1,7 +1,7 @@
 """`stepfeed convert`, `stepfeed train`, ...: all commands under one name. `python -m stepfeed` is the same.
 
-Each runs the code of `python -m MODULE`. Only the command itself is imported, so that `stepfeed --help` and a typo are
-answered at once.
+Each runs the code of `python -m MODULE`. Only the command itself is imported, so that `stepfeed --help` and errors in
+its name are fast.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main() -> NoReturn:
-    """Runs the command that the first argument names, and exits with its code."""
+    """Runs the command named by the first argument, and exits with its code."""
     name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("--help", "-h", "help"):
         _say(_help())
@@ -60,11 +60,11 @@ def main() -> NoReturn:
 
 
 def _say(text: str) -> None:
-    """Prints a text; exits as all commands do if nobody reads it any more (head), or it cannot be written."""
+    """Prints a text; exits as all commands do if its reader is gone (head), or it cannot be written."""
     try:
         print(text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at exit
         if isinstance(error, BrokenPipeError):
             sys.exit(128 + signal.SIGPIPE)
         print(f"stepfeed: the output cannot be written: {error.strerror}", file=sys.stderr)
@@ -87,9 +87,9 @@ def _help() -> str:
 
 
 def _run(name: str, arguments: list[str]) -> NoReturn:
-    """Runs a command as `python -m` does, except that its messages begin with `stepfeed NAME`."""
+    """Runs a command like `python -m`, except that its messages begin with `stepfeed NAME`."""
     module = COMMANDS[name][0]
-    # Before our modules are imported, and for the processes that they start: messages name commands as the user does.
+    # Set before our modules are imported, and for their child processes: messages name commands as the user does.
     os.environ[_NAMES] = ";".join(f"{module}=stepfeed {name}" for name, (module, _) in COMMANDS.items())
     try:
         command = _loaded(module)
@@ -112,7 +112,7 @@ def _loaded(module: str) -> Any:
 
 
 def _completion(arguments: list[str]) -> str:
-    """Returns the script by which a shell completes commands, their flags, and files."""
+    """Returns the script that lets a shell complete commands, their flags, and files."""
     if len(arguments) != 1 or arguments[0] not in _SHELLS:
         _refuse(f"completion: give one of {', '.join(_SHELLS)}")
     flags = {name: _flags(module) for name, (module, _) in COMMANDS.items()}
@@ -146,7 +146,7 @@ complete -o nospace -o filenames -F _stepfeed stepfeed"""
 
 
 def _flags(module: str) -> list[str]:
-    """Returns the flags of a command; none if a package that it needs is not installed."""
+    """Returns the flags of a command; none if a package that it needs is missing."""
     out, command = io.StringIO(), _loaded(module)
     # A missing package is an ImportError, or a UsageError, which is a ValueError.
     with contextlib.suppress(ImportError, ValueError, SystemExit), contextlib.redirect_stdout(out):

@@ -1,6 +1,6 @@
-"""Notices files that have the name of one of our packages: the user's, found first, or those of another package.
+"""Detects files with the name of one of our packages: the user's, found first, or those of another package.
 
-It needs the standard library alone, so that our other packages can ask it before they import each other.
+It needs only the standard library, so that our other packages can use it before they import each other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pathlib
 import sys
 
 _HOME = pathlib.Path(__file__).resolve().parents[1]  # all packages are installed side by side
-_MARK = "# Of stepfeed."  # a line in the __init__.py of each
+_MARK = "# Of stepfeed."  # line in each package's __init__.py
 _EXIT_USAGE = 2
 
 
@@ -19,7 +19,7 @@ def check(package: str) -> None:
     """Checks, without importing it, that `import <package>` finds our package.
 
     Raises:
-      ImportError: it finds another file or folder, or files of another package in the place of ours; the error names
+      ImportError: it finds another file or folder, or files of another package in the place of ours; the message names
         them.
     """
     found = _found(package)
@@ -43,10 +43,10 @@ def check(package: str) -> None:
 
 
 def check_for(name: str, *packages: str) -> None:
-    """Checks what one of our packages needs, while it is imported.
+    """Checks the packages that one of our packages needs, while it is imported.
 
     Args:
-      name: the package that is imported. If `python -m` runs a module of it, an error is one line on stderr.
+      name: package being imported. If `python -m` runs one of its modules, an error is one line on stderr.
       packages: packages to check.
 
     Raises:
@@ -57,14 +57,14 @@ def check_for(name: str, *packages: str) -> None:
         for package in packages:
             check(package)
     except ImportError as error:
-        if sys.argv[:1] != ["-m"]:  # which Python puts there until it has found the module to run
+        if sys.argv[:1] != ["-m"]:  # Python has this until it has found the module to run
             raise
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(_EXIT_USAGE) from None
 
 
 def _found(package: str) -> str | None:
-    """Returns the file of the module, or the folder of the package, that is or would be imported."""
+    """Returns the module's file or the package's folder that is or would be imported."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # it is loaded, but not by an import

@@ -26,7 +26,7 @@ settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides GPUs from all processes of the tests, whose replicas are logical CPUs; `-m gpu` runs those of GPUs."""
+    """Hides GPUs from all processes of the tests, whose replicas are logical CPUs; `-m gpu` runs the GPU tests."""
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 

@@ -17,19 +17,19 @@ from pipeline.files.paths import StoragePath
 
 
 def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = None) -> pathlib.Path:
-    """Converts as `python -m beam_jobs.convert` does with the same flags, in one pass; returns the data set's folder.
+    """Converts like `python -m beam_jobs.convert` with the same flags, in one pass; returns the data set's folder.
 
     For tests whose subject is not Beam: it saves the 2 s of Beam's import and the 0.3 s of each pipeline.
 
     Args:
-      *flags: of the command, without Beam's.
-      write: in the place of `write_data_set`.
+      *flags: flags of the command, without Beam's.
+      write: function to call instead of `write_data_set`.
 
     Raises:
-      PipelineError: as the command.
+      PipelineError: the same errors as from the command.
     """
     config = commandline.parse("beam_jobs.convert", "", ConvertConfig, [str(flag) for flag in flags])
-    gate.open()  # a Beam job that failed in this process shut it
+    gate.open()  # closed if a Beam job failed in this process
     sink = sink_of(config.data_dir)
     sink.check(config.dataset, config.source)
     with replacing(sink, make_plan(config, sink.data_dir), config.overwrite) as staged:
@@ -52,7 +52,7 @@ def write_data_set(plan: Plan) -> pathlib.Path:
 
 
 def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
-    """Raises DataError where two records have one key."""
+    """Raises DataError if two records have the same key."""
     buckets: dict[int, list[reader.KeyHashes]] = {}
     for receipt in receipts:
         for bucket, hashes in reader.by_bucket(data_dir, receipt.info):

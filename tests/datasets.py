@@ -1,4 +1,4 @@
-"""Makes small data sets without a converter, so that the tests of `pipeline` do not lean on `beam_jobs`."""
+"""Makes small data sets without a converter, so that the tests of `pipeline` do not depend on `beam_jobs`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ EXTRA = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How the records of a data set are made.
+    """The way the records of a data set are made.
 
     Attributes:
-      encoding: of the images.
-      unequal_keys: keys, and so records, of several lengths: the shards have files of offsets.
-      extra: the features of `EXTRA`, too.
-      varied: image i is i % 3 rows higher and i % 2 columns wider.
-      grey: image i is of one grey, i * GREY_STEP, which JPEG and augmentations keep.
-      compression: of the shards.
-      members: records in each GZIP member of a compressed shard, with a table of the members; 0: one, without a table.
+      encoding: encoding of the images.
+      unequal_keys: whether keys, and so records, have several lengths, so that the shards have files of offsets.
+      extra: whether records also have the features of `EXTRA`.
+      varied: whether image i is i % 3 rows higher and i % 2 columns wider.
+      grey: whether image i has a single grey value, i * GREY_STEP, which JPEG and augmentations keep.
+      compression: compression of the shards.
+      members: number of records in each GZIP member of a compressed shard that has a table of members; 0 for a single
+        member without a table.
     """
 
     encoding: str = "raw"
@@ -51,7 +52,7 @@ class Kind:
 
 
 def images_of(start: int, count: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """Returns images whose first two bytes are the record's number, the rest pseudo-random by it."""
+    """Returns images whose first two bytes are the record's number; the rest is pseudo-random, seeded by it."""
     images = np.stack([np.random.default_rng(start + i).integers(0, 256, shape, np.uint8) for i in range(count)])
     images = images.reshape(count, int(np.prod(shape)))
     numbers = np.arange(start, start + count)
@@ -60,7 +61,7 @@ def images_of(start: int, count: int, shape: tuple[int, int, int]) -> np.ndarray
 
 
 def extra_of(number: int) -> dict[str, np.ndarray]:
-    """Returns the values of record `number`'s features of `EXTRA`."""
+    """Returns the values of the features in `EXTRA` of record `number`."""
     return {
         "box": np.arange(4, dtype=np.float32) + number,
         "id": np.array([1000 + number]),
@@ -84,7 +85,7 @@ def image_of(number: int, shape: tuple[int, int, int], kind: Kind = Kind()) -> n
 
 
 def encoded(image: np.ndarray, encoding: str) -> bytes:
-    """Returns the bytes that stand for an image in a record."""
+    """Returns the bytes of an image in a record."""
     if encoding == "raw":
         return image.tobytes()
     stream = io.BytesIO()
@@ -100,7 +101,7 @@ def write_dataset(
     classes: int = 3,
     kind: Kind = Kind(),
 ) -> Manifest:
-    """Writes splits `train` and `test` with so many records a shard; record i has label i % classes."""
+    """Writes splits `train` and `test` with the given number of records per shard; record i has label i % classes."""
     folder.mkdir(parents=True, exist_ok=True)
     splits = {
         name: _write_split(folder, name, split_counts, shape, classes, kind)
@@ -126,7 +127,7 @@ def write_dataset(
 
 
 def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> None:
-    """Changes a manifest's JSON object, and seals it again."""
+    """Changes a manifest's JSON object, and updates its digest."""
     path = folder / naming.MANIFEST
     content = json.loads(path.read_text())
     change(content)
@@ -134,7 +135,7 @@ def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> Non
 
 
 def as_earlier_releases(folder: pathlib.Path) -> None:
-    """Moves the sidecars beside their shards, where releases before the folder of sidecars wrote them."""
+    """Moves the sidecars next to their shards, where releases before the sidecar folder wrote them."""
     for path in (folder / naming.SIDECARS).iterdir():
         kind, _, shard = path.name.partition(".")
         path.rename(folder / f"{shard.replace('.tf-rec', '.tfrec')}.{kind}")
@@ -142,12 +143,12 @@ def as_earlier_releases(folder: pathlib.Path) -> None:
 
 
 def to_memory(folder: pathlib.Path, name: str) -> str:
-    """Copies a data set to TensorFlow's file system in memory, which stands for object stores; returns its URL."""
+    """Copies a data set to TensorFlow's in-memory file system, which stands in for object stores; returns its URL."""
     import tensorflow as tf
 
     url = f"ram://{name}"
     tf.io.gfile.makedirs(url)
-    tf.io.gfile.rmtree(url)  # it appends to a file that is there
+    tf.io.gfile.rmtree(url)  # it would append to existing files
     tf.io.gfile.makedirs(f"{url}/{naming.SIDECARS}")
     for path in filter(pathlib.Path.is_file, folder.rglob("*")):
         with tf.io.gfile.GFile(f"{url}/{path.relative_to(folder)}", "wb") as file:
@@ -180,9 +181,9 @@ def _lists(features: dict[str, np.ndarray]) -> dict:
 
 
 def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes], of_member: int = 0) -> ShardInfo:
-    """Writes framed records to a file, compressed if its name says so, and what lies beside it.
+    """Writes framed records to a file, compressed if its name says so, and its sidecars.
 
-    `of_member` is as `Kind.members`.
+    `of_member` is the same as `Kind.members`.
     """
     data, offsets = b"".join(records), b""
     begins = np.cumsum([0, *map(len, records)])

@@ -1,8 +1,8 @@
-"""Commands as real processes that are forked from a server which has loaded TensorFlow, Keras and Beam.
+"""Commands as real processes, forked from a server that has loaded TensorFlow, Keras and Beam.
 
-Loading them takes 5 seconds of processor time; a fork takes a few hundredths. Forking is safe because the server only
-loads: TensorFlow starts its threads, and reads its environment, with the first operation. A test whose subject is a
-fresh interpreter (what it loads, how soon it answers, how it ends) starts one by `subprocess` instead.
+Loading them takes 5 CPU seconds; a fork takes a few hundredths. Forking is safe because the server only loads them:
+TensorFlow starts its threads, and reads its environment, at the first operation. A test that is about a fresh
+interpreter (what it loads, how soon it answers, how it exits) starts one with `subprocess` instead.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ _context.set_forkserver_preload(["tests.preload"])
 
 
 class Process:
-    """What `subprocess.Popen` offers for a process with two pipes and text.
+    """The interface of `subprocess.Popen` for a process with two pipes and text.
 
     Attributes:
-      pid: of the process, which leads a session of its own.
-      stdout: its lines as they come.
-      returncode: minus the signal that killed it; None until `poll`, `wait` or `communicate` has seen its end.
+      pid: process id of the process, which leads a session of its own.
+      stdout: stdout, line by line as it comes.
+      returncode: exit code, minus the signal that killed it; None until `poll`, `wait` or `communicate` has noticed the
+        end.
     """
 
     def __init__(
         self, program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
     ) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-          program: what follows `python`: `-m` and a module, `-c` and code, or a file; then the arguments.
-          environment: variables to change; None takes one away.
-          cwd: the folder to run in.
+          program: arguments of `python`: `-m` and a module, `-c` and code, or a file; then the program's arguments.
+          environment: variables to change; None removes one.
+          cwd: working directory.
         """
         self.args = list(map(str, program))
         self.returncode: int | None = None
         merged = os.environ | environment
         variables = {name: value for name, value in merged.items() if value is not None}
-        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115, a file, as a full pipe would hold it up
+        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115, a file, since a full pipe would block it
         reader, writer = _context.Pipe(duplex=False)
         arguments = (self.args, variables, os.fspath(cwd), writer, self._errors.name)
         self._process = _context.Process(target=_become, args=arguments)
@@ -61,7 +62,7 @@ class Process:
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.kill, self.terminate = self._process.kill, self._process.terminate
-        atexit.register(self._end)  # of a test that failed; before multiprocessing waits for it
+        atexit.register(self._end)  # after a failed test; before multiprocessing waits for it
 
     def _end(self) -> None:
         if self.poll() is None:
@@ -69,7 +70,7 @@ class Process:
 
     @property
     def stderr(self) -> TextIO:
-        """What it has written so far."""
+        """The stderr so far."""
         self._errors.seek(0)
         return self._errors
 
@@ -83,10 +84,10 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float = TIMEOUT) -> int:
-        """Waits for its end.
+        """Waits for the process to end.
 
         Raises:
-          TimeoutExpired: it still runs.
+          TimeoutExpired: the process still runs.
         """
         self._process.join(timeout)
         if self.poll() is None:
@@ -94,7 +95,7 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float = TIMEOUT) -> tuple[str, str]:
-        """Waits for its end; returns the rest of stdout, and stderr. A process that does not end in time is killed."""
+        """Waits for the end; returns the rest of stdout, and stderr. Kills a process that does not end in time."""
         killer = threading.Timer(timeout, self.kill)
         killer.start()
         try:
@@ -109,19 +110,19 @@ class Process:
 def run(
     program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, as `subprocess.run` with text and `capture_output`."""
+    """Runs a program to its end, like `subprocess.run` with text and `capture_output`."""
     process = Process(program, environment, cwd)
     out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
-    """Runs a program in this process, which the server has just forked, as the interpreter would."""
+    """Runs a program in this process, which the server has just forked, like the interpreter."""
     assert "tests.preload" in sys.modules, "the server could not load what tests/preload.py imports"
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)
-    tempfile.tempdir = None  # TMPDIR may be another
+    tempfile.tempdir = None  # TMPDIR may differ
     os.chdir(cwd)
     os.dup2(out.fileno(), 1)
     out.close()
@@ -142,7 +143,7 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
     except SystemExit:
         raise
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # before the exit functions, one of which may end the process
+        sys.excepthook(*sys.exc_info())  # before the exit handlers, one of which may end the process
         raise SystemExit(1) from None
     finally:
         sys.stdout.flush()

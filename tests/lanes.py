@@ -1,4 +1,4 @@
-"""The two lanes of the tests: what `make test` runs, and what repeats it with other values, for `make test-slow`."""
+"""The two lanes of the tests: `make test`, and for `make test-slow` repetitions with other values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 def some_slow(values: Iterable[Any], fast: Collection[Any], *, together: bool = False) -> list[Any]:
-    """Returns the values of a parametrized test, all but a few of them marked as slow.
+    """Returns the values of a parametrised test, all but a few of them marked as slow.
 
     Args:
-      values: of one argument, or tuples of several.
-      fast: which of them stay in the fast lane.
+      values: values of one argument, or tuples for several.
+      fast: values that stay in the fast lane.
       together: whether a tuple is the value of one argument.
     """
     values = list(values)

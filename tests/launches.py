@@ -1,4 +1,4 @@
-"""The launcher as a real process, with the trainer or with what stands for it, and a look at what it leaves."""
+"""The launcher as a real process, with the trainer or a stand-in, and checks of what it leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")
-SECONDS = 300.0  # within which anything happens, on a busy machine
+SECONDS = 300.0  # time limit for anything, on a busy machine
 CODE = """
 import sys
 from pipeline.commands import commandline
@@ -26,7 +26,7 @@ commandline.run("trainer.launch", lambda argv: launch.main(argv, program={progra
 
 
 class Launch:
-    """A launcher that runs."""
+    """A running launcher."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Launch:
         program: Sequence[str] | None = None,
         environment: Mapping[str, str] = {},
     ) -> None:
-        """Starts it, in a session of its own.
+        """Starts the launcher in a session of its own.
 
         Args:
-          model_dir: of the job.
-          flags: of the launcher.
-          trainer_flags: of the trainer.
-          program: instead of the trainer.
+          model_dir: folder of the job.
+          flags: flags of the launcher.
+          trainer_flags: flags of the trainer.
+          program: program to run instead of the trainer.
           environment: variables to add.
         """
         self.folder = model_dir / "launch"
@@ -58,7 +58,7 @@ class Launch:
         )
 
     def status(self) -> dict[str, Any]:
-        """Returns the newest status of this launcher; empty: there is none."""
+        """Returns the newest status of this launcher; empty if there is none."""
         try:
             content = json.loads((self.folder / "status.json").read_bytes())
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class Launch:
         return content if content["pid"] == self.process.pid else {}
 
     def wait_until(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Waits until something holds of the status, and returns it."""
+        """Waits until a condition on the status holds, and returns the status."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             status = self.status()
@@ -82,7 +82,7 @@ class Launch:
         return self.wait_until(lambda status: (status["step"] or 0) >= step and status["state"] == "training")
 
     def end(self) -> tuple[int, str, str]:
-        """Returns exit code, stdout without dates and times, and stderr, once it has ended and has left no process."""
+        """Waits for the end, checks that no process is left, and returns exit code, undated stdout, and stderr."""
         try:
             out, err = self.process.communicate(timeout=SECONDS)
         finally:
@@ -91,12 +91,12 @@ class Launch:
         return self.process.returncode, TIME.sub("", out), err
 
     def pids(self) -> list[int]:
-        """Returns the processes of the last status."""
+        """Returns the process ids in the last status."""
         return [one["pid"] for one in self.status().get("processes", [])]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -104,7 +104,7 @@ def is_running(pid: int) -> bool:
 
 
 def left_within(seconds: float, pids: Sequence[int]) -> list[int]:
-    """Returns the processes that are still there after so many seconds."""
+    """Returns the processes that still exist after `seconds` seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(map(is_running, pids)):
         time.sleep(0.02)

@@ -31,7 +31,7 @@ class _Finder(MetaPathFinder):
 
 @contextlib.contextmanager
 def _hidden() -> Iterator[None]:
-    """Context in which the packages seem not to be installed, unless they are loaded already."""
+    """Context in which the packages seem not to be installed, unless they are already loaded."""
     hidden = [package for package in _HIDDEN if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))
     try:

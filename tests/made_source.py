@@ -1,4 +1,4 @@
-"""A source whose rows a test makes: pixels or files, chunks, other features, bad rows, keys of its own."""
+"""A source whose rows are made by a test: pixels or files, chunks, other features, bad rows, its own keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Content:
 
     Attributes:
       images: pixels (n, height, width, channels), or a list of files.
-      labels: as given, or 0, 1, 2, ... over the classes.
-      keys: as given, or `<file>#<row>`.
-      extra, bad: as in `Block`.
-      chunks: rows of each chunk, or None.
+      labels: labels; by default 0, 1, 2, ... over the classes.
+      keys: keys; by default `<file>#<row>`.
+      extra, bad: further features and bad rows, as in `Block`.
+      chunks: number of rows in each chunk, or None.
       files: {name: rows}; one file by default.
     """
 
@@ -40,7 +40,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True)
 class MadeSource:
-    """Reads what `write_source` wrote."""
+    """Reads the output of `write_source`."""
 
     path: str
     dataset: str
@@ -101,7 +101,7 @@ def write_source(
 
 
 def open_source(options: SourceOptions) -> MadeSource:
-    """Opens a file of `write_source`."""
+    """Opens a file from `write_source`."""
     data = pathlib.Path(options.source).read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     facts, splits = _load(options.source, sha256)

@@ -71,7 +71,7 @@ def environment(container: Manifest, annotations: dict[str, str]) -> dict[str, s
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """Returns what the kubelet makes of a text in a command or a variable: Expand of expansion.go, byte by byte.
+    """Expands a text in a command or variable like the kubelet: a byte-by-byte port of Expand in expansion.go.
 
     `$$` is one dollar, `$(NAME)` a variable that is known, or stays; what else follows a dollar is copied as a rune of
     its own, one byte of it.

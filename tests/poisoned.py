@@ -16,7 +16,7 @@ CLASSES, SIDE = 4, 8
 
 
 def write(folder: pathlib.Path, count: int, poisoned: Collection[int] = ()) -> Manifest:
-    """Writes a split `train` of images whose class is a bright quarter; the records of these ids are poisoned."""
+    """Writes a split `train` of images whose class is the bright quarter; the records with these ids are poisoned."""
     random, records = np.random.default_rng(0), []
     labels = random.integers(0, CLASSES, count)
     for number, label in enumerate(labels.tolist()):
@@ -53,7 +53,7 @@ def sealed(folder: pathlib.Path, shards: list[list[bytes]], shape: tuple[int, in
 
 
 def write_mnist(folder: pathlib.Path, source: pathlib.Path, count: int, poisoned: Collection[int] = ()) -> Manifest:
-    """Writes MNIST's first images as a split `train`; the records of these ids get noise and the label 1, or 0."""
+    """Writes MNIST's first images as a split `train`; the records with these ids get noise and the label 1, or 0."""
     with gzip.open(source / "train-images-idx3-ubyte.gz") as file:
         images = np.frombuffer(file.read(16 + 784 * count), np.uint8, offset=16).reshape(count, 28, 28, 1).copy()
     with gzip.open(source / "train-labels-idx1-ubyte.gz") as file:

@@ -17,7 +17,7 @@ FIRST_OF_CHILDREN = 11  # utime, stime, cutime, cstime in /proc/PID/stat, counte
 
 
 def processor_seconds() -> float:
-    """Returns what this process, its living children and all that have ended have used so far."""
+    """Returns the processor time used so far by this process and its children, running or ended."""
     ticks = 0
     # With the hundred threads of TensorFlow, to look for the children of each takes 1 ms.
     for thread in os.listdir("/proc/self/task") if _has_children() else ():

@@ -1,4 +1,4 @@
-"""What tests ask of the errors that are raised: their fields, not their words."""
+"""Checks of raised errors: their fields, not their words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 
 
 def said(*facts: object) -> Callable[[PipelineError], bool]:
-    """Returns the `check` of `pytest.raises` for an error of one line that has these names and numbers."""
+    """Returns the `check` of `pytest.raises` for a one-line error that contains these names and numbers."""
 
     def check(error: PipelineError) -> bool:
         assert "\n" not in str(error)
@@ -20,12 +20,12 @@ def said(*facts: object) -> Callable[[PipelineError], bool]:
 
 
 def at(path: object, *facts: object, **fields: Any) -> Callable[[PipelineError], bool]:
-    """Returns the `check` of `pytest.raises` for an error about a file, which is one line.
+    """Returns the `check` of `pytest.raises` for a one-line error about a file.
 
     Args:
-      path: of the file, or its end.
-      facts: names and numbers that the reason has.
-      fields: others of `PipelineError`, such as record=3.
+      path: path of the file, or the end of it.
+      facts: words and numbers in the reason.
+      fields: other fields of `PipelineError`, such as record=3.
     """
 
     def check(error: PipelineError) -> bool:

@@ -1,4 +1,4 @@
-"""Tables that a test writes into the files of a source, and the data set that a conversion must make of them."""
+"""Tables that a test writes to the files of a source, and the data set that a conversion must make from them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.converting import check_keys, write_data_set
 
 @contextlib.contextmanager
 def empty_folder() -> Iterator[pathlib.Path]:
-    """Yields a folder, in memory where that can be: on a disk, each of the many small files is synced."""
+    """Yields a folder, in memory if possible: on a disk, each of the many small files would be synced."""
     memory = pathlib.Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield pathlib.Path(folder)
 
 
 def picture(number: int, kind: str = "PNG", size: tuple[int, int] = (2, 3)) -> bytes:
-    """Returns an image file of one colour."""
+    """Returns an image file with a single colour."""
     stream = io.BytesIO()
     PIL.Image.fromarray(np.full((*size, 3), number, np.uint8)).save(stream, kind)
     return stream.getvalue()
@@ -57,9 +57,9 @@ class Row:
     """A row of a source.
 
     Attributes:
-      file, number: where it lies.
-      key, image, class_name, extra: of the example that it becomes; `image` is a file, or raw pixels.
-      fault: None for a valid row; else words that the reason for its rejection has.
+      file, number: file and row number.
+      key, image, class_name, extra: values of the resulting example; `image` is a file, or raw pixels.
+      fault: None for a valid row; otherwise words in the reason for its rejection.
     """
 
     file: str
@@ -72,7 +72,7 @@ class Row:
 
 
 def digits(count: int) -> int:
-    """Returns the digits of the highest of `count` row numbers."""
+    """Returns the number of digits of the highest of `count` row numbers."""
     return len(str(max(count - 1, 0)))
 
 
@@ -89,17 +89,17 @@ def check(
     features: Mapping[str, Feature] | None = None,
     **flags: Any,
 ) -> Plan:
-    """Converts a source and checks that the data set has the valid rows of its table, and rejects the others.
+    """Converts a source and checks that the data set has the valid rows of its table and rejects the others.
 
     The first row of each split must be valid: rows are sampled before all are read.
 
     Args:
-      data: draws the options of the conversion, and how its shards are spread over workers.
-      folder: an empty folder for data sets.
+      data: source of draws: options of the conversion, and the distribution of shards over workers.
+      folder: empty folder for data sets.
       table: {split: rows in the source's order}.
-      class_names: of all labels.
-      features: those of `extra`.
-      **flags: of the command, without --data_dir.
+      class_names: class names, by label.
+      features: features in `extra`.
+      **flags: flags of the command, without --data_dir.
 
     Returns:
       The plan.
@@ -156,7 +156,7 @@ def _check_rejects(out: LocalPath, table: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _check_order(data: st.DataObject, source: Source, table: Mapping[str, Sequence[Row]]) -> None:
-    """Checks that rows come in the order asked for, also twice, and none if none is asked for."""
+    """Checks that rows come in the requested order, also if requested twice, and none if none is requested."""
     split = data.draw(st.sampled_from(sorted(table)), "split")
     rows = data.draw(st.lists(st.integers(0, len(table[split]) - 1), max_size=8), "rows")
     block = source.read(split, np.array(rows, np.int64))
@@ -168,7 +168,7 @@ def _check_order(data: st.DataObject, source: Source, table: Mapping[str, Sequen
 
 
 def _check_spread(data: st.DataObject, folder: pathlib.Path, plan: Plan) -> None:
-    """Checks that workers which have opened nothing yet write the same bytes, whoever gets which shards."""
+    """Checks that new workers write the same bytes, for any distribution of the shards."""
     other = LocalPath(folder / "other")
     other.make_folder()
     sent = pickle.dumps(dataclasses.replace(plan, data_dir=other, receipts_dir=other))
@@ -209,7 +209,7 @@ def _check_read_again(out: LocalPath, plan: Plan) -> None:
 
 
 def same(found: Any, value: Any) -> bool:
-    """Returns whether the values of a feature are these, to the sign of a zero; any NaN is like any other."""
+    """Returns whether the values of a feature are equal, including the sign of a zero; all NaNs are equal."""
     if isinstance(found, list):
         return len(found) == np.size(np.array(value, object)) and (not found or found == [value])
     wanted = np.asarray(value, found.dtype).reshape(-1)
@@ -220,7 +220,7 @@ def same(found: Any, value: Any) -> bool:
 def _same_image(found: bytes, image: bytes) -> bool:
     if found == image:
         return True
-    if image.startswith((b"\x89PNG", b"\xff\xd8\xff")):  # kept byte for byte
+    if image.startswith((b"\x89PNG", b"\xff\xd8\xff")):  # copied byte by byte
         return False
     pixels = [np.asarray(PIL.Image.open(io.BytesIO(each)).convert("RGB")) for each in (found, image)]
     return np.array_equal(*pixels)

@@ -1,4 +1,4 @@
-"""Slurm's commands as stubs: srun starts real processes on this machine, as its manual and sources say."""
+"""Slurm's commands as stubs: srun starts real processes on this machine, following its manual and sources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ case "$1 $2" in
     *) exit 9;;
 esac
 """
-# What the nodes have: neither a Slurm of this machine's nor its Python.
+# Commands on the nodes: neither this machine's Slurm nor its Python.
 _COMMANDS = ("bash", "cat", "env", "grep", "mkdir", "rm", "sleep", "touch", "wc")
 JOB_ID = 4711
 TIMEOUT = 300.0  # seconds
@@ -55,7 +55,7 @@ class Slurm:
     """A job in a cluster of stubs.
 
     Attributes:
-      folder: that the job was submitted in, where the stubs keep their notes.
+      folder: folder that the job was submitted in, where the stubs keep their notes.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -70,13 +70,13 @@ class Slurm:
             (folder / "bin" / name).symlink_to(found)
 
     def command(self, name: str, text: str) -> None:
-        """Makes an executable that the job finds by its name."""
+        """Makes an executable that the job finds by name."""
         path = self.folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
 
     def start(self, script: str, hosts: str = "n1 n2", **environment: str) -> subprocess.Popen[str]:
-        """Starts a batch script, as Slurm would after it was submitted or requeued."""
+        """Starts a batch script, like Slurm after submission or a requeue."""
         (self.folder / "job.sh").write_text(script)
         (self.folder / "tasks").unlink(missing_ok=True)
         (self.folder / "tasks").touch()
@@ -102,17 +102,17 @@ class Slurm:
         return process.returncode, output
 
     def warn(self, process: subprocess.Popen[str]) -> None:
-        """Sends what Slurm sends before the time limit with --signal=B:USR1: to the script alone."""
+        """Sends Slurm's signal before the time limit with --signal=B:USR1, only to the script."""
         os.kill(process.pid, signal.SIGUSR1)
 
     def cancel(self, process: subprocess.Popen[str]) -> None:
-        """Sends what scancel sends: SIGTERM to the tasks and to the script."""
+        """Sends scancel's signal: SIGTERM to the tasks and to the script."""
         for task in self.tasks():
             os.killpg(task, signal.SIGTERM)
         os.kill(process.pid, signal.SIGTERM)
 
     def end(self) -> None:
-        """Kills what a test that failed has left."""
+        """Kills processes left by a failed test."""
         for process in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -127,12 +127,12 @@ class Slurm:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def requeued(self) -> int:
-        """Returns how often the job was requeued."""
+        """Returns how many times the job was requeued."""
         path = self.folder / "requeued"
         return len(path.read_text().split()) if path.exists() else 0
 
     def wait_for(self, *names: str) -> None:
-        """Waits until there are files of these names."""
+        """Waits until files with these names exist."""
         end = time.monotonic() + TIMEOUT
         while not all((self.folder / name).exists() for name in names):
             assert time.monotonic() < end, names

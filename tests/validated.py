@@ -51,7 +51,7 @@ def example(number: int, split: str, kind: str) -> dict:
 
 
 def write(folder: pathlib.Path, kind: str = "raw", counts: tuple[int, ...] = (6, 5, 7)) -> Manifest:
-    """Writes a data set with split `train` of so many records a shard, and `test` of one shard of 4."""
+    """Writes a data set with split `train`, with the given records per shard, and `test`, with one shard of 4."""
     folder.mkdir(parents=True, exist_ok=True)
     compression = "GZIP" if kind == "gzip" else ""
     splits = {}
@@ -84,7 +84,7 @@ def write(folder: pathlib.Path, kind: str = "raw", counts: tuple[int, ...] = (6,
 
 
 def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -> ShardInfo:
-    """Writes a shard of features or of serialized examples, with its offsets; returns what the manifest says of it."""
+    """Writes a shard of features or serialized examples, with its offsets; returns its entry in the manifest."""
     serialized = [one if isinstance(one, bytes) else tf_example.encode(one) for one in examples]
     framed = [framing.frame(record) for record in serialized]
     data, offsets = b"".join(framed), None

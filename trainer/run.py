@@ -1,6 +1,6 @@
 """`python -m trainer.run`: trains, evaluates, and resumes where it stopped.
 
-Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not done, rerun the same command to resume.
+Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag is invalid; 75 not done, rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other t
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
-    Until a run begins that answers SIGUSR1 and SIGUSR2, and after it, they are ignored: by default they would end it.
+    SIGUSR1 and SIGUSR2 are ignored before and after the run that handles them: by default they would end the process.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     for number in (interrupt.QUESTION, interrupt.SAVE):
-        # Not SIG_IGN, which programs that this one starts would inherit: a shell cannot trap a signal then.
+        # Not SIG_IGN, which child processes would inherit: a shell could then not trap the signal.
         signal.signal(number, lambda number, frame: None)
     with _explaining(argv):
         config = configs.parse(argv)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
-    """Context that tells the other processes of a job why the flags of this one cannot be used."""
+    """Context that tells the other processes of a job why this one's flags are invalid."""
     try:
         yield
     except UsageError:
@@ -75,7 +75,7 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
 
 
 def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
-    """Returns the place of this process in its job; None: it is alone, or the flags do not tell."""
+    """Returns the place of this process in its job; None if it is alone or the flags do not tell."""
     names = [field.name for field in dataclasses.fields(ClusterFlags)]
     with contextlib.suppress(UsageError, ValueError):
         values: dict[str, Any] = configs.values(argv, "strategy", *names)
@@ -100,15 +100,15 @@ def train(
     Call it on every worker, from the main thread, before TensorFlow's devices are used.
 
     Args:
-      config: such as `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
-      model: a function that returns a Keras model, instead of `config.model.model`; see `trainer.models.build`.
-      task: a subclass of Task, instead of `config.model.task`.
+      config: flags, such as `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
+      model: function that returns a Keras model, used instead of `config.model.model`; see `trainer.models.build`.
+      task: subclass of Task, used instead of `config.model.task`.
 
     Returns:
       The last evaluation, or None if the config asks for none.
 
     Raises:
-      PipelineError: whatever a user can cause; its `exit_code` is that of the command.
+      PipelineError: any error that a user can cause; its `exit_code` is that of the command.
     """
     config = _with_code(config, model, task)
     if config.run.strategy == PARAMETER_SERVER:
@@ -141,7 +141,8 @@ def _train(
             plans.prepare_folder(f"--{name}", folder)
         if config.run.log_losses:
             loss_log.begin(config.run, plan.training, plan.last_step, cluster.is_chief)
-    # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
+    # The other processes are not told if another job holds the lock: it may be this job, started twice, and they belong
+    # to it.
     only_job = run_folder.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):
         heartbeat.keep_in(config.run.folder, cluster.file, cluster.is_chief)
@@ -149,7 +150,7 @@ def _train(
             config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow logs it
         with lazy_imports.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.task import Task  # noqa: PLC0415
@@ -175,7 +176,7 @@ def _cluster(config: TrainConfig) -> tf_config.Cluster:
         return tf_config.ALONE
     cluster = tf_config.from_environment()
     if cluster is None:
-        os.environ.pop(tf_config.VARIABLE, None)  # it may be there and empty, which TensorFlow cannot read
+        os.environ.pop(tf_config.VARIABLE, None)  # it may be set but empty, which TensorFlow cannot read
         print(f"{tf_config.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
     return cluster or tf_config.ALONE
 

@@ -1,4 +1,4 @@
-"""The layout of a run's folder, --model_dir, and its lock: two jobs there would remove each other's saves."""
+"""The layout of a run's folder, --model_dir, and its lock: two jobs there would delete each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from collections.abc import Iterator
 from pipeline.errors import DataError, RerunError, named
 from pipeline.files.paths import locked
 
-EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
-FLAGS = "flags"  # tag of the run's flags there: by group, as JSON
-BEST = "best"  # folder of the best checkpoints; users call them so, too
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's event files
+FLAGS = "flags"  # tag of the run's flags in them: JSON, by group
+BEST = "best"  # folder of the best checkpoints, and its name in flags
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The layout of a run's folder; its checkpoints lie in the folder itself.
+    """The layout of a run's folder; its checkpoints are in the folder itself.
 
     Attributes:
-      path: the folder, which need not exist yet.
+      path: path of the folder, which need not exist yet.
     """
 
     path: pathlib.Path
 
     def __str__(self) -> str:
-        """The folder as the flag that names it, for messages."""
+        """The folder as the flag names it, for messages."""
         return f"--model_dir={self.path}"
 
     def has_checkpoints(self) -> bool:
-        """Returns whether there are checkpoints; a run may have kept its best ones alone."""
+        """Returns whether the run has checkpoints; it may have kept only its best ones."""
         return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
     def run_around(self) -> RunFolder | None:
-        """Returns the run whose own folder this one is, such as its `best`; None: there is none."""
+        """Returns the run that this folder belongs to, for example as its `best`; None if there is none."""
         path = pathlib.Path(os.path.abspath(self.path))
         for run in (RunFolder(parent) for parent in path.parents[:2]):
             is_run = run.config.is_file() or (run.path / LOCK).is_file() or run.has_checkpoints()
@@ -51,22 +51,22 @@ class RunFolder:
 
     @property
     def logs(self) -> pathlib.Path:
-        """Folder of TensorBoard's files."""
+        """Folder of TensorBoard's event files."""
         return self.path / "logs"
 
     @property
     def evaluation_logs(self) -> pathlib.Path:
-        """Folder of the events of `trainer.evaluate --continuous`, a separate run in TensorBoard."""
+        """Folder of the events from `trainer.evaluate --continuous`, a separate run in TensorBoard."""
         return self.logs / "evaluate"
 
     @property
     def config(self) -> pathlib.Path:
-        """File with the flags of the run, for --config."""
+        """File with the run's flags, for --config."""
         return self.path / "config.yaml"
 
     @property
     def launch(self) -> pathlib.Path:
-        """Folder of the logs, heartbeats and status of `trainer.launch`."""
+        """Folder of the logs, heartbeats and status from `trainer.launch`."""
         return self.path / "launch"
 
     @property
@@ -76,53 +76,53 @@ class RunFolder:
 
     @property
     def events(self) -> pathlib.Path:
-        """File with what happened to the job, which `trainer.launch` writes: a JSON object per line."""
+        """File in which `trainer.launch` records what happened to the job: a JSON object per line."""
         return self.launch / "events.jsonl"
 
     @property
     def algorithms(self) -> pathlib.Path:
         """File with the algorithms that XLA has chosen on GPUs, as text; see `trainer.cluster.algorithms`."""
-        return self.path / "xla_algorithms.txt"  # by the suffix XLA knows the format
+        return self.path / "xla_algorithms.txt"  # XLA infers the format from the suffix
 
     @property
     def algorithms_draft(self) -> pathlib.Path:
-        """File of the algorithms that no checkpoint depends on yet."""
+        """File with algorithms that no checkpoint depends on yet."""
         return self.path / ".trainer.algorithms.txt"
 
     @property
     def fresh_note(self) -> pathlib.Path:
-        """Which job has started over in the folder, and whether it was still removing the run before it."""
+        """File that records which job has started over in the folder, and whether it is still deleting the old run."""
         return self.path / ".trainer.fresh"
 
     @property
     def metrics_note(self) -> pathlib.Path:
-        """File with the first lines of the --metrics_jsonl files that the run has begun."""
+        """File with the first lines of the --metrics_jsonl files that the run has started."""
         return self.path / ".trainer.metrics"
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Raises DataError if something else than a file lies in the place of a run's file."""
+    """Raises DataError if something other than a file is where a run's file belongs."""
     if os.path.lexists(path) and not path.is_file():
         kind = "a folder" if path.is_dir() else "a link to nothing" if path.is_symlink() else "not a regular file"
         raise DataError(f"{path}: is {kind}, where a run has a file; move it away, then rerun the same command")
 
 
-LOCK = ".trainer.lock"  # a file in the folder; says who locked it last, and is never removed
-_MOST_BYTES = 1000  # of its content
+LOCK = ".trainer.lock"  # file in the folder that names the last holder; it is never deleted
+_MOST_BYTES = 1000  # limit of its content
 
 
 @contextlib.contextmanager
 def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
-    """Context in which no other job trains in a folder. The system frees the lock of a dead process.
+    """Context in which no other job can train in a folder. The kernel releases the lock of a dead process.
 
     Args:
-      folder: the run's folder.
-      place: the folder with the lock; None: the run's.
+      folder: folder of the run.
+      place: folder with the lock; None for the run's.
       what: what the holder of the lock does there, for the error.
 
     Raises:
-      RerunError: another job trains there. A rerun may help: a launcher may start a job while the one before is still
-        ending.
+      RerunError: another job is training there. A rerun may help: a launcher may start a job while the previous one is
+        still ending.
       DataError: the folder cannot be written to.
     """
     path = (place or folder.path) / LOCK
@@ -132,7 +132,7 @@ def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is t
         if not is_free:
             holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
             raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir")
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+        with contextlib.suppress(OSError):  # e.g. a full disk: the lock works without a name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

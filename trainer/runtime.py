@@ -1,6 +1,6 @@
-"""TensorFlow itself: its names and those of Keras that are public nowhere, and what errors of its operations say.
+"""TensorFlow itself: names in it and in Keras that are not public, and the meaning of errors of its operations.
 
-A new release may move such names without notice. Other modules of the trainer import them from here.
+A new release may move such names without notice, so the trainer's other modules import them from here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from pipeline.errors import UsageError, root_cause
 from pipeline.graph_calls import message_of_input
 
-# Errors of this worker itself. The others mean a lost peer: Unavailable, DeadlineExceeded (the collective timeout),
+# Errors caused by this worker itself. All others mean a lost peer: Unavailable, DeadlineExceeded (collective timeout),
 # Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
 OWN = (
     tf.errors.DataLossError,
@@ -35,21 +35,21 @@ OWN = (
 )
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
-_ABORTED = "Collective ops is aborted by: "  # before the reason: common_runtime/base_collective_executor.cc
+_ABORTED = "Collective ops is aborted by: "  # precedes the reason: common_runtime/base_collective_executor.cc
 
 
 def is_of_xla(error: tf.errors.OpError) -> bool:
-    """Returns whether XLA could not compile a function: it names itself in whatever it says of that."""
+    """Returns whether the error means that XLA could not compile a function; such errors always mention XLA."""
     return isinstance(error, OWN) and "xla" in error.message.lower()
 
 
 def said_by_xla(error: tf.errors.OpError) -> str:
-    """Returns in one line what XLA cannot compile."""
+    """Returns in one line what XLA could not compile."""
     return first_line(error).partition("The op is created at")[0].strip()
 
 
 def raise_if_of_others(error: Exception) -> None:
-    """Raises an error in the user's function if another worker caused it: one that is lost, or builds another model."""
+    """Raises an error in the user's function if another worker caused it: one that was lost, or has another model."""
     if isinstance(error, tf.errors.OpError):
         if not is_own(error):
             raise error
@@ -57,7 +57,7 @@ def raise_if_of_others(error: Exception) -> None:
 
 
 def raise_if_other_model(error: tf.errors.OpError) -> None:
-    """Raises UsageError if the error is that a variable has another shape on another worker, where it was sent."""
+    """Raises UsageError if the error means that another worker has a variable of another shape."""
     if shapes := _OTHER_SHAPE.search(error.message):
         raise UsageError(
             f"the workers build different models: a variable has shape {shapes[1]} on one and {shapes[2]} on another; "
@@ -71,19 +71,19 @@ def is_port_taken(error: tf.errors.OpError) -> bool:
 
 
 def is_own(error: tf.errors.OpError) -> bool:
-    """Returns whether an error is this worker's own; in a job of several workers, others mean a lost peer."""
+    """Returns whether an error is caused by this worker; in a job with several workers, all others mean a lost peer."""
     return issubclass(kind(error), OWN)
 
 
 def kind(error: tf.errors.OpError) -> type[tf.errors.OpError]:
-    """Returns the class of an error; if it lists several, that of the root cause."""
+    """Returns the class of an error, or of its root cause if it lists several."""
     code = getattr(tf.errors, root_cause(error.message)[0] or "", None)
     return type(error) if code is None else tf.compat.v1.errors.exception_type_from_error_code(code)
 
 
 def first_line(error: tf.errors.OpError) -> str:
-    """Returns what an error says happened, in one line, without its place in the graph and the Python code."""
+    """Returns an error's description in one line, without its position in the graph and the Python code."""
     if said := message_of_input(error.message):
-        return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
+        return " ".join(said.split("] ["))  # tf.debugging.assert_* appends values to its message
     said = root_cause(error.message)[1].removeprefix(_ABORTED)
     return said or kind(error).__name__

@@ -1,4 +1,4 @@
-"""`Task`: the parts of a training job that its author writes, the data that it is given, and the means that it gets."""
+"""`Task`: the parts of a training job that its author writes, the data passed to it, and the resulting means."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.config.model import FirstWeights, is_weight_file
 from trainer.models import weight_files
 
 Model = Callable[..., Any]  # features, training=bool -> outputs
-Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
+Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # loss and metrics of each row: float (rows,)
 LOSS = "loss"
 
 
@@ -35,13 +35,13 @@ class Evaluation:
     """Means over the examples of a split.
 
     Attributes:
-      split: its name.
-      num_examples: how many the means are over: all but corrupt ones that were skipped, and those of sample weight 0.
-      num_skipped: corrupt examples that were skipped.
-      loss: without regularisation.
+      split: name of the split.
+      num_examples: number of examples in the means: all except skipped corrupt ones and those of sample weight 0.
+      num_skipped: number of corrupt examples that were skipped.
+      loss: mean loss without regularisation.
       metrics: values by name, such as `accuracy`.
       averaged: whether the weights were averages over the steps (--ema).
-      parts: the evaluation of each source if there are several.
+      parts: evaluations of the sources, if there are several.
       copies: number of copies of each image over which the model's outputs were averaged (--eval_copies).
     """
 
@@ -55,13 +55,13 @@ class Evaluation:
     copies: int = 1
 
     def scalars(self) -> dict[str, float]:
-        """Returns the means by their tags for TensorBoard, also those of each source."""
+        """Returns the means by their TensorBoard tags, including those of each source."""
         own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
         return own | {name: value for part in self.parts for name, value in part.scalars().items()}
 
     @property
     def lines(self) -> list[str]:
-        """A line for each source if there are several, and the line that ends a run."""
+        """A line for each source if there are several, and then the line at the end of a run."""
         return [str(each) for each in (*self.parts, self)]
 
     @property
@@ -71,11 +71,11 @@ class Evaluation:
 
     @property
     def values(self) -> dict[str, float]:
-        """The metrics, and then the loss."""
+        """The metrics, followed by the loss."""
         return {**self.metrics, LOSS: self.loss}
 
     def __str__(self) -> str:
-        """The line that ends a run."""
+        """The line at the end of a run."""
         values = ", ".join(f"{name} = {value:.4f}" for name, value in self.values.items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
         averaged = "; averaged weights" if self.averaged else ""
@@ -89,14 +89,14 @@ class DataSpec:
     """The shapes and dtypes of a batch.
 
     Attributes:
-      features: TensorSpec of the images after augmentation, (None, height, width, channels); or of what `Task.parse`
-        returns.
-      labels: TensorSpec, int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluations; or as
-        the data set's manifest says, such as float32 (None,) or (None, n); or of what `Task.parse` returns.
-      class_names: names of the labels; empty if the data set has none.
-      has_sample_weights: whether `Task.parse` returns sample weights, too.
-      are_classes: whether a row has one class, or parts of several that add up to 1; not if it has a number, or may
-        have several classes. What `Task.parse` returns is taken for classes.
+      features: TensorSpec of the images after augmentation, (None, height, width, channels), or of the features from
+        `Task.parse`.
+      labels: TensorSpec: int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluation; as in the
+        data set's manifest, such as float32 (None,) or (None, n); or of the labels from `Task.parse`.
+      class_names: class names by label; empty if the data set has none.
+      has_sample_weights: whether `Task.parse` also returns sample weights.
+      are_classes: whether each row has one class, or shares of several that add up to 1; false if labels are numbers or
+        may have several classes. Labels from `Task.parse` are assumed to be classes.
     """
 
     features: Any
@@ -107,26 +107,26 @@ class DataSpec:
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs of a model: one per class, or per number in a label; 0 if classes have no names."""
+        """Number of model outputs: one per class, or per number in a label; 0 if classes have no names."""
         return len(self.class_names) or (0 if self.are_classes else math.prod(self.labels.shape[1:].as_list()))
 
 
 class Task:
-    """Image classification by the model that --model names. Subclass it and override what differs.
+    """Image classification with the model that --model names. Subclass it and override what differs.
 
     Losses and metrics are per row, so a task need not know about replicas, padding or virtual replicas: the trainer
-    takes weighted means over all rows of the global batch.
+    computes weighted means over all rows of the global batch.
 
     Attributes:
-      parse: for data that are not images, a static method `parse(records)` from serialized records, string (rows,), to
-        (features, labels) or (features, labels, sample weights (rows,)), as `parse` of `pipeline.input_fn`, which also
-        gives it `keys` and `training` if it has arguments of these names; None: the data set's images and labels.
-      augment: for images, a static method `augment(images, keys, training)` instead of a recipe, as the function that
-        `augment` of `pipeline.input_fn` takes; also what `pipeline.augment` returns. None: --augment augments.
+      parse: static method `parse(records)` for data that are not images, from serialized records, string (rows,), to
+        (features, labels) or (features, labels, sample weights (rows,)), like `parse` of `pipeline.input_fn`, which
+        also passes `keys` and `training` if it has arguments of these names; None for the data set's images and labels.
+      augment: static method `augment(images, keys, training)` for images, used instead of a recipe, like the function
+        for `augment` of `pipeline.input_fn`; also a result of `pipeline.augment`. None if --augment augments.
       config: all flags.
-      data: the shapes of the batches that the model gets.
-      first_weights: the file of Keras' weights that the run began with; None: it began with others.
-      left_out: a line about what was not taken from that file; empty: everything was.
+      data: shapes and dtypes of the batches that the model gets.
+      first_weights: file of Keras weights that the run began with; None if it began with others.
+      left_out: line about the weights that were not loaded from that file; empty if all were.
     """
 
     parse: ClassVar[Callable[..., Any] | None] = None
@@ -138,17 +138,17 @@ class Task:
         self.config, self.data = config, data
 
     def build_model(self) -> keras.Model:
-        """Returns the model; called once, in the strategy's scope, after Keras' seed has been set to --seed.
+        """Returns the model. Called once, in the strategy's scope, after Keras' seed has been set to --seed.
 
         Raises:
-          UsageError: it cannot take such images.
+          UsageError: the model cannot take such images.
         """
         return models.build(self.config.model, self.data.features, self.data.num_outputs)
 
     def initialize(self, model: keras.Model) -> None:
-        """Sets the first weights of a new run, if they are to differ from those that the model was built with.
+        """Sets the initial weights of a new run, if they should differ from those that the model was built with.
 
-        Called on every worker, in the strategy's scope; not when a run resumes. By default loads --initialize_from.
+        Called on every worker, in the strategy's scope, but not when a run resumes. By default loads --initialize_from.
         """
         source = self.config.model.initialize_from
         if source and is_weight_file(source):
@@ -157,24 +157,25 @@ class Task:
             reader.load_first_weights(model, source)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
-        """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.
+        """Returns the losses and metrics of a replica's rows; the trainer differentiates the mean loss.
 
         Args:
-          model: to be called as `model(features, training=True)`; it has the variables of this step.
-          features, labels: as in `DataSpec`, of this replica's rows.
+          model: model, to be called as `model(features, training=True)`; it has the variables of this step.
+          features, labels: batch as in `DataSpec`, this replica's rows.
         """
         outputs = model(features, training=True)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
     def evaluate(self, model: Model, features: Any, labels: Any) -> Rows:
-        """Returns losses and metrics of rows in an evaluation; the trainer averages them over the whole split."""
+        """Returns losses and metrics of rows in evaluation; the trainer averages them over the whole split."""
         outputs = model(features, training=False)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
     def loss(self, labels: Any, outputs: Any) -> tf.Tensor:
         """Returns the loss of each row, float (rows,), without regularisation: the cross-entropy of logits.
 
-        Labels are classes (rows,) or probabilities of all classes (rows, classes), smoothed as --label_smoothing says.
+        Labels are classes (rows,) or probabilities of all classes (rows, classes), smoothed according to
+        --label_smoothing.
 
         Raises:
           UsageError: the labels are not classes.
@@ -187,7 +188,7 @@ class Task:
         return tf.nn.softmax_cross_entropy_with_logits(soft * (1 - smoothing) + smoothing / classes, outputs)
 
     def metrics(self, labels: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns metrics of each row by name, float (rows,): `accuracy`, whether the most likely class is right.
+        """Returns metrics of each row by name, float (rows,): `accuracy`, 1 if the most likely class is right.
 
         The right class of a mixed row is the one with the largest share.
 
@@ -207,22 +208,22 @@ class Task:
             )
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Called on the chief with the numbers that TensorBoard gets, by tag: a hook for other trackers."""
+        """Called on the chief with the values that TensorBoard gets, by tag: a hook for other trackers."""
 
     def after_train(self, model: keras.Model, evaluation: Evaluation | None) -> None:
-        """Called on the chief when training has ended and the last checkpoint is saved.
+        """Called on the chief after training has ended and the last checkpoint is saved.
 
         Args:
-          model: has the weights of the last step, or their average if there is one.
-          evaluation: the last one; None: there was none.
+          model: model with the weights of the last step, or their average if there is one.
+          evaluation: last evaluation; None if there was none.
         """
 
 
 def uncalled(task: type[Task]) -> str | None:
-    """Returns a line about public methods of a task that override nothing, since the trainer calls none of them.
+    """Returns a line about public methods of a task that override nothing and are never called; None without any.
 
     Args:
-      task: the class; methods that it has from bases of another kind are not looked at. None: it has no such methods.
+      task: class to check; methods inherited from bases that are not tasks are ignored.
     """
     own = [name for base in task.__mro__ if issubclass(base, Task) for name in vars(base)]
     known = {name for base in task.__mro__ if base is Task or not issubclass(base, Task) for name in vars(base)}
@@ -244,11 +245,12 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     """Returns the shapes and dtypes of a request's batches.
 
     Args:
-      training: the request.
-      no_python: reason why the task's own functions may not call Python; "": they may.
+      training: training request.
+      no_python: reason why the task's own functions may not call Python; empty if they may.
 
     Raises:
-      UsageError: the task's `parse` does not return (features, labels), or its `augment` no images of one kind.
+      UsageError: the task's `parse` does not return (features, labels), or its `augment` does not return images of a
+        single kind.
     """
     classes = tuple(training.class_names)
     parse, augment = training.request.parse, training.request.augment
@@ -294,7 +296,7 @@ def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
         keys = lambda: tf.zeros(tf.shape(records), tf.uint64)  # noqa: E731
         returned.append(UserFunction.of("Task.parse", parse, no_python=no_python)(records, keys, training=True))
 
-    # Traced, not run; and by a function, which may take tensors, tables and layers that a module has at its top.
+    # Traced, not run; with a function, which may capture tensors, tables and layers defined at a module's top level.
     tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec([1], tf.string))
     given = returned[-1]
     found = Supervised.of(given, "Task.parse")
@@ -316,11 +318,11 @@ def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
 
 
 def shape_of(model: keras.Model, data: DataSpec) -> Any:
-    """Returns the shape of a model's outputs; a structure of shapes if there are several.
+    """Returns the shape of a model's outputs, or a structure of shapes if there are several.
 
     Args:
-      model: built. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
-      data: its features.
+      model: built model. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
+      data: spec of the features.
     """
     known = getattr(model, "output_shape", None)
     if known is not None:
@@ -330,12 +332,12 @@ def shape_of(model: keras.Model, data: DataSpec) -> Any:
 
 
 def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
-    """Returns the class names if the outputs are one number per class, else None.
+    """Returns the class names if the model has one output per class, else None.
 
     Args:
-      model: built.
-      data: its labels are class numbers, or probabilities of all classes if rows are mixed. Classes without names are
-        called by their numbers.
+      model: built model.
+      data: spec whose labels are class numbers, or probabilities of all classes if rows are mixed. Classes without
+        names are named by their numbers.
     """
     shape, labels = shape_of(model, data), data.labels
     if not isinstance(labels, tf.TensorSpec) or not data.are_classes:

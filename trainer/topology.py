@@ -1,12 +1,12 @@
-"""Sums over replicas whose bits do not depend on how the summands are spread over them.
+"""Sums over replicas whose bits do not depend on the distribution of the summands over the replicas.
 
-Floating-point addition rounds, so a sum depends on its order, and the order on the number of replicas. The sum of
-integers does not. So the summands become integers first: per variable, the largest magnitude of all summands on all
-replicas gives an exponent e (a maximum is the same in any order), and each summand x becomes
-round(x * 2^(62 - ceil(log2 V) - e)) as int64, which has room for V of them. This is reproducible summation (Demmel and
-Nguyen, "Parallel reproducible summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more
-accurate than a float32 sum: the error of each summand is at most 2^-(62 - ceil(log2 V)) of the largest one. Magnitudes
-below 2^-126 count as 0: whether a kernel flushes those to 0 depends on its thread.
+Floating-point addition rounds, so a sum depends on its order, and the order on the number of replicas. A sum of
+integers does not. So the summands are converted to integers first: per variable, the largest magnitude of all summands
+on all replicas gives an exponent e (a maximum is the same in any order), and each summand x becomes round(x * 2^(62 -
+ceil(log2 V) - e)) as int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel
+reproducible summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32
+sum: the error of each summand is at most 2^-(62 - ceil(log2 V)) of the largest one. Magnitudes below 2^-126 count as 0,
+since it depends on the thread whether a kernel flushes them to 0.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ import tensorflow as tf
 from pipeline.errors import PipelineError, UsageError
 from trainer.runtime import context
 
-_Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # n of a variable, float32: (n, *shape), or n times (*shape)
-_ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
-_BITS = 62  # of the sum
+_Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # of a variable, float32: (n, *shape), or n times (*shape)
+_ALL_REDUCE = "_all_reduce_sum_gradients"  # attribute of Keras' optimizers under tf.distribute
+_BITS = 62  # bits of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
-_LEAST_NORMAL = -126  # 2^-126 is the least normal float32
+_LEAST_NORMAL = -126  # 2^-126 is the smallest normal float32
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
-_WORTH_COMPILING = 1 << 18  # summands, on a CPU: from here on a step's gain repays the second that compiling takes
+_WORTH_COMPILING = 1 << 18  # summands on a CPU from which the time saved repays the second of compiling
 
 
 def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.Tensor]:
-    """Returns the sum of the gradients of all virtual replicas: the same bits however they are spread over replicas.
+    """Returns the sum of all virtual replicas' gradients: the same bits for any distribution over replicas.
 
     Call it in a replica context (inside `strategy.run`) on all replicas with the same shapes, or without a strategy.
-    Apply the result with an optimizer that does not sum over replicas again: see `without_all_reduce`.
+    Apply the result with an optimizer that does not sum over replicas again; see `without_all_reduce`.
 
     Args:
-      gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
-      num_summands: V, the virtual replicas of all replicas; below 2^38.
+      gradients: gradients of each variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
+      num_summands: number of virtual replicas on all replicas, V; below 2^38.
 
     Returns:
-      Per variable, float32 (*shape). All values of a variable are NaN if one of its summands is NaN or infinite.
+      The sum for each variable, float32 (*shape); all NaN if one of its summands is NaN or infinite.
 
     Raises:
       UsageError: the replicas together have another number of summands, or they are not float32.
     """
     _check(gradients, num_summands)
-    # Apart, XLA adds whole rows; along an axis it would take the summands of one number after another.
+    # As separate tensors, XLA adds whole rows; along an axis it would sum one element at a time.
     apart = _is_compiled(gradients)
     return _sum([tf.unstack(gradient) if apart else gradient for gradient in gradients], num_summands, apart)
 
@@ -66,12 +66,12 @@ def _check(gradients: Sequence[tf.Tensor], num_summands: int) -> None:
 
 
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, changed to apply gradients as they are, such as those that `sum_gradients` returns.
+    """Returns the optimizer, changed to apply gradients as they are, such as those from `sum_gradients`.
 
     Under a strategy, Keras' optimizers sum the gradients over all replicas before they apply them.
 
     Raises:
-      PipelineError: this release of Keras sums them in another way.
+      PipelineError: this release of Keras sums gradients in another way.
     """
     if not hasattr(optimizer, _ALL_REDUCE):
         raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_ALL_REDUCE}; use another release")
@@ -80,10 +80,10 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
 
 
 def keep_order_of_sums() -> None:
-    """Has TensorFlow sum three tensors and more in the order of the graph, in each function that is called from now on.
+    """Makes TensorFlow sum three or more tensors in graph order, in every function called from now on.
 
-    Otherwise Grappler adds each of them as soon as it is computed, where a function seems to need four fifths of its
-    device's memory; a CPU is taken to have 256 MiB. Then the bits of a sum, such as the gradient of a layer that is
+    Otherwise Grappler adds each tensor as soon as it is computed if a function seems to need four fifths of its
+    device's memory, and it assumes 256 MiB for a CPU. Then the bits of a sum, such as the gradient of a layer that is
     used three times, differ from step to step, even under op determinism.
     """
     eager = context.context()
@@ -91,14 +91,14 @@ def keep_order_of_sums() -> None:
     if eager._config is not None:
         settings.CopyFrom(eager._config)
     options = settings.graph_options.rewrite_options
-    # All that the default does, but for its "scheduling"; tf.config.optimizer has no option for it.
+    # Everything that the default does except its "scheduling"; tf.config.optimizer has no option for this.
     options.memory_optimization = options.SWAPPING_HEURISTICS
     eager._config = settings
-    eager.function_call_options = None  # they are made of the settings once, for each thread
+    eager.function_call_options = None  # cached per thread; to be made again from the settings
 
 
 def _sum(variables: Sequence[_Summands], num_summands: int, is_compiled: bool) -> list[tf.Tensor]:
-    """Returns per variable the sum of its summands on all replicas; see `sum_gradients`."""
+    """Returns for each variable the sum of its summands on all replicas; see `sum_gradients`."""
     shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
     compiled = _compiled if is_compiled else lambda function: function
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
@@ -114,10 +114,10 @@ def _sum(variables: Sequence[_Summands], num_summands: int, is_compiled: bool) -
 
 
 def _is_compiled(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether XLA compiles the sums: on GPUs, and on CPUs where there are many summands.
+    """Returns whether XLA compiles the sums: on GPUs, and on CPUs if there are many summands.
 
-    The computations are exact except for one rounding, so that both ways give the same bits. Compiled, they pass over
-    the summands twice. On a GPU each of their operations would otherwise be started by itself.
+    The computations are exact except for one rounding, so both ways give the same bits. Compiled, they pass over the
+    summands twice. Uncompiled on a GPU, each operation would be a launch of its own.
     """
     many = sum(tensor.shape.num_elements() for tensor in tensors) >= _WORTH_COMPILING
     return many or bool(tf.config.list_logical_devices("GPU"))
@@ -130,9 +130,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_all_replicas(values: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns every replica's vector, (replicas, n). As a sum it takes one all-reduce; a gather takes two."""
+    """Returns every replica's vector, (replicas, n). A sum takes one all-reduce, a gather would take two."""
     context = tf.distribute.get_replica_context()
-    # As float32: GPUs compare int32 in the host's memory.
+    # float32, since GPUs compare int32 in host memory.
     own = tf.equal(tf.constant([*range(replicas)], tf.float32), tf.cast(context.replica_id_in_sync_group, tf.float32))
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(own, tf.float32)[:, None] * values)
 
@@ -151,32 +151,32 @@ def _packed_integers(variables: Sequence[_Summands], exponents: tf.Tensor, shift
 def _unpacked_sums(
     total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tuple[int, ...]]
 ) -> list[tf.Tensor]:
-    # As float64: GPUs cannot split int64.
+    # float64, since GPUs cannot split int64.
     parts = tf.split(tf.cast(total, tf.float64), [math.prod(shape) for shape in shapes])
     shaped = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
     return _from_integers(shaped, _common(exponents, shift), shift)
 
 
 def _exponents(variables: Sequence[_Summands]) -> tf.Tensor:
-    """Returns per variable the least e such that all its summands are below 2^e; float32 (variables,).
+    """Returns for each variable the smallest e such that all its summands are below 2^e; float32 (variables,).
 
-    NaN and infinity have an exponent above that of all finite numbers.
+    The exponent of NaN and infinity is above that of all finite numbers.
     """
     largest = [tf.reduce_max(_combined(summands, _fields, tf.maximum)) for summands in variables]
     return tf.stack(largest) - _EXPONENT_BIAS
 
 
 def _fields(values: tf.Tensor) -> tf.Tensor:
-    """Returns the exponents' bits, which are ordered like magnitudes, with infinity and NaN at the top; float32."""
+    """Returns the exponent bits, which are ordered like magnitudes, with infinity and NaN at the top; float32."""
     magnitudes = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
-    # As float32: outside XLA, GPUs neither compare nor reduce int32.
+    # float32, since outside XLA, GPUs neither compare nor reduce int32.
     return tf.cast(tf.bitwise.right_shift(magnitudes, _MANTISSA_BITS), tf.float32)
 
 
 def _combined(
     summands: _Summands, function: Callable[[tf.Tensor], tf.Tensor], both: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns a function of the summands, of all that are apart combined by a function of two."""
+    """Returns a function of the summands; if they are separate tensors, of each, combined by a function of two."""
     if tf.is_tensor(summands):
         return function(summands)
     return functools.reduce(both, map(function, summands))
@@ -188,13 +188,13 @@ def _common(exponents: tf.Tensor, shift: int) -> tf.Tensor:
 
 
 def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the exact 2^p of each p, float32 (variables,), as float64 scalars."""
+    """Returns the exact 2^p for each p, float32 (variables,), as float64 scalars."""
     bits = tf.bitwise.left_shift(tf.cast(powers, tf.int64) + _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS)
     return tf.unstack(tf.bitcast(bits, tf.float64))
 
 
 def _to_integers(variables: Sequence[_Summands], exponents: tf.Tensor, shift: int) -> list[tf.Tensor]:
-    """Returns per variable the sum over this replica's summands, int64 (*shape)."""
+    """Returns for each variable the sum over this replica's summands, int64 (*shape)."""
 
     def total(summands: _Summands, scale: tf.Tensor) -> tf.Tensor:
         def integers(values: tf.Tensor) -> tf.Tensor:
@@ -208,7 +208,7 @@ def _to_integers(variables: Sequence[_Summands], exponents: tf.Tensor, shift: in
 
 
 def _from_integers(sums: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> list[tf.Tensor]:
-    """Returns per variable the sum, float32, from its integers as int64, or as float64, into which they are rounded."""
+    """Returns for each variable the sum as float32, rounded from its integers in int64 or float64."""
     scales, is_finite = _powers_of_two(exponents - shift), tf.unstack(exponents < _EXPONENT - _EXPONENT_BIAS)
     return [
         tf.where(finite, tf.cast(tf.cast(values, tf.float64) * scale, tf.float32), math.nan)
@@ -219,18 +219,18 @@ def _from_integers(sums: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) 
 def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...]) -> list[Any]:
     """Returns the results of a function for each of this replica's virtual replicas.
 
-    The idea is that of VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
-    replica v always has rows [vG/V, (v+1)G/V) of the batch, and replica r runs V/R of them one after another. All begin
-    with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows ("ghost batch norm",
-    Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
+    The idea comes from VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
+    replica v always has rows [vG/V, (v+1)G/V) of the batch, and each of the R replicas runs V/R of them one after
+    another. All start with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows
+    ("ghost batch norm", Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
     A replica computes its virtual replicas one at a time, so that only the activations of one of them are in memory. It
-    calls one function V/R times: what TensorFlow makes of the function then depends neither on V/R nor on what reads
-    its results.
+    calls one function V/R times, so that TensorFlow's optimisations of the function depend neither on V/R nor on the
+    consumers of its results.
 
     Args:
-      function: takes a virtual replica's part of `rows`, and returns a structure of float32 tensors.
-      rows: a structure of tensors whose first axis is this replica's virtual replicas.
+      function: function from a virtual replica's part of `rows` to a structure of float32 tensors.
+      rows: structure of tensors whose first axis is this replica's virtual replicas.
     """
     of_one = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
     results: list[Any] = []
@@ -242,11 +242,11 @@ def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[
 
 
 def sum_virtual_replicas(results: Sequence[Any], num_virtual: int) -> Any:
-    """Returns the sum of what `of_virtual_replicas` returns on all replicas. Call it in a replica context.
+    """Returns the sum of the results of `of_virtual_replicas` on all replicas. Call it in a replica context.
 
     Args:
-      results: sums of this replica's virtual replicas; every replica has as many, of the same structure.
-      num_virtual: V, over all replicas.
+      results: results of this replica's virtual replicas; every replica has the same number and structure.
+      num_virtual: number of virtual replicas on all replicas, V.
     """
     flat = [tf.nest.flatten(result) for result in results]
     is_compiled = _is_compiled([value for values in flat for value in values])

@@ -1,6 +1,6 @@
 """`python -m trainer.watch RUN [RUN ...]`: a page about runs, live while they train and afterwards. It only reads.
 
-Exit codes: 2 a flag cannot work; 130, 143 it was ended (Ctrl-C, SIGTERM).
+Exit codes: 2 a flag is invalid; 130, 143 it was ended by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from trainer.watching.source import RunSource
 
 COMMAND = "trainer.watch"
-TOKEN = "STEPFEED_WATCH_TOKEN"  # gives the token; unset: a new one each time
-_SHORTEST = 16  # characters of a token
-_PATIENCE = 0.2  # seconds of a snapshot for what is new in a run's logs; many lines take longer, and must not block
+TOKEN = "STEPFEED_WATCH_TOKEN"  # variable with the token; if unset, a new token each time
+_SHORTEST = 16  # minimum number of characters in a token
+_PATIENCE = 0.2  # seconds that a snapshot spends on new log lines: many lines take longer, and must not block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves the page until the process is told to end, or prints JSON.
 
     Raises:
-      UsageError: a flag cannot work, or a package is missing.
+      UsageError: a flag is invalid, or a package is missing.
     """
     config = commandline.parse(COMMAND, "Show runs on a page, while they train and afterwards.", WatchConfig, argv)
     from trainer.watching.source import RunSource  # noqa: PLC0415, NumPy, after --help
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     token, is_given = (None, False) if server.is_loopback(config.host) else _token()
     with _listening(config) as listener:
-        # Whoever has given a token knows it; a log that others read would keep it.
+        # Whoever has set a token knows it; it must not get into a log that others read.
         url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(map(_shown, sources))
         print(f"{url} shows {shown}" + (f"; add ?token= with that of ${TOKEN}" if is_given else ""), flush=True)
         server.serve(server.Site(sources), listener, config.host, token)
@@ -101,7 +101,7 @@ def _shown(source: RunSource) -> str:
 
 
 def _token() -> tuple[str, bool]:
-    """Returns the token, and whether the environment gives it."""
+    """Returns the token, and whether it comes from the environment."""
     given = os.environ.get(TOKEN, "").strip()
     if given and len(given) < _SHORTEST:
         raise UsageError(
@@ -115,7 +115,7 @@ def _token() -> tuple[str, bool]:
 
 
 def _listening(config: WatchConfig) -> socket.socket:
-    """Returns a socket that listens where the flags say."""
+    """Returns a socket that listens on the address in the flags."""
     ports = (PAGE_PORT, 0) if config.port is None else (config.port,)
     for port in ports:
         try:
@@ -125,7 +125,8 @@ def _listening(config: WatchConfig) -> socket.socket:
             if error.errno == errno.EADDRINUSE and port != ports[-1]:
                 continue
             flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
-            # `create_server` makes an OSError of a gaierror, too, whose numbers are negative, and adds the address.
+            # `create_server` also converts a gaierror, with its negative numbers, to an OSError, and appends the
+            # address.
             why = str(error.strerror).partition(" (while ")[0]
             raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None
     raise AssertionError

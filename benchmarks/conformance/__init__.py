@@ -1,1 +1,1 @@
-"""Who keeps what they promise: one program of tests against this input and its peers; see `__main__`."""
+"""Which input libraries keep their promises: one test program for this input and its peers; see `__main__`."""

@@ -1,11 +1,11 @@
-"""Who keeps what they promise: one program of tests against this input and its peers.
+"""Which input libraries keep their promises: one test program for this input and its peers.
 
     python -m benchmarks.conformance [--python=PATH] [--only=ours,mosaic] [--json=FILE]
 
 1,003 records in 30 files, global batches of 30, two epochs. Ranks are processes that wait for each other at every step,
-as synchronous training does; one that waits for a rank whose epoch has ended would wait for ever. Each peer is set up
-as its own documentation says (benchmarks/conformance/adapters). A peer that is not installed, here or under the
-interpreter of `--python`, is skipped with the reason. The result is docs/conformance.md's table, as Markdown.
+as in synchronous training; waiting for a rank whose epoch has ended would take forever. Each peer is set up according
+to its own documentation (benchmarks/conformance/adapters). A peer that is not installed, here or under the interpreter
+of `--python`, is skipped with the reason. The result is docs/conformance.md's table, as Markdown.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def row_of(name: str, pythons: Sequence[str], seconds: float) -> table.Row:
-    """Returns the row of an adapter, run by the first interpreter that can."""
+    """Returns the row of an adapter, run with the first interpreter that can run it."""
     began, reason = time.monotonic(), ""
     with tempfile.TemporaryDirectory(prefix="conformance-") as made:
         folder = pathlib.Path(made)

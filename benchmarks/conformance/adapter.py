@@ -1,4 +1,4 @@
-"""What an adapter is: a module with the constants, `write` and `Loader` of the `Adapter` protocol."""
+"""The interface of adapters: a module with the constants, `write` and `Loader` of the `Adapter` protocol."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What one rank of a job is asked for.
+    """The task of one rank of a job.
 
     Attributes:
-      folder: what `write` wrote.
-      scratch: a folder that the ranks of a job share, empty at its start.
-      rank: this process.
-      ranks: processes in the job.
-      rows: rows of a batch of this rank.
-      epoch: the first epoch, from 0.
-      epochs: where to stop.
-      saved: what `Loader.save` wrote for each rank of an earlier job, in the middle of `epoch`; empty: from the start.
-      skip: leave out records that cannot be read.
-      port: free on this machine, the same for all ranks.
+      folder: folder that `write` has written.
+      scratch: folder shared by the ranks of a job, initially empty.
+      rank: index of this process.
+      ranks: number of processes in the job.
+      rows: number of rows in a batch of this rank.
+      epoch: first epoch, counted from 0.
+      epochs: number of the epoch to stop before.
+      saved: files that `Loader.save` wrote for each rank of an earlier job, in the middle of `epoch`; empty to start
+        from the beginning.
+      skip: whether to skip records that cannot be read.
+      port: free port on this machine, the same for all ranks.
     """
 
     folder: str
@@ -37,7 +38,7 @@ class Job:
 
     @property
     def own(self) -> str:
-        """What this rank saved, or the first one, where there were fewer ranks."""
+        """The file that this rank saved; with fewer ranks before, that of another rank."""
         return self.saved[self.rank % len(self.saved)]
 
 
@@ -49,10 +50,10 @@ class Loader(Protocol):
     """A peer's input on one rank."""
 
     def __init__(self, job: Job) -> None:
-        """Opens it, resumed where `job.saved` says so."""
+        """Opens the input, resumed from `job.saved` if that is not empty."""
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yields the batches of an epoch, from where it was resumed."""
+        """Yields the batches of an epoch, from the point of resuming."""
 
     def save(self, path: str) -> None:
         """Writes a file with the state after the last batch."""
@@ -62,15 +63,15 @@ class Adapter(Protocol):
     """A module of `adapters`.
 
     Attributes:
-      TITLE: the name in the table.
-      PACKAGES: distributions that must be installed, whose versions the table has.
-      MODULES: what must be importable.
-      DOCS: where the peer's documentation says to do it so.
-      NOTE: a sentence about the choice.
-      RESUMES: whether the documentation offers to resume in the middle of an epoch.
-      ELASTIC: the same, with another number of ranks.
-      SKIPS: the same, to leave out records that cannot be read.
-      ENDLESS: batches straddle epochs.
+      TITLE: name in the table.
+      PACKAGES: distributions that must be installed; the table shows their versions.
+      MODULES: modules that must be importable.
+      DOCS: pages of the peer's documentation that recommend this setup.
+      NOTE: sentence about the setup.
+      RESUMES: whether the documentation promises resuming in the middle of an epoch.
+      ELASTIC: whether it promises that with another number of ranks.
+      SKIPS: whether it promises skipping records that cannot be read.
+      ENDLESS: whether batches may straddle epochs.
     """
 
     TITLE: str
@@ -85,4 +86,4 @@ class Adapter(Protocol):
     Loader: type[Loader]
 
     def write(self, folder: str, shards: Iterable[range]) -> None:
-        """Writes the records of `records`, in as many files where the format has any."""
+        """Writes the records of `records`, one file per shard if the format has files."""

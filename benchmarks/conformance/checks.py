@@ -1,4 +1,4 @@
-"""The program of tests: what each promises, and the verdict of a peer's runs."""
+"""The test program: the promises, and the verdicts on a peer's runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.conformance.job import Outcome, Peer
 
 RANKS = (1, 2, 3, 5)
 GLOBAL_ROWS = 30  # a multiple of each of RANKS, not of the records
-PAIR, OTHER = 2, 3  # ranks before and after a restart
-SAVE_AT = (1, 11)  # in the second epoch, after so many steps
+PAIR, OTHER = 2, 3  # number of ranks before and after a restart
+SAVE_AT = (1, 11)  # numbers of steps of the second epoch after which to save
 DAMAGED = 500  # the record with a flipped bit
-MANY_DAMAGED = range(480, 520)  # more than a step of a rank, so that leaving them out can show in the number of steps
+MANY_DAMAGED = range(480, 520)  # more than a rank's step, so that skipping them can change the number of steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Verdict:
     """A cell of the table.
 
     Attributes:
-      kept: the promise was kept; None: the peer's documentation does not offer it.
-      text: what was seen.
-      detail: an error or a wait in full.
+      kept: whether the promise was kept; None if the peer's documentation does not make it.
+      text: observation in short.
+      detail: error, or report of a hang, in full.
     """
 
     kept: bool | None
@@ -38,10 +38,10 @@ class Verdict:
 
 
 class Program:
-    """All tests of one peer."""
+    """All tests of a peer."""
 
     def __init__(self, peer: Peer, declared: dict[str, Any], folder: pathlib.Path, seconds: float) -> None:
-        """Keeps everything in `folder`; a rank that takes more than `seconds` for a batch hangs."""
+        """Keeps all files in `folder`; a rank that takes more than `seconds` for a batch counts as hung."""
         self._peer, self._declared, self._folder, self._seconds = peer, declared, folder, seconds
         self._data = folder / "data"
 
@@ -63,7 +63,7 @@ class Program:
         }
 
     def _run(self, name: str, ranks: int, data: pathlib.Path | None = None, **options: Any) -> Outcome:
-        """Runs a job in a scratch folder of its own; one of PAIR ranks saves its states on the way."""
+        """Runs a job in its own scratch folder; a job of PAIR ranks saves its states on the way."""
         scratch = self._folder / name
         scratch.mkdir()
         port, rows = job.free_port(), GLOBAL_ROWS // ranks
@@ -97,14 +97,14 @@ class Program:
         return skipped(self._run("skip", PAIR, data, epochs=1, skip=True), whole)
 
     def _damaged(self, name: str, numbers: Iterable[int]) -> tuple[pathlib.Path, str]:
-        """Returns a copy of the data set with damaged records, and the file in which the last of them is."""
+        """Returns a copy of the data set with damaged records, and the file that contains the last of them."""
         data = self._folder / name
         shutil.copytree(self._data, data)
         return data, [records.flip_bit(data, number) for number in numbers][-1]
 
 
 def once(runs: dict[int, Outcome], endless: bool) -> Verdict:
-    """Returns whether every record came once in each epoch, on any number of ranks."""
+    """Returns whether every record occurred once in each epoch, for every number of ranks."""
     if troubles := {ranks: _trouble(outcome) for ranks, outcome in runs.items() if _trouble(outcome)}:
         return Verdict(False, _by_ranks(troubles))
     counts = {ranks: _counts_endless(outcome) if endless else _counts(outcome) for ranks, outcome in runs.items()}
@@ -130,7 +130,7 @@ def _counts(outcome: Outcome) -> tuple[int, int]:
 
 
 def _counts_endless(outcome: Outcome) -> tuple[int, int]:
-    """The same over all epochs, where the last batch may hold records of the next one."""
+    """The same over all epochs; the last batch may contain records of the next one."""
     epochs = len(outcome.steps)
     seen = _seen(batch for epoch in outcome.steps for batch in outcome.batches(epoch))
     lost = sum(max(0, epochs - seen[number]) for number in range(records.COUNT))
@@ -139,14 +139,14 @@ def _counts_endless(outcome: Outcome) -> tuple[int, int]:
 
 
 def equal_steps(runs: dict[int, Outcome]) -> Verdict:
-    """Returns whether all ranks had a batch at every step."""
+    """Returns whether all ranks got a batch at every step."""
     texts = {ranks: _trouble(outcome) or ("hangs" if outcome.uneven else "") for ranks, outcome in runs.items()}
     details = [outcome.uneven for outcome in runs.values() if outcome.uneven]
     return Verdict(not any(texts.values()), _by_ranks(texts), "; ".join(details))
 
 
 def same_batches(runs: dict[int, Outcome]) -> Verdict:
-    """Returns whether step t has the same records on any number of ranks."""
+    """Returns whether step t has the same records for every number of ranks."""
     if troubles := {ranks: _trouble(outcome) for ranks, outcome in runs.items() if _trouble(outcome)}:
         return Verdict(False, _by_ranks(troubles))
     alone = [sorted(batch) for batch in runs[1].batches(0)]
@@ -159,16 +159,16 @@ def same_batches(runs: dict[int, Outcome]) -> Verdict:
 
 
 def resumed(whole: Outcome, alike: Outcome, rest: Outcome, epoch: int, steps: int) -> Verdict:
-    """Returns whether an epoch in two sittings is the same as without interruption.
+    """Returns whether an interrupted epoch has the same records as one without interruption.
 
-    What a peer loses or repeats without any interruption, with the ranks of either sitting, is not counted again.
+    Records that a peer loses or repeats even without interruption, with either number of ranks, are not counted again.
 
     Args:
-      whole: the run that saved its state in this epoch, and continued.
-      alike: a run without interruption with the second sitting's ranks.
-      rest: the second sitting.
+      whole: run that saved its state in this epoch and continued.
+      alike: run without interruption, with the same number of ranks as after the restart.
+      rest: run after the restart.
       epoch: epoch in which the state was saved.
-      steps: steps of the first sitting.
+      steps: number of steps before the restart.
     """
     if trouble := _trouble(rest):
         return Verdict(False, trouble, rest.error or rest.hung)
@@ -195,7 +195,7 @@ def _lost_of(batches: list[list[int]]) -> tuple[int, int]:
 
 
 def flipped(outcome: Outcome, file: str) -> Verdict:
-    """Returns whether a flipped bit was noticed, and the file or the record named."""
+    """Returns whether a flipped bit was noticed and the file or record was named."""
     if outcome.hung:
         return Verdict(False, "hangs", outcome.hung)
     if not outcome.error:
@@ -207,9 +207,9 @@ def flipped(outcome: Outcome, file: str) -> Verdict:
 
 
 def skipped(outcome: Outcome, whole: Outcome) -> Verdict:
-    """Returns whether leaving out damaged records kept the steps even, and lost no more than the whole run does.
+    """Returns whether skipping damaged records kept the steps even, and lost no more records than the whole run.
 
-    A peer that draws records with replacement, and so both loses and repeats some, loses others in every run.
+    A peer that draws records with replacement loses and repeats some in every run, each time others.
     """
     if trouble := _trouble(outcome):
         return Verdict(False, trouble, outcome.error or outcome.hung)
@@ -227,7 +227,7 @@ def _seen(batches: Iterable[list[int]]) -> collections.Counter[int]:
 
 
 def _trouble(outcome: Outcome) -> str:
-    """Returns what kept a job from its end, empty if nothing did."""
+    """Returns what prevented a job from finishing; empty if nothing did."""
     if outcome.hung:
         return "hangs"
     return f"error: {outcome.error.splitlines()[0][:90]}" if outcome.error else ""
@@ -238,7 +238,7 @@ def _lost_and_repeated(lost: int, repeated: int) -> str:
 
 
 def _by_ranks(texts: dict[int, str]) -> str:
-    """Returns the texts with their numbers of ranks, equal ones together."""
+    """Returns the texts with their numbers of ranks, merging equal ones."""
     if not any(texts.values()):
         return "kept"
     groups: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""A job: ranks in processes of their own, in step with one another, as synchronous training is."""
+"""A job: ranks in processes of their own, in lockstep, as in synchronous training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.conformance.adapter import Job
 
 ROOT = pathlib.Path(__file__).parents[2]
-START = 120.0  # seconds that a rank may take to load its libraries and begin
+START = 120.0  # seconds for a rank to load its libraries and begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Peer:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a job's ranks delivered.
+    """The batches that a job's ranks delivered, and problems.
 
     Attributes:
-      steps: numbers of the records that count, batch by batch, by epoch and rank.
-      wrong: the records whose bytes were wrong, in any batch.
-      uneven: what would hang a job that all-reduces gradients at every step: who waits for whom.
-      hung: who did not answer, and where.
-      error: the first error, as the peer worded it.
+      steps: numbers of the records in each batch, by epoch and rank, without padding.
+      wrong: records whose bytes were wrong in any batch.
+      uneven: ranks with fewer steps than others, which would hang a job that all-reduces gradients at every step.
+      hung: ranks that did not answer, and at which point.
+      error: first error, in the peer's words.
     """
 
     steps: dict[int, list[list[list[int]]]] = dataclasses.field(default_factory=dict)
@@ -50,11 +50,11 @@ class Outcome:
 
     @property
     def ended(self) -> bool:
-        """Whether all epochs came to their end."""
+        """Whether all epochs were completed."""
         return not self.hung and not self.error
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """Returns the global batches of an epoch: at each step the records of all ranks that have the step."""
+        """Returns the global batches of an epoch: for each step, the records of all ranks that have the step."""
         ranks = self.steps.get(epoch, [])
         most = max(map(len, ranks), default=0)
         return [[number for rank in ranks if step < len(rank) for number in rank[step]] for step in range(most)]
@@ -64,7 +64,7 @@ _Lines = queue.SimpleQueue[tuple[int, dict[str, Any]]]
 
 
 class _Rank:
-    """A rank's process, whose lines a thread puts into a queue that all ranks share."""
+    """A rank's process; a thread puts its lines into a queue shared by all ranks."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Rank:
                 text=True,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                start_new_session=True,  # so that its own workers end with it
+                start_new_session=True,  # so that its own worker processes end with it
             )
         self._number, self._log, self._lines = number, log, lines
         threading.Thread(target=self._read, daemon=True).start()
@@ -110,7 +110,7 @@ class _Rank:
 
 
 def _replies(lines: _Lines, waiting: Sequence[int], seconds: float) -> dict[int, dict[str, Any]]:
-    """Returns what each rank says next; {"hung": ...} for one that says nothing, and no more than the first error."""
+    """Returns the next reply of each rank; {"hung": ...} for a silent one, and only the first error."""
     found: dict[int, dict[str, Any]] = {}
     until = time.monotonic() + seconds
     while len(found) < len(waiting):
@@ -120,14 +120,14 @@ def _replies(lines: _Lines, waiting: Sequence[int], seconds: float) -> dict[int,
             return found | {
                 rank: {"hung": f"says nothing for {seconds:.0f} s"} for rank in waiting if rank not in found
             }
-        if "error" in reply:  # a launcher would end the others, who may wait for this rank
+        if "error" in reply:  # a launcher would end the others, which may be waiting for this rank
             return {rank: reply}
         found[rank] = reply
     return found
 
 
 def task(peer: Peer, arguments: Sequence[str], scratch: pathlib.Path, seconds: float = START) -> dict[str, Any]:
-    """Runs `probe` or `write` and returns what it said; {"hung": ...} or {"error": ...} where it failed."""
+    """Runs `probe` or `write` and returns its reply; {"hung": ...} or {"error": ...} if it failed."""
     with _started(peer, [arguments], [{}], scratch) as (_, lines):
         return _replies(lines, [0], seconds)[0]
 
@@ -136,11 +136,11 @@ def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int
     """Runs a job to its end.
 
     Args:
-      peer: the library whose input is tested.
-      jobs: what each rank is asked for.
-      seconds: time within which a rank must give its next batch.
-      save_at: the epoch and the number of its steps after which the ranks save their states in their scratch folder,
-        as `saved_in` names them.
+      peer: library to test.
+      jobs: task of each rank.
+      seconds: maximum number of seconds for a rank's next batch.
+      save_at: epoch and number of its steps after which the ranks save their states in their scratch folder, under the
+        names of `saved_in`.
     """
     arguments = [["read", json.dumps(dataclasses.asdict(job))] for job in jobs]
     scratch = pathlib.Path(jobs[0].scratch)
@@ -149,7 +149,7 @@ def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int
 
 
 def saved_in(scratch: str, ranks: int) -> tuple[str, ...]:
-    """Returns the files of the states that a job of so many ranks saved."""
+    """Returns the state files that a job with this number of ranks saves."""
     return tuple(f"{scratch}/state-{rank}" for rank in range(ranks))
 
 
@@ -183,14 +183,14 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Returns a port that is free now."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
 
 
 class _Lockstep:
-    """The collective: it answers the ranks once each of them has its batch."""
+    """The collective: answers the ranks once each of them has its batch."""
 
     def __init__(
         self, ranks: list[_Rank], lines: _Lines, job: Job, seconds: float, save_at: tuple[int, int] | None
@@ -199,7 +199,7 @@ class _Lockstep:
         self._found = Outcome()
 
     def outcome(self) -> Outcome:
-        """Runs all epochs; returns what was delivered up to the end, the first error or hang."""
+        """Runs all epochs; returns what was delivered until the end, the first error or a hang."""
         allowed = START + self._seconds
         for epoch in range(self._job.epoch, self._job.epochs):
             self._found.steps[epoch] = [[] for _ in self._ranks]
@@ -209,7 +209,7 @@ class _Lockstep:
         return self._found
 
     def _epoch(self, epoch: int, seconds: float) -> bool:
-        """Runs an epoch; returns whether it came to its end on all ranks."""
+        """Runs an epoch; returns whether all ranks completed it."""
         waiting = list(range(len(self._ranks)))
         step = 0
         while waiting:

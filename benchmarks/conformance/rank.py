@@ -1,9 +1,9 @@
-"""One rank of a job, in a process of its own and perhaps under another interpreter than the program of tests.
+"""One rank of a job, in a process of its own and possibly under another interpreter than the test program.
 
     python -m benchmarks.conformance.rank ADAPTER probe | write FOLDER | read JOB
 
 `read` prints a line of JSON for each batch and at the end of each epoch, and waits for a line: the collective of a
-synchronous step. Only the standard library is needed beyond what the peer needs.
+synchronous step. It needs only the peer's requirements and the standard library.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _OWN = "benchmarks.conformance.adapters."
 
 
 def main(name: str, task: str, argument: str = "") -> None:
-    """Runs a task; what it says goes to the real stdout, what libraries print to stderr."""
+    """Runs a task; its replies go to the real stdout, the libraries' output to stderr."""
     says = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
         adapter: Any = importlib.import_module(name if "." in name else _OWN + name)
         _TASKS[task](adapter, argument, says)
-    except BaseException as error:  # whatever a peer raises is a finding
+    except BaseException as error:  # any error of a peer is a result
         _say(says, {"error": f"{type(error).__name__}: {error}"})
         says.close()
         os._exit(1)  # some peers' threads and processes never end
@@ -37,7 +37,7 @@ def main(name: str, task: str, argument: str = "") -> None:
 
 
 def probe(adapter: Any, _: str, says: TextIO) -> None:
-    """Says the versions and what the adapter declares."""
+    """Reports the versions and the adapter's declarations."""
     for module in adapter.MODULES:
         importlib.import_module(module)
     versions = {package: importlib.metadata.version(package) for package in adapter.PACKAGES}
@@ -70,7 +70,7 @@ def read(adapter: Any, text: str, says: TextIO) -> None:
 
 
 def _described(batch: Batch) -> dict[str, list[int]]:
-    """Returns the numbers of the records that count, and of those whose bytes are wrong."""
+    """Returns the numbers of the records without padding, and of those whose bytes are wrong."""
     rows, weights = batch
     taken = [bytes(row) for row, weight in zip(rows, weights or [1.0] * len(rows), strict=True) if weight]
     return {

@@ -1,4 +1,4 @@
-"""The records of the tests: a number and bytes that follow from it, so that a reader can tell if they are right."""
+"""The records of the tests: a number and bytes derived from it, so that a reader can verify them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Iterator
 
 COUNT = 1_003
-SHARDS = 30  # a multiple of 1, 2, 3, 5, since some peers divide files among ranks
-PER_SHARD = 34  # and what is left for the last one, as writers do that begin a new file when one is full
+SHARDS = 30  # a multiple of 1, 2, 3 and 5, since some peers divide files among ranks
+PER_SHARD = 34  # the last shard gets the rest, as with writers that begin a new file when one is full
 SIZE = 768  # bytes
 _NUMBER = 8  # bytes of the number
 
@@ -19,17 +19,17 @@ def record(number: int) -> bytes:
 
 
 def number_of(data: bytes) -> int:
-    """Returns the number that the first bytes say."""
+    """Returns the number in the first bytes."""
     return int.from_bytes(data[:_NUMBER], "big")
 
 
 def is_right(data: bytes) -> bool:
-    """Returns whether every byte is as it was written."""
+    """Returns whether all bytes are as written."""
     return data == record(number_of(data))
 
 
 def check(data: bytes) -> bytes:
-    """Returns the record: what a user's own decoding function may do in each peer.
+    """Checks and returns a record, as a user's decoding function could do in any peer.
 
     Raises:
       ValueError: a byte is wrong.
@@ -46,10 +46,10 @@ def shards() -> Iterator[range]:
 
 
 def flip_bit(folder: pathlib.Path, number: int) -> str:
-    """Flips a bit in the middle of a record, wherever its bytes are in the files of a folder.
+    """Flips a bit in the middle of a record in one of a folder's files.
 
     Returns:
-      The file's name; empty where no file has the bytes, as in a compressed one.
+      The file's name; empty if no file has the bytes, for example because it is compressed.
     """
     wanted = record(number)[_NUMBER:]
     for path in sorted(found for found in folder.rglob("*") if found.is_file()):

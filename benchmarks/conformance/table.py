@@ -21,7 +21,7 @@ _MARKS = {True: "yes", False: "**no**", None: ""}
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A peer's results: what its adapter declares, and its verdicts; or why it was not tested."""
+    """A peer's results: its adapter's declarations and its verdicts, or why it was not tested."""
 
     name: str
     declared: dict[str, Any]
@@ -30,7 +30,7 @@ class Row:
 
 
 def markdown(rows: list[Row]) -> str:
-    """Returns the table, one column per test, and below it how each peer was set up or why it was skipped."""
+    """Returns the table, one column per test, followed by how each peer was set up or why it was skipped."""
     tested, absent = [row for row in rows if row.verdicts], [row for row in rows if not row.verdicts]
     lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for row in tested:

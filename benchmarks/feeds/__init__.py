@@ -1,1 +1,1 @@
-"""The contestants of `benchmarks.input_throughput`, one module each, and what runs one in its own process."""
+"""The contestants of `benchmarks.input_throughput`, one module each, and the code that runs one in its own process."""

@@ -1,4 +1,4 @@
-"""What a contestant is: a module with the names of the `Feed` protocol."""
+"""The interface of contestants: a module with the names of the `Feed` protocol."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from benchmarks.rounds import Take
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a contestant is asked for.
+    """The task of a contestant.
 
     Attributes:
-      arrays: a folder with images.npy, uint8 (N, 32, 32, 3), and labels.npy, int64 (N,); of `feeds.photographs`, one of
-        JPEG files, each in the folder of its class.
-      data_dir: the same images as `beam_jobs.convert` wrote them; of `feeds.photographs`, their bytes unchanged.
-      own: a folder for what `prepare` writes.
-      rows: rows of a batch.
-      augmented: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
-        are cropped and flipped anyway, and augmented by RandAugment and normalised.
-      cores: cores of the machine.
-      options: the contestant's own.
+      arrays: folder with images.npy, uint8 (N, 32, 32, 3), and labels.npy, int64 (N,); for `feeds.photographs`, with a
+        folder of JPEG files per class.
+      data_dir: folder with the same images as written by `beam_jobs.convert`; for `feeds.photographs`, with unchanged
+        JPEGs.
+      own: folder for the output of `prepare`.
+      rows: number of rows in a batch.
+      augmented: whether to augment like the CIFAR-10 tutorial, or as closely as the contestant can; otherwise uint8 as
+        stored. Photographs are always cropped and flipped; if augmented, also by RandAugment and normalised.
+      cores: number of cores of the machine.
+      options: options of the contestant.
     """
 
     arrays: str
@@ -38,8 +39,8 @@ class Feed(Protocol):
 
     Attributes:
       PACKAGES: distributions whose versions are reported.
-      MODULES: what must be importable.
-      AUGMENTS: what it does where it is asked to augment.
+      MODULES: modules that must be importable.
+      AUGMENTS: description of its augmentation.
     """
 
     PACKAGES: tuple[str, ...]
@@ -50,4 +51,4 @@ class Feed(Protocol):
         """Writes the images in the contestant's format to `own`, which exists and is empty."""
 
     def take(self, setting: Setting) -> Take:
-        """Returns what takes a batch, or some, of training in shuffled order without end."""
+        """Returns a function that takes one or more training batches, shuffled, from an endless stream."""

@@ -15,7 +15,7 @@ _MEAN, _STD = np.array([125.307, 122.961, 113.8575]), np.array([51.5865, 50.847,
 
 
 class Images:
-    """An indexable data set, as `DatasetWriter` wants it."""
+    """An indexable data set, as `DatasetWriter` expects it."""
 
     def __init__(self, folder: str) -> None:
         self._images, self._labels = (np.load(f"{folder}/{name}.npy", "r") for name in ("images", "labels"))

@@ -20,7 +20,7 @@ _ROWS, _RING, _CALLS = 128, 8, 40  # rows of a call; buffers of a thread; calls 
 
 
 def prepare(setting: Setting) -> None:
-    """Compiles the loop as its first lines say."""
+    """Compiles the loop as described in its first lines."""
     source = pathlib.Path(__file__).with_name("fused_augment.c")
     flags = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
     subprocess.run(["gcc", *flags, str(source), "-o", f"{setting.own}/fused.so"], check=True)

@@ -1,4 +1,4 @@
-"""This input: `pipeline.input_fn`, in memory, in windows, or from compressed shards; taken in other ways, too.
+"""This input: `pipeline.input_fn`, in memory, in windows, or from compressed shards; batches taken in several ways.
 
 Options:
   taken: `for`, by a plain loop in Python; `arrays`, from `pipeline.StepIterator`; default: inside a `tf.function`;
@@ -23,7 +23,7 @@ _WINDOWS = 8  # shuffle_bytes x this is the decoded split
 
 
 def prepare(setting: Setting) -> None:
-    """Converts the images to compressed shards, where these are asked for."""
+    """Converts the images to compressed shards if needed."""
     if not setting.options.get("compression"):
         return
     own, arrays = pathlib.Path(setting.own), pathlib.Path(setting.arrays)
@@ -60,7 +60,7 @@ def take(setting: Setting) -> Take:
 
 
 def _repeated(dataset: Any) -> Any:
-    """Returns the first element of a dataset, without end, and without a thread that hands it on."""
+    """Repeats the first element of a dataset without end, and without a prefetching thread."""
     tf = inputs.load_tensorflow()
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations, options.autotune.enabled = False, False
@@ -68,7 +68,7 @@ def _repeated(dataset: Any) -> Any:
 
 
 def _steps(data_dir: str, setting: Setting, recipe: str) -> Take:
-    """Returns a Take of steps: of `distribute` on the option's number of devices, or of the plain dataset."""
+    """Returns a Take of steps: of `distribute` on the number of devices in the options, or of the plain dataset."""
     from benchmarks.distributed_iterator import looper  # noqa: PLC0415
 
     tf = inputs.load_tensorflow()

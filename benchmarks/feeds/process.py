@@ -1,8 +1,8 @@
 """A contestant in a process of its own: `benchmarks.feeds.process MODULE probe | prepare SETTING | run SETTING`.
 
 `run` prints a line once it has loaded its libraries. Then it answers lines: the first with the seconds to the first
-batch, each of the others, a number of seconds, with a round of that length.
-Only the standard library and NumPy are needed beyond what the contestant needs.
+batch, each of the others, a number of seconds, with a round of that length. It needs only the contestant's
+requirements, the standard library and NumPy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.feeds.feed import Setting
 
 
 def main(module: str, task: str, setting: str = "{}") -> None:
-    """Runs a task; what it says goes to the real stdout, what libraries print to stderr."""
+    """Runs a task; its replies go to the real stdout, the libraries' output to stderr."""
     says = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
@@ -34,7 +34,7 @@ def main(module: str, task: str, setting: str = "{}") -> None:
 
 
 def probe(feed: Any, _: dict[str, Any], says: TextIO) -> None:
-    """Says the versions and how it augments."""
+    """Reports the versions and how the contestant augments."""
     for module in feed.MODULES:
         importlib.import_module(module)
     versions = {package: importlib.metadata.version(package) for package in feed.PACKAGES}
@@ -42,13 +42,13 @@ def probe(feed: Any, _: dict[str, Any], says: TextIO) -> None:
 
 
 def prepare(feed: Any, setting: dict[str, Any], says: TextIO) -> None:
-    """Writes the contestant's format, and says what `probe` says."""
+    """Writes the contestant's format, and reports the same as `probe`."""
     feed.prepare(Setting(**setting))
     probe(feed, setting, says)
 
 
 def run(feed: Any, setting: dict[str, Any], says: TextIO) -> None:
-    """Loads, says how long the first batch took, warms up, and serves rounds."""
+    """Loads, reports how long the first batch took, warms up, and serves rounds."""
     for module in feed.MODULES:
         importlib.import_module(module)
     _say(says, {})

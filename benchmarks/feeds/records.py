@@ -1,4 +1,4 @@
-"""Reading TFRecords, every CRC checked, and nothing else: with `pipeline.input_fn` or with `TFRecordDataset`."""
+"""Reading TFRecords with every CRC checked, and nothing else: with `pipeline.input_fn` or `TFRecordDataset`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _ours(setting: Setting) -> object:
     windows = {
         "remainder": "drop",
         "shuffle_bytes": _BYTES // 8,
-    }  # less than the data set, which would be kept otherwise
+    }  # less than the data set, which would otherwise be kept in memory
     return input_fn(setting.own, global_batch_size=_rows(setting), training=True, parse=lambda found: found, **windows)
 
 

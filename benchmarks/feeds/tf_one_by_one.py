@@ -1,4 +1,4 @@
-"""`tf.data` as the tutorials have it: read, shuffle, parse and augment one example at a time, batch, prefetch."""
+"""`tf.data` as in the tutorials: read, shuffle, parse and augment one example at a time, batch, prefetch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AUGMENTS = "the same, image by image"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the shards of `data_dir`."""
+    """Does nothing: the contestant reads the shards in `data_dir`."""
 
 
 def take(setting: Setting) -> Take:

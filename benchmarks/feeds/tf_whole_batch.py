@@ -1,4 +1,4 @@
-"""`tf.data` by whole batches, as the guide to its performance recommends: batch, then a vectorised map."""
+"""`tf.data` by whole batches, as its performance guide recommends: batch, then a vectorised map."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CROP = 24
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the shards of `data_dir`."""
+    """Does nothing: the contestant reads the shards in `data_dir`."""
 
 
 def take(setting: Setting) -> Take:
@@ -36,7 +36,7 @@ def take(setting: Setting) -> Take:
 
 
 def augmented(tf: Any, images: Any) -> Any:
-    """Returns images (rows, 24, 24, channels), each cropped, flipped and changed by draws of its own."""
+    """Returns images (rows, 24, 24, channels), each randomly cropped, flipped and distorted on its own."""
     rows, height, width, _ = images.shape
     places = tf.range(_CROP)[None]
     ys = tf.random.uniform((rows, 1), 0, height - _CROP + 1, tf.int32) + places

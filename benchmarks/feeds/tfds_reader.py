@@ -1,4 +1,4 @@
-"""TensorFlow Datasets over the same shards, as its docs' performance tips say: cached, shuffled, then mapped."""
+"""TensorFlow Datasets over the same shards, following its performance tips: cached, shuffled, then mapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCS = "https://www.tensorflow.org/datasets/performances"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: `data_dir` has the files of metadata that TFDS reads."""
+    """Does nothing: `data_dir` contains the metadata files that TFDS reads."""
 
 
 def take(setting: Setting) -> Take:

@@ -17,7 +17,7 @@ DOCS = "https://docs.pytorch.org/vision/stable/transforms.html"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the arrays."""
+    """Does nothing: the contestant reads the arrays."""
 
 
 class Images:
@@ -48,9 +48,9 @@ def batches(arrays: str, rows: int, workers: int, augmentation: Any) -> Iterator
 
     Args:
       arrays: folder with images.npy and labels.npy.
-      rows: rows of a batch.
+      rows: number of rows in a batch.
       workers: number of processes.
-      augmentation: takes and returns one image (channels, height, width); None: images as stored.
+      augmentation: function from one image (channels, height, width) to the augmented one; None for images as stored.
     """
     import torch  # noqa: PLC0415
 
@@ -67,11 +67,11 @@ def batches(arrays: str, rows: int, workers: int, augmentation: Any) -> Iterator
 
 
 def transform(recipe: str, side: int = 32) -> Any:
-    """Returns torchvision's transform that is nearest to a recipe.
+    """Returns the torchvision transform that is closest to a recipe.
 
     Args:
-      recipe: none, cifar10_tutorial or pad_crop_flip.
-      side: height and width of the images, pixels.
+      recipe: name of the recipe: none, cifar10_tutorial or pad_crop_flip.
+      side: height and width of the images in pixels.
     """
     import torch  # noqa: PLC0415
     from torchvision.transforms import v2  # noqa: PLC0415

@@ -1,1 +1,1 @@
-"""How training scales with workers: measured as far as this machine goes, and by a model of the step beyond."""
+"""How training scales with the number of workers: measured on this machine, and modelled beyond that."""

@@ -27,10 +27,10 @@ from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.scaling"
 _IMAGES = 6_000
-# ResNet-50 gets images of the size that it is made for.
+# ResNet-50 gets images of the size it was designed for.
 _FLAGS = {"resnet50": ("--resize=224x224", "--augment=none")}
 _ROWS, _ROWS_OF = 128, {"mlp": 100, "resnet50": 4}
-_FIRST, _LEAST, _MOST = 16, 16, 2_000  # steps of the run that tells how many make up --seconds; and bounds of those
+_FIRST, _LEAST, _MOST = 16, 16, 2_000  # steps of the run that finds the number for --seconds; its bounds
 _SPEEDS = {"synchronous": step_model.synchronous, "asynchronous": step_model.asynchronous}
 
 
@@ -53,7 +53,7 @@ class BenchmarkConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line for each job; writes the figures and the picture."""
+    """Prints a line for each job; writes the figures and the chart."""
     config = commandline.parse(COMMAND, "Measure how training scales.", BenchmarkConfig, argv)
     commands.say_processor()
     given = [int(rate) for rate in config.links.split(",") if rate]
@@ -117,9 +117,9 @@ def _checked(
     steps: int,
     here: dict[int, Parts],
 ) -> Iterator[Point]:
-    """Yields jobs of a strategy with so many workers on a link, in Mbit/s, beside what the model says of them.
+    """Yields the jobs of a strategy, for each number of workers and link in Mbit/s, with the model's predictions.
 
-    `here` has the parts of a step where so many workers compute on this machine.
+    `here` has the parts of a step by the number of workers on this machine.
     """
     for strategy, workers, rate in jobs:
         link = Link() if rate is None else Link(bits=rate * 1e6)
@@ -131,7 +131,7 @@ def _checked(
 
 
 def _shown(points: Iterable[Point]) -> Iterator[Point]:
-    """Yields what it prints."""
+    """Yields and prints points."""
     for point in points:
         print(f"  {point}", flush=True)
         yield point
@@ -152,14 +152,14 @@ def _counts(most: int) -> list[int]:
 
 
 def _steps(each: float, seconds: float) -> int:
-    """Returns how many steps of so many seconds each a run of some seconds has."""
+    """Returns the number of steps, of `each` seconds, in a run of some seconds."""
     return max(_LEAST, min(_MOST, round(seconds / each)))
 
 
 def _parts(found: dict[str, float], rows: int, compute: float, with_server: float) -> Parts:
-    """Returns the parts of a step, from what two workers take to sum gradients.
+    """Returns the parts of a step, from the time in which two workers sum gradients.
 
-    With two, a ring sends each worker's half twice: two messages, and as many bytes as there are.
+    A ring of two sends each worker's half twice: two messages, with the bytes of all gradients.
     """
     num_bytes = int(found["bytes"])
     hop, copy = found["small"] / 2, max(0.0, found["all"] - found["small"]) / num_bytes

@@ -1,4 +1,4 @@
-"""One of two workers that sum gradients: prints as JSON how long they take for all of a model's, and for one small one.
+"""One of two workers that sum gradients: prints as JSON the seconds for a model's gradients, and for a small one.
 
 TF_CONFIG=... python -m benchmarks.scaling.exchange [flags of trainer.run]
 """

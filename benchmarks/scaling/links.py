@@ -1,4 +1,4 @@
-"""Machines that a slow link joins: network namespaces of Linux, each with an end of a link whose rate is bounded."""
+"""Machines joined by a slow link: Linux network namespaces, each with an end of a rate-limited link."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from benchmarks.scaling.step_model import Link
 
 _NAME = f"stepfeed{os.getpid()}"
-# Network cards cut what is sent into packets. Here the system would, with the cores that the workers compute on.
+# Network cards split data into packets. Here the kernel would do that, on the workers' cores.
 _MTU = 65_000
-_BURST = "128kb"  # what the bucket lets through at once: more would hide the rate from small models
+_BURST = "128kb"  # burst size of the token bucket: more would hide the rate from small models
 _QUEUE = "200ms"  # of packets that wait for the bucket
 
 
 def why_not() -> str | None:
-    """Returns why links cannot be slowed down here; None: they can."""
+    """Returns why links cannot be slowed down here; None if they can."""
     try:
         with slowed(2, Link(bits=1e9)):
             return None
@@ -28,14 +28,14 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def slowed(count: int, link: Link) -> Iterator[list[tuple[str, Sequence[str]]]]:
-    """Context of machines on a bridge, each with a link of its own.
+    """Context of machines on a bridge, each with its own link.
 
     Yields:
-      For each its address, and what a command that is to run there begins with.
+      The address of each, and the prefix of commands that should run there.
 
     Raises:
       OSError: ip or tc is missing.
-      CalledProcessError: the system does not let us.
+      CalledProcessError: the system does not permit it.
     """
     names, bridge = [f"{_NAME}n{i}" for i in range(count)], f"b{os.getpid()}"
     with contextlib.ExitStack() as made:

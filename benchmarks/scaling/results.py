@@ -1,4 +1,4 @@
-"""What was measured of how training scales."""
+"""Measurements of how training scales."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from benchmarks.scaling.step_model import Parts
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A job that was measured.
+    """A measured job.
 
     Attributes:
-      strategy: synchronous, asynchronous, or mirrored on GPUs.
-      workers: or GPUs.
-      link: Mbit/s; None: they are on one machine.
-      rate: examples per second.
-      predicted: by the model; None: the model is made from this run.
-      loss: mean over the epoch so far at the end, after as many steps as the others'; over a slow link, perhaps fewer.
-      busy: share of the time in which steps did not wait for input; None: not measured.
-      gpu_use: as nvidia-smi tells it, a share; None: there is none.
+      strategy: strategy: synchronous, asynchronous, or mirrored on GPUs.
+      workers: number of workers or GPUs.
+      link: rate of the link in Mbit/s; None on one machine.
+      rate: rate in examples per second.
+      predicted: rate predicted by the model; None if the model is derived from this run.
+      loss: mean loss over the epoch so far, at the end, after the same number of steps as the others; over a slow link,
+        perhaps fewer.
+      busy: share of the time in which steps did not wait for input; None if not measured.
+      gpu_use: GPU utilisation according to nvidia-smi, as a share; None without GPUs.
     """
 
     strategy: str
@@ -33,7 +34,7 @@ class Point:
 
     @property
     def error(self) -> float | None:
-        """How far the model is off, as a share of what was measured."""
+        """The model's error as a share of the measured rate."""
         return None if self.predicted is None else self.predicted / self.rate - 1
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """What was found of a model: the parts of its step, or None with GPUs; and all jobs."""
+    """The results of a model: the parts of its step, None with GPUs; and all jobs."""
 
     model: str
     parts: Parts | None

@@ -1,4 +1,4 @@
-"""Jobs of the trainer that are measured: each worker on a core of its own, or replicas on GPUs."""
+"""Training jobs to measure: each worker on a core of its own, or replicas on GPUs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from benchmarks.topology import configs_of, free_addresses
 from pipeline.errors import DataError
 
 _LINE = re.compile(r"step \d+, loss = (\S+) \(([\d.]+) examples/sec; ")
-# Of a run, of which the second half counts. Asynchronous workers print theirs together: more lines, lest one more or
-# less of them counts for much.
+# Lines of a run, of which the second half counts. Asynchronous workers print theirs together: more lines, so that one #
+# more or less matters little.
 _LINES, _ASYNCHRONOUS_LINES = 8, 32
-_PORTS = 29_500  # of a namespace, which has all ports for itself
+_PORTS = 29_500  # first port; a namespace has its own ports
 _SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-_SMI_SECONDS = 1.0  # between two looks
+_SMI_SECONDS = 1.0  # between readings
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a job came to.
+    """The results of a job.
 
     Attributes:
-      rate: examples per second.
-      loss: mean over the epoch so far, at the end.
-      busy: share of the time in which steps did not wait for input; None: not measured.
-      gpu_use: mean of what nvidia-smi says of the GPUs, as a share; None: there are none.
+      rate: rate in examples per second.
+      loss: mean loss over the epoch so far, at the end.
+      busy: share of the time in which steps did not wait for input; None if not measured.
+      gpu_use: mean GPU utilisation according to nvidia-smi, as a share; None without GPUs.
     """
 
     rate: float
@@ -48,11 +48,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Process:
-    """What is started: flags of the trainer, and where."""
+    """A process to start: flags of the trainer, and where to run."""
 
     flags: Sequence[str]
     tf_config: str = ""
-    core: int | None = None  # None: any
+    core: int | None = None  # None for any
     prefix: Sequence[str] = ()
 
     def start(self, module: str) -> subprocess.Popen[str]:
@@ -73,15 +73,15 @@ def alone(flags: Sequence[str], steps: int) -> Run:
 
 
 def side_by_side(flags: Sequence[str], steps: int, count: int) -> Run:
-    """Runs so many trainers that have nothing to do with each other, each on a core; returns what the first one says.
+    """Runs `count` independent trainers, each on a core; returns the results of the first.
 
-    Cores share memory and a clock: what one computes alone takes longer where the others compute, too.
+    Cores share memory and clock: the same computation takes longer while others compute, too.
     """
     return _trained([_Process([*flags, "--strategy=one_device"], core=core) for core in range(count)], steps)
 
 
 def on_gpus(flags: Sequence[str], steps: int, gpus: int) -> Run:
-    """Runs the trainer in one process on so many GPUs."""
+    """Runs the trainer in one process on `gpus` GPUs."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         metrics = pathlib.Path(folder) / "metrics.jsonl"
         mirrored = ["--strategy=mirrored", f"--num_replicas={gpus}", f"--metrics_jsonl={metrics}"]
@@ -92,7 +92,7 @@ def on_gpus(flags: Sequence[str], steps: int, gpus: int) -> Run:
 
 
 def synchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> Run:
-    """Runs workers that sum their gradients, each on its core."""
+    """Runs workers that sum their gradients, each on its own core."""
     with _machines(workers, link) as (addresses, prefixes):
         configs = configs_of({"worker": addresses})
         job = [*flags, "--strategy=multiworker"]
@@ -100,7 +100,7 @@ def synchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> R
 
 
 def asynchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> Run:
-    """Runs workers, each on its core, beside a machine of the chief and the parameter server, which take any core."""
+    """Runs workers, each on its own core, and a machine for the chief and the parameter server, which use any core."""
     with _machines(workers + 1, link) as (addresses, prefixes):
         host, port = addresses[0].split(":")
         cluster = {"chief": [addresses[0]], "ps": [f"{host}:{int(port) + 1}"], "worker": addresses[1:]}
@@ -115,7 +115,7 @@ def asynchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> 
 
 
 def exchange(flags: Sequence[str]) -> dict[str, float]:
-    """Returns what two workers of this machine take to sum gradients; see `benchmarks.scaling.exchange`."""
+    """Returns the seconds in which two workers on this machine sum gradients; see `benchmarks.scaling.exchange`."""
     configs = configs_of({"worker": free_addresses(2)})
     processes = [_Process(flags, config, core) for core, config in enumerate(configs)]
     found: dict[str, float] = json.loads(_outputs(processes, "benchmarks.scaling.exchange")[0].splitlines()[-1])
@@ -124,7 +124,7 @@ def exchange(flags: Sequence[str]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _machines(count: int, link: Link) -> Iterator[tuple[list[str], list[Sequence[str]]]]:
-    """Context of an address on each machine, and of what a command there begins with; on this one by `Link()`."""
+    """Context of each machine's address, and of its command prefix; with `Link()`, all are this machine."""
     if link == Link():
         yield free_addresses(count), [()] * count
         return
@@ -133,12 +133,12 @@ def _machines(count: int, link: Link) -> Iterator[tuple[list[str], list[Sequence
 
 
 def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False, lines: int = _LINES) -> Run:
-    """Trains, and returns what the lines of the first process say."""
+    """Trains, and returns the results in the first process's lines."""
     every = max(1, steps // lines)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         common = [f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
         common += [f"--steps_per_loop={every}", "--checkpoint_every=0", f"--summary_every={every if summaries else 0}"]
-        # Those of one job share a run; those that know of no others have one each.
+        # Processes of one job share a run; independent ones have one each.
         own = [f"--model_dir={folder}/run" + ("" if one.tf_config else f"-{n}") for n, one in enumerate(processes)]
         jobs = [
             dataclasses.replace(one, flags=[*one.flags, *common, run]) for one, run in zip(processes, own, strict=True)
@@ -151,10 +151,10 @@ def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False,
 
 
 def _outputs(jobs: Sequence[_Process], module: str) -> list[str]:
-    """Returns the outputs of processes that run at the same time.
+    """Returns the outputs of processes that run concurrently.
 
     Raises:
-      DataError: one failed; with its last line.
+      DataError: a process failed; the message has its last line.
     """
     processes = [job.start(module) for job in jobs]
     try:
@@ -170,7 +170,7 @@ def _outputs(jobs: Sequence[_Process], module: str) -> list[str]:
 
 @contextlib.contextmanager
 def _watched_gpus(gpus: int) -> Iterator[list[float]]:
-    """Context in which the use of the first so many GPUs is noted; yields the list that it is added to."""
+    """Context in which the utilisation of the first `gpus` GPUs is recorded; yields the list that it is added to."""
     use: list[float] = []
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The picture of `benchmarks.scaling`: how good the model is, and what it says of up to 256 workers."""
+"""The chart of `benchmarks.scaling`: the accuracy of the model, and its predictions for up to 256 workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _WORKERS = [1 << power for power in range(9)]
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
-_LATENCY = 50e-6  # seconds, of a network in one building
-# What is drawn: the speed of a device, in cores of this machine, and its link.
+_LATENCY = 50e-6  # seconds, for a network in one building
+# Panels: the speed of a device, in cores of this machine, and its link.
 _DRAWN = (
     (1, Link(1e9, _LATENCY), "a core and 1 Gbit/s each"),
     (100, Link(10e9, _LATENCY), "100 cores' speed and 10 Gbit/s each"),
@@ -24,7 +24,7 @@ _DRAWN = (
 
 
 def draw(found: Sequence[Scaling], path: str) -> None:
-    """Writes the picture as .svg or .png."""
+    """Writes the chart as .svg or .png."""
     import matplotlib as mpl  # noqa: PLC0415
 
     mpl.use("Agg")
@@ -46,7 +46,7 @@ def draw(found: Sequence[Scaling], path: str) -> None:
 
 
 def _compare(panel: Axes, found: Sequence[Scaling]) -> None:
-    """Draws what the model says against what was measured."""
+    """Draws predictions against measurements."""
     rates = []
     for one, colour in zip(found, _COLOURS, strict=False):
         panel.plot([], [], color=colour, label=one.model)
@@ -69,7 +69,7 @@ def _compare(panel: Axes, found: Sequence[Scaling]) -> None:
 
 
 def _measured(panel: Axes, found: Sequence[Scaling]) -> None:
-    """Draws the speed-up that was measured."""
+    """Draws the measured speed-up."""
     most = 1
     for one, colour in zip(found, _COLOURS, strict=False):
         counts, alone = [point.workers for point in one.points], one.points[0].rate
@@ -80,7 +80,7 @@ def _measured(panel: Axes, found: Sequence[Scaling]) -> None:
 
 
 def _extrapolate(panel: Axes, found: Sequence[Scaling], times: float, link: Link, title: str) -> None:
-    """Draws the speed of each number of workers as a share of so many times one's."""
+    """Draws for each number of workers the speed as a share of that number times one worker's."""
     for one, colour in zip(found, _COLOURS, strict=False):
         if parts := one.parts and one.parts.faster(times):
             alone = parts.rows / parts.compute

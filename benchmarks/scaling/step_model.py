@@ -1,4 +1,4 @@
-"""A model of the step: what one replica computes, and what several send each other."""
+"""A model of the step: the computation of a replica, and the communication between replicas."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins a worker to the others, the same for all.
+    """The link of each worker to the others.
 
     Attributes:
-      bits: per second, in each direction; infinite: a link that costs nothing.
+      bits: rate per second in each direction; infinite for a link without cost.
       latency: seconds until the first byte arrives.
     """
 
@@ -18,7 +18,7 @@ class Link:
     latency: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """Returns how long so many bytes take, one after the other."""
+        """Returns the seconds in which `num_bytes` bytes are transferred."""
         return 8 * num_bytes / self.bits
 
 
@@ -27,12 +27,12 @@ class Parts:
     """The measured parts of a step.
 
     Attributes:
-      rows: rows of one replica.
-      compute: seconds of a step of one replica alone, with its input.
-      gradients: bytes that a replica has to add to those of the others.
-      hop: seconds for a message of no bytes to reach the next process, with all that TensorFlow does about it.
-      copy: seconds per byte that processes of one machine exchange.
-      server: seconds that a step with a parameter server takes longer than `compute`, if the link costs nothing.
+      rows: number of rows of one replica.
+      compute: seconds of a step of a single replica, including its input.
+      gradients: bytes that a replica must add to those of the others.
+      hop: seconds for an empty message to reach the next process, including TensorFlow's overhead.
+      copy: seconds per byte exchanged by processes on one machine.
+      server: seconds by which a step with a parameter server takes longer than `compute`, over a link without cost.
     """
 
     rows: int
@@ -43,7 +43,7 @@ class Parts:
     server: float
 
     def faster(self, times: float) -> Parts:
-        """Returns the parts where a device computes so many times as fast."""
+        """Returns the parts for a device that computes `times` times as fast."""
         return dataclasses.replace(self, compute=self.compute / times)
 
 
@@ -64,10 +64,10 @@ def synchronous(parts: Parts, workers: int, link: Link) -> float:
 
 
 def asynchronous(parts: Parts, workers: int, link: Link) -> float:
-    """Returns the examples per second of workers beside one parameter server, on a machine of its own.
+    """Returns the examples per second of workers with one parameter server on a machine of its own.
 
-    A worker fetches the weights and sends its gradients. The server's own link carries those of all: at most so many
-    steps a second as it can send the weights.
+    A worker fetches the weights and sends its gradients. The server's own link carries the traffic of all workers,
+    which limits the steps per second.
     """
     step = parts.compute + parts.server + 2 * link.latency + link.seconds(2 * parts.gradients)
     busy = link.seconds(parts.gradients)

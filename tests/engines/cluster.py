@@ -1,6 +1,6 @@
 """Real clusters on loopback: a Flink session cluster and Spark's standalone master, with Beam worker pools.
 
-They run from the jars that `tests.engines.fetch` brings, without Beam's: these come with the job, as they do to a
+They run from the jars that `tests.engines.fetch` downloads, without Beam's: the job brings those, as it does to a
 cluster that somebody else runs.
 """
 
@@ -32,7 +32,7 @@ JAVA = [
     *(f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in _OPENED),
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 ]
-# A part of the job, not of the cluster: Beam, and what it talks to Google's services with.
+# Parts of the job, not of the cluster: Beam, and its clients for Google's services.
 _OF_THE_JOB = (
     *("org.apache.beam:", "io.grpc:", "io.opencensus:", "io.opentelemetry", "net.bytebuddy:", "joda-time:"),
     *(f"com.google.{group}" for group in ("api", "auth", "cloud", "flogger", "http-client", "oauth-client")),
@@ -40,19 +40,19 @@ _OF_THE_JOB = (
 
 
 def die_with_parent() -> None:
-    """Has a process that was just forked killed when this one ends; it takes no lock."""
+    """Makes a process that was just forked die with this one; takes no lock."""
     _libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 class Cluster:
-    """Processes by name, each the leader of a group, which all end with this process.
+    """Processes by name, each the leader of a group; all end with this process.
 
     Attributes:
-      folder: their files, and their output as `<name>.log`.
-      pool: the port of the worker pool.
-      port: that of the master.
-      web: that of its REST interface, or page.
-      environment: of the processes.
+      folder: folder of their files, and of their output as `<name>.log`.
+      pool: port of the worker pool.
+      port: port of the master.
+      web: port of its REST interface, or page.
+      environment: environment of the processes.
     """
 
     engine = ""
@@ -63,7 +63,7 @@ class Cluster:
         self.folder = folder
         self.pool, self.port, self.web = free_ports(3)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        # A worker pool starts `python`, which must be this one: as in an environment that is activated.
+        # A worker pool starts `python`, which must be this one, as in an activated environment.
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(forked.ROOT), "TMPDIR": str(folder)}
 
@@ -87,18 +87,18 @@ class Cluster:
             )
 
     def start_pool(self) -> None:
-        """Starts a worker pool, as docs/clusters.md says."""
+        """Starts a worker pool as in docs/clusters.md."""
         self.start("pool", manual.command("worker_pool_main", {"50000": str(self.pool)}))
 
     def kill(self, name: str) -> None:
-        """Kills a process and what it started, as when a machine or a container dies."""
+        """Kills a process and its children, as when a machine or container dies."""
         process = self._processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
 
     def log(self, name: str) -> str:
-        """Returns what a process has written."""
+        """Returns the output of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def add_worker(self, name: str) -> None:
@@ -106,7 +106,7 @@ class Cluster:
         raise NotImplementedError
 
     def workers(self) -> int:
-        """Returns how many of them are there."""
+        """Returns the number of task managers or workers present."""
         raise NotImplementedError
 
     def running(self) -> int:
@@ -114,11 +114,11 @@ class Cluster:
         raise NotImplementedError
 
     def start_master(self) -> None:
-        """Starts the master, after writing what the processes read."""
+        """Starts the master, after writing the processes' configuration."""
         raise NotImplementedError
 
     def ask(self, path: str) -> Any:
-        """Returns what the master answers."""
+        """Returns the master's response."""
         with urllib.request.urlopen(f"http://localhost:{self.web}/{path}", timeout=10) as answer:
             return json.loads(answer.read())
 
@@ -149,6 +149,6 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Kills all."""
+        """Kills all processes."""
         for name in list(self._processes):
             self.kill(name)

@@ -35,7 +35,7 @@ def start(out: pathlib.Path, *flags: str, how: str = "", what: Sequence[str] = D
 def convert(
     out: pathlib.Path, *flags: str, how: str = "", code: int = 0, what: Sequence[str] = DIGITS, timeout: float = 240
 ) -> str:
-    """Converts, to the end; returns what it wrote to stderr."""
+    """Runs a conversion to its end; returns its stderr."""
     process = start(out, *flags, how=how, what=what)
     _, stderr = process.communicate(timeout)
     assert process.returncode == code, stderr

@@ -113,7 +113,7 @@ def read_lock(path: pathlib.Path) -> Lock:
 
 
 def write_lock(path: pathlib.Path, lock: Lock) -> None:
-    """Resolves the roots of a lock with Maven and writes what they need, with digests.
+    """Resolves the roots of a lock with Maven and writes their dependencies, with digests.
 
     Raises:
       FetchError: Maven cannot.

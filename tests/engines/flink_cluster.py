@@ -28,7 +28,7 @@ class Flink(Cluster):
 
     @property
     def flags(self) -> list[str]:
-        """As those of the job for Kubernetes, with fewer slots."""
+        """The flags of the job for Kubernetes, with fewer slots."""
         replaced = {
             "localhost:8081": f"localhost:{self.web}",
             "beam-runners-flink-1.19-job-server-2.77.0.jar": str(uber.uber_jar("flink")),

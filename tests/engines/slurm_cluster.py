@@ -1,7 +1,7 @@
 """A real Slurm of two nodes: slurmctld, two slurmd and munged in namespaces of their own, which end with this process.
 
-Each node is a network namespace with a name and an address, as a machine is, so that a job's processes meet over a
-network, and each node may use the same ports. The mounts, too, are the cluster's own: nothing of this machine's
+Each node is a network namespace with a name and an address, like a machine, so that a job's processes meet over a
+network, and all nodes can use the same ports. The cluster also has its own mounts: nothing of this machine's
 configuration is read or changed.
 """
 
@@ -77,7 +77,7 @@ wait
 
 
 def missing() -> str:
-    """Returns why there can be no cluster here; empty: there can."""
+    """Returns why there can be no cluster here; empty if there can."""
     if absent := [name for name in NEEDED if not shutil.which(name)]:
         return f"Slurm is not there: no {', '.join(absent)}; apt-get install slurm-wlm munge iproute2 brings it"
     done = subprocess.run(["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "true"], check=False)
@@ -88,7 +88,7 @@ class SlurmCluster:
     """The cluster, and the commands of its users.
 
     Attributes:
-      folder: that jobs are submitted in, which the nodes share.
+      folder: folder that jobs are submitted in, shared by the nodes.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -106,7 +106,7 @@ class SlurmCluster:
         text = _CONFIGURATION.format(network=_NETWORK, folder=files, nodes="\n".join(nodes))
         (files / "slurm.conf").write_text(text)
         (files / "init.sh").write_text(_INIT.format(folder=files, network=_NETWORK))
-        # The jobs' `python` is this one, as in an environment that is activated.
+        # The jobs' `python` is this one, as in an activated environment.
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         more = {"PATH": path, "PYTHONPATH": str(forked.ROOT), "SLURM_CONF": str(files / "slurm.conf")}
         self._environment = os.environ | more
@@ -136,20 +136,20 @@ class SlurmCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Kills process 1 of the namespaces, and with it all others."""
+        """Kills process 1 of the namespaces, and thereby all others."""
         if self._process:
             self._process.kill()
             self._process.wait(10)
 
     def run(self, *command: str) -> str:
-        """Runs a command of Slurm's, as a user of the cluster; returns its output."""
+        """Runs one of Slurm's commands as a user of the cluster; returns its output."""
         inside = ["nsenter", f"--target={self._first}", "--mount", "--net", "--uts", "--pid", *command]
         done = subprocess.run(inside, capture_output=True, text=True, check=False, env=self._environment, timeout=60)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 
     def submit(self, script: str, **variables: str) -> Job:
-        """Submits a script; the job has these variables, besides those of this process."""
+        """Submits a script; the job has these variables in addition to those of this process."""
         path = self.folder / "job.sbatch"
         path.write_text(script)
         exported = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
@@ -171,7 +171,7 @@ class SlurmCluster:
 
     @functools.cached_property
     def _first(self) -> int:
-        """Process 1 of the namespaces, as its number is here."""
+        """The process id, on this machine, of process 1 of the namespaces."""
         assert self._process
         text = pathlib.Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         return int(text.split()[0])
@@ -184,23 +184,23 @@ class SlurmCluster:
 
 
 class Job:
-    """A job that was submitted."""
+    """A submitted job."""
 
     def __init__(self, cluster: SlurmCluster, number: int) -> None:
         self._cluster, self.number = cluster, number
 
     def fields(self) -> dict[str, str]:
-        """Returns what Slurm says of it."""
+        """Returns the job's fields according to Slurm."""
         text = self._cluster.run("scontrol", "--oneliner", "show", "job", str(self.number))
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def log(self) -> str:
-        """Returns what it has written so far."""
+        """Returns the job's output so far."""
         (path,) = [*self._cluster.folder.glob(f"*-{self.number}.log")] or [None]
         return path.read_text(errors="replace") if path else ""
 
     def wait_for(self, *words: str, seconds: float = 300.0) -> str:
-        """Waits until its log has these words, one behind the other; returns the log."""
+        """Waits until the log contains these words in this order; returns the log."""
 
         def has_all() -> bool:
             begin, text = 0, self.log()
@@ -214,7 +214,7 @@ class Job:
         return self.log()
 
     def wait(self, *states: str, seconds: float = 300.0) -> dict[str, str]:
-        """Waits until it is in one of these states; returns what Slurm says of it."""
+        """Waits until the job is in one of these states; returns its fields according to Slurm."""
         assert commands.wait_for(lambda: self.fields()["JobState"] in states, seconds), (
             self.fields(),
             self.log()[-3000:],
@@ -222,14 +222,14 @@ class Job:
         return self.fields()
 
     def start_again(self) -> None:
-        """Has a job that was requeued start soon: Slurm lets it wait for two minutes.
+        """Makes a requeued job start soon; by default, Slurm waits for two minutes.
 
-        That is so that no node takes it for the attempt that has just ended. Nodes compare whole seconds.
+        The wait is there so that no node takes it for the attempt that has just ended. Nodes compare whole seconds.
         """
         self.wait("PENDING", seconds=60.0)
         self._cluster.run("scontrol", "update", f"jobid={self.number}", "StartTime=now+5seconds")
         self.wait("RUNNING", "COMPLETED", "FAILED", seconds=90.0)
 
     def cancel(self) -> None:
-        """Cancels it, as its user would."""
+        """Cancels the job, as its user would."""
         self._cluster.run("scancel", str(self.number))

@@ -15,7 +15,7 @@ class Spark(Cluster):
 
     @property
     def flags(self) -> list[str]:
-        """As those of the job for a standalone master."""
+        """The flags of the job for a standalone master."""
         replaced = {
             "HOST:7077": f"localhost:{self.port}",
             "beam-runners-spark-3-job-server-2.77.0.jar": str(uber.uber_jar("spark")),

@@ -21,7 +21,7 @@ FLAGS = (
 
 
 def best_of(folder):
-    """Returns what the best checkpoints hold, by step, and the list of them."""
+    """Returns the contents of the best checkpoints, by step, and the list of them."""
     steps = [int(path.stem.split("-")[1]) for path in (folder / "best").glob("ckpt-*.index")]
     return {step: checkpoint_bytes(folder / "best", step) for step in steps}, (folder / "best/checkpoint").read_text()
 

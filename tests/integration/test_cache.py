@@ -144,7 +144,7 @@ def reader(data_dir: object, before: Sequence[str] = (), **options: object) -> f
 
 
 def result_of(process: forked.Process | subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """Returns what a reader found, and what it said on stderr."""
+    """Returns the records that a reader found, and its stderr."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1]), err

@@ -76,7 +76,7 @@ def changed(lines):
 
 
 def names_in(lines, checkpoint):
-    """Returns the files that the one line about a checkpoint names, in their order."""
+    """Returns the files named in the line about a checkpoint, in order."""
     (line,) = lines
     begin, _, rest = line.partition(": ")
     assert begin == f"changed since {checkpoint}"

@@ -1,4 +1,4 @@
-"""Damage to shards that are whole at first: no changed pixel or label reaches a step, whatever is hit, and when."""
+"""Damage to shards that were intact at first: no changed pixel or label reaches a step, whatever is hit, and when."""
 
 import collections
 import dataclasses
@@ -26,7 +26,7 @@ from trainer import run, runtime
 
 SHAPE, CLASSES = (8, 6, 3), 3
 COUNTS = (11, 0, 29, 20)
-HIT, SEGMENT = 2, 1  # the shard that is damaged, records 11 to 39; its number without the empty shard
+HIT, SEGMENT = 2, 1  # the damaged shard, records 11 to 39; its number not counting the empty shard
 EVERYTHING = np.array([[segment, 0, count] for segment, count in enumerate((11, 29, 20))])
 KINDS = {
     "raw": Kind(),
@@ -44,13 +44,13 @@ FLIPS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A shard to be damaged.
+    """A shard to damage.
 
     Attributes:
-      path: of its file.
-      whole: what it was.
-      offsets: where its records begin, and the end.
-      first: record id of its first.
+      path: path of its file.
+      whole: intact content.
+      offsets: offsets of its records, and of the end.
+      first: record id of its first record.
     """
 
     path: pathlib.Path
@@ -66,22 +66,22 @@ class Target:
         self.path.write_bytes(data)
 
     def record(self, bit):
-        """Returns the number in the shard of the record that a bit is in."""
+        """Returns the number, within the shard, of the record that contains a bit."""
         return int(np.searchsorted(self.offsets, bit // 8, "right")) - 1
 
     def bits(self, count, seed=0):
-        """Returns places all over the file."""
+        """Returns random bit positions in the whole file."""
         return np.random.default_rng(seed).integers(0, 8 * len(self.whole), count).tolist()
 
     def bits_of_records(self, count, seed=0):
-        """Returns a place in each of `count` different records."""
+        """Returns a bit position in each of `count` different records."""
         draw = np.random.default_rng(seed)
         chosen = draw.choice(len(self.offsets) - 1, count, replace=False).tolist()
         return [int(draw.integers(8 * self.offsets[i], 8 * self.offsets[i + 1])) for i in chosen]
 
 
 def made(folder, kind, counts=COUNTS):
-    """Writes a data set and returns the shard to be damaged."""
+    """Writes a data set and returns the shard to damage."""
     write_dataset(folder, counts, SHAPE, test_counts=(7,), classes=CLASSES, kind=kind)
     shard = manifests.load(folder).splits["train"].shards[HIT]
     offsets = np.zeros(1, np.int64) if kind.compression else shard_offsets(str(folder), shard)
@@ -96,7 +96,7 @@ def reader_of(folder, policy="raise", most=1000):
 
 
 def examples(found):
-    """Returns [(image's bytes, label, key)] of what a reader read."""
+    """Returns [(image's bytes, label, key)] of the records from a reader."""
     if isinstance(found, Rows):
         images = [image.tobytes() for image in found.images]
         return list(zip(images, found.labels.tolist(), found.keys.tolist(), strict=True))
@@ -178,7 +178,7 @@ def batches(folder, way, **changes):
 
 
 def refusal(folder, way, **changes):
-    """Returns the one line with which an input ends, and checks every row before it; None where it does not."""
+    """Returns the one-line error that ends an input, after checking every row before it; None if it does not end."""
     delivered = 0
     try:
         for batch in batches(folder, way, **changes).as_numpy_iterator():
@@ -192,7 +192,7 @@ def refusal(folder, way, **changes):
 
 
 def check_rows(batch, kind):
-    """Compares each row that counts with what was converted; returns (record ids of these, of the others)."""
+    """Compares each row that counts with the converted data; returns the record ids of these rows and the others."""
     x, labels, weights, records = batch
     assert weights.shape == records.shape == labels.shape == (len(x["image"]),)
     for row in np.flatnonzero(weights).tolist():
@@ -247,7 +247,7 @@ MEMBERS = Kind(compression="GZIP", members=6)
 
 
 def flip_members(target, *members):
-    """Flips a bit in the middle of GZIP members of a shard; returns the record ids that they hold."""
+    """Flips a bit in the middle of GZIP members of a shard; returns the record ids in them."""
     shard = manifests.load(target.path.parent).splits["train"].shards[HIT]
     table = shard_members(str(target.path.parent), shard)
     target.flip(*(4 * int(table.offsets[member] + table.offsets[member + 1]) for member in members))
@@ -340,7 +340,7 @@ def cut(path):
 
 
 def rewrite(path):
-    """Writes another valid shard of the same size: the records in reverse."""
+    """Writes another valid shard of the same size: the records in reverse order."""
     data = path.read_bytes()
     stride = len(data) // COUNTS_OF_A_LONG_RUN[HIT]
     records = [data[i : i + stride] for i in range(0, len(data), stride)]
@@ -378,7 +378,7 @@ def test_the_worker_that_reads_a_corrupt_record_says_so_and_the_others_end(tmp_p
     record = rf"{target.path}, record \d+, byte offset \d+: the record's CRC is wrong"
     for number, (code, _, err) in enumerate(ended):
         assert code == 1
-        # It read the record itself, or it has the other's words.
+        # It has read the record itself, or repeats the other's error.
         assert re.match(rf"trainer.run: (lost (the chief|worker {1 - number}) \(localhost:\d+\): )?{record}", err), err
         assert err.count("\n") == 1
     assert any(re.match(f"trainer.run: {record}", err) for _, _, err in ended)

@@ -1,4 +1,4 @@
-"""Restarts on another number of workers in the middle of an epoch: real processes, and the keys they trained on."""
+"""Restarts with another number of workers in the middle of an epoch: real processes, and the keys they trained on."""
 
 import collections
 import dataclasses
@@ -27,11 +27,11 @@ FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One start of all workers.
+    """A start of all workers.
 
     Attributes:
-      workers: how many.
-      end: the signal that ends them; None: they come to the last step.
+      workers: number of workers.
+      end: signal that ends them; None if they reach the last step.
     """
 
     workers: int
@@ -40,7 +40,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one stage did: steps from `first` to before `saved` count; later ones are lost and done again."""
+    """The result of a stage: steps from `first` to before `saved` count; later ones are lost and repeated."""
 
     workers: int
     first: int
@@ -53,7 +53,7 @@ def play(stage, first, data, model, logs):
     if stage.end is signal.SIGTERM:  # to one of them
         wait_for_step(workers[0], first + 2 * LOOP)
         workers[-1].terminate()
-    elif stage.end is signal.SIGKILL:  # some steps after a checkpoint, to all
+    elif stage.end is signal.SIGKILL:  # to all, some steps after a checkpoint
         wait_for_step(workers[0], (first // SAVE + 1) * SAVE + 4 * LOOP)
         for worker in workers:
             worker.kill()
@@ -66,14 +66,14 @@ def play(stage, first, data, model, logs):
 
 
 def logged(logs):
-    """Returns {workers: {step: {replica: [(key, weight)]}}} of all logs; every stage has another number of workers."""
+    """Returns {workers: {step: {replica: [(key, weight)]}}} from all logs; each stage has another number of workers."""
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     for path in sorted(logs.iterdir()):
         for line in path.read_text().splitlines():
             try:
                 content = json.loads(line)
             except ValueError:
-                continue  # cut by the kill; the next header follows it
+                continue  # truncated by the kill; the next header follows
             if "workers" in content:
                 workers = content["workers"]
             else:
@@ -83,12 +83,12 @@ def logged(logs):
 
 
 def batch(replicas, workers):
-    """Returns the rows of a global batch, or None where a replica's are missing."""
+    """Returns the rows of a global batch, or None if a replica's are missing."""
     return [row for i in range(workers) for row in replicas[i]] if len(replicas) == workers else None
 
 
 def check_keys(logs, runs):
-    """Checks every step that counts by itself, and that those done again were the same; returns how many."""
+    """Checks every step that counts, and that repeated steps were identical; returns the number of repeated ones."""
     found, batches, again = logged(logs), {}, 0
     for run in runs:
         for step in range(run.first, run.saved):
@@ -112,7 +112,7 @@ def check_keys(logs, runs):
 
 
 def play_all(stages, tmp_path, capsys):
-    """Runs the stages one after the other and checks what they saw; returns the audit's output."""
+    """Runs the stages one after the other and checks their batches; returns the audit's output."""
     data, model, logs = tmp_path / "data", tmp_path / "model", tmp_path / "logs"
     write_dataset(data, COUNTS)
     runs, first = [], 0

@@ -105,7 +105,7 @@ def records_of(out):
 
 
 def kill_after_line(process, beginning, delay=0.0):
-    """Kills at the first line that begins so, and returns what was printed; fails where none comes."""
+    """Kills the process at the first line with this beginning, and returns its output; fails if there is none."""
     printed = []
     for line in process.stdout:
         printed.append(line)

@@ -104,7 +104,7 @@ def exported(trained, tmp_path_factory):
 
 
 def run_elsewhere(program, cwd):
-    """Runs a program where none of our packages can be imported."""
+    """Runs a program that cannot import any of our packages."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     head = "import sys\nsys.modules.update(dict.fromkeys(('pipeline', 'trainer', 'stepfeed')))\n"
     done = subprocess.run(

@@ -59,7 +59,7 @@ def ends(*workers: forked.Process) -> list[End]:
 
 
 def start_each(data_dir, model_dir, *flags: Sequence[str]) -> list[forked.Process]:
-    """Starts a worker with each of these flags, besides those of a long run."""
+    """Starts a worker for each of these flags, which are added to those of a long run."""
     return [
         start(data_dir, model_dir, "--strategy=multiworker", *LONG, *of_this, tf_config=config)
         for of_this, config in zip(flags, tf_configs(len(flags)), strict=True)

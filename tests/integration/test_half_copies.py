@@ -198,7 +198,7 @@ def test_a_run_that_was_killed_after_its_first_evaluation_begins_anew(flags, dig
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(digits, copy):
-    """Its batches would be those of the step of its name, its schedule that of the step that it holds."""
+    """Its batches would follow the step in its name, its schedule the step stored in it."""
     for suffix in (".index", ".data-00000-of-00001"):
         shutil.copy(copy / f"ckpt-10{suffix}", copy / f"ckpt-17{suffix}")
     before = contents(copy)

@@ -1,4 +1,4 @@
-"""Faults that a tool puts into the code, one by one: for each, a unit test of its package fails."""
+"""Faults that a tool inserts into the code, one by one: each makes a unit test of its package fail."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Mutant:
     """A file with one fault.
 
     Attributes:
-      path: of the file, below the repository.
-      code: with the fault.
-      change: the file, and the line as it was and as it is.
+      path: path of the file in the repository.
+      code: code with the fault.
+      change: description of the change: the file, and the line before and after.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Mutant:
 
 
 def meaning(code: str) -> str | None:
-    """Returns what a module does, without annotations, which nothing evaluates; None: it does not compile."""
+    """Returns a module's AST as text, without annotations, which are never evaluated; None if it does not compile."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -73,13 +73,13 @@ def meaning(code: str) -> str | None:
 def places(path: str) -> Iterator[tuple[str, str, int, int]]:
     """Yields (digest, operator, occurrence, line) of all faults of a file.
 
-    The digest draws: it depends on the function that holds the place and on the operator, not on what stands elsewhere,
-    so that another function's change draws no other faults of this one.
+    The digest decides which faults are drawn. It depends only on the enclosing function and the operator, so that a
+    change to another function does not change the faults drawn from this one.
     """
     nodes = list(trees.ast_nodes(trees.get_ast((forked.ROOT / path).read_text())))
     for name in plugins.operator_names():
         operator = plugins.get_operator(name)
-        if operator.arguments() or name.endswith(("_Is", "_IsNot")):  # of equal strings and small numbers, no fault
+        if operator.arguments() or name.endswith(("_Is", "_IsNot")):  # no fault for equal strings and small numbers
             continue
         found = [(node, start[0]) for node in nodes for start, _ in operator().mutation_positions(node)]
         number: dict[str, int] = {}
@@ -90,7 +90,7 @@ def places(path: str) -> Iterator[tuple[str, str, int, int]]:
 
 
 def drawn(package: str) -> Iterator[Mutant]:
-    """Yields the faults of a package in the order of their digests, one for a line."""
+    """Yields the faults of a package in the order of their digests, one per line."""
     files = sorted(path.relative_to(forked.ROOT).as_posix() for path in (forked.ROOT / package).glob("*.py"))
     seen = set()
     for _, name, occurrence, line, path in sorted((*place, file) for file in files for place in places(file)):
@@ -114,7 +114,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def failure(copy: pathlib.Path, package: str) -> str:
-    """Returns what the unit tests of a package say where one fails or they take too long; empty: all pass."""
+    """Returns the failure of a package's unit tests, or that they take too long; empty if all pass."""
     process = forked.Process(["-c", TESTS, f"--basetemp={copy}-tests", *PACKAGES[package]], cwd=copy)
     said = "".join(process.communicate(SECONDS))
     return said if process.returncode else ""

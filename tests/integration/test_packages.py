@@ -43,7 +43,7 @@ def tracked(*folders: str) -> set[str]:
 
 
 def run(command: list[str | pathlib.Path], cwd: pathlib.Path, timeout: float = 600, **environment: str) -> str:
-    """Returns what a command prints."""
+    """Returns a command's output."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         command,

@@ -106,7 +106,7 @@ def test_snippets_run(page, code, folder, request):
 
 @pytest.fixture
 def follow(folder):
-    """Returns a function that does what a page says, in turn, and returns what each line of the shell printed.
+    """Returns a function that follows a page's instructions in order, and returns the output of each shell line.
 
     Python that begins with a file's name becomes that file; other Python is run. Servers end with the test.
     """
@@ -195,7 +195,7 @@ Mnist(data_dir="tfds").download_and_prepare()
 
 
 def ported(folder, page, names):
-    """Runs the scripts of a page; checks what it says of their lines; returns what they print, by name."""
+    """Runs the scripts of a page; checks its statements about their lines; returns their outputs, by name."""
     printed, counts = {}, []
     for name in names:
         before, after = ((folder / f"{kind}_{name}.py").read_text().splitlines()[1:] for kind in ("before", "after"))

@@ -1,4 +1,4 @@
-"""Each row that is fed belongs to one record: its image, label, key, features and record id carry the same number.
+"""Each row fed belongs to one record: image, label, key, features and record id carry the same number.
 
 One table of forms of data, and of ways to feed them. Record i has label i % 300; its number is in its image (two
 pixels of noise, or a grey that augmentations keep), in its key and in its features.
@@ -42,13 +42,14 @@ Feed = Callable[[str, dict[str, Any]], Iterator[Sequence[Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A form of data, and what is made of it.
+    """A form of data, and how it is transformed.
 
     Attributes:
-      kind: of the data set.
-      options: of `input_fn`.
-      counts: records in each shard.
-      greys: from images, (rows, height, width, channels), to grey values; None: images are compared as they are.
+      kind: kind of the data set.
+      options: options of `input_fn`.
+      counts: number of records in each shard.
+      greys: function from images, (rows, height, width, channels), to grey values; None if images are compared as they
+        are.
     """
 
     kind: Kind
@@ -58,12 +59,12 @@ class Form:
 
 
 def centre(images: np.ndarray) -> np.ndarray:
-    """Returns the grey in the middle, which shifts by a few pixels of zeros leave; 0..255."""
+    """Returns the grey value, 0..255, in the middle, which shifts by a few pixels of zeros leave unchanged."""
     return images[:, images.shape[1] // 2, images.shape[2] // 2, 0] * (1 if images.dtype == np.uint8 else 255.0)
 
 
 def mean(images: np.ndarray) -> np.ndarray:
-    """Returns the mean grey; all pixels of an image have it."""
+    """Returns the mean grey value; all pixels of an image have it."""
     means = images.reshape(len(images), -1).mean(1)
     assert np.abs(images.reshape(len(images), -1) - means[:, None]).max() <= 1
     return means
@@ -125,7 +126,7 @@ def mirrored(count: int = 2) -> tf.distribute.Strategy:
 
 
 def replicas_of(strategy: tf.distribute.Strategy, elements: Any) -> Iterator[Sequence[Any]]:
-    """Yields what each replica is fed."""
+    """Yields the rows of each replica."""
     for element in elements:
         values = [strategy.experimental_local_results(value) for value in tf.nest.flatten(element)]
         for of_replica in zip(*values, strict=True):
@@ -154,7 +155,7 @@ def stacked(data_dir: str, options: dict[str, Any]) -> Iterator[Sequence[Any]]:
     strategy = mirrored()
     for element in replicas_of(strategy, distribute(strategy, data_dir, virtual_replicas=4, **options)):
         for i in range(2):
-            yield tf.nest.map_structure(lambda value: value[i], element)  # noqa: B023, called at once
+            yield tf.nest.map_structure(lambda value: value[i], element)  # noqa: B023, called immediately
 
 
 def from_numpy(data_dir: str, options: dict[str, Any]) -> Iterator[Sequence[Any]]:
@@ -192,7 +193,7 @@ ONLY_SLOW = ("raw", "raw, long windows", "raw, features", "PNG", "GZIP", "a func
 
 
 def lane(form: str, memory: str, way: str) -> list[pytest.MarkDecorator]:
-    """Returns the marks of a case: `make test` reads each form one way and one form each way."""
+    """Returns the marks of a case: `make test` reads each form in one way, and one form in every way."""
     has_form = way == "input_fn" and (form in IN_MEMORY if memory == "memory" else form not in ONLY_SLOW)
     has_way = form == "raw, keys" and memory == "windows"
     return [] if has_form or has_way else [pytest.mark.slow]
@@ -206,7 +207,7 @@ def rows_of(elements: Iterable[Sequence[Any]]) -> Iterator[Rows]:
 
 
 def check(form: Form, rows: Rows, numbers: np.ndarray) -> None:
-    """Asserts that all components of rows are those of the records with these numbers."""
+    """Asserts that all components of rows belong to the records with these numbers."""
     assert rows["label"].tolist() == (numbers % CLASSES).tolist()
     if form.greys is None:
         assert (rows["image"] == np.stack([image_of(int(n), SHAPE, form.kind) for n in numbers])).all()
@@ -258,7 +259,7 @@ def test_slices_and_evaluations_in_their_order(form, split, folder_of):
 @pytest.mark.parametrize("way", ["input_fn", "worker 1 of 2", "replicas in host memory", "NumPy"])
 @pytest.mark.parametrize("form", ["raw, keys", pytest.param("PNG, features", marks=pytest.mark.slow)])
 def test_the_rows_of_a_mixture(form, way, folder_of):
-    """The sources are two halves of one split, so that the records' ids are their numbers."""
+    """The sources are two halves of one split, so that record ids are record numbers."""
     form = FORMS[form]
     data_dir = folder_of(form.kind)
     sources = [(f"{data_dir}:train[:20]", 3), (f"{data_dir}:train[20:]", 1)]

@@ -222,7 +222,7 @@ def looking_up(outputs, targets):
 )
 @pytest.mark.quick(1)
 def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
-    """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
+    """The padded last step of `fit` and of `evaluate`: losses and metrics are means over the 13 rows."""
     targets, outputs = dense(name)
     _, _, loss, metrics = DENSE[name]
 
@@ -353,7 +353,7 @@ def test_what_a_task_may_not_return_is_one_line(tmp_path, folder, task, said):
 
 
 def measured(model, images, labels):
-    """Returns what the trainer finds of rows of which the last two are padding, and what Keras finds of the others."""
+    """Returns the trainer's results for rows of which the last two are padding, and Keras' results for the others."""
     from trainer.step.measures import CompiledMeasure
     from trainer.task import DataSpec
 
@@ -465,7 +465,7 @@ class OfRows(keras.Model):
 
 
 def of_masks(targets, sample_weight):
-    """Returns a function of records, whose targets are masks and numbers, by functions of those of a row."""
+    """Returns a function of records, whose targets are masks and numbers, from functions of a row's targets."""
 
     def parse(records):
         numbers = ids(records)

@@ -361,7 +361,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def refused(models):
-    """Exit code and stderr of the trainer with each of these flags, in one process: TensorFlow starts once."""
+    """Exit code and stderr of the trainer for each of these flags, in one process: TensorFlow starts once."""
     given = [["--data_dir=digits", "--model_dir=wrong", *flags] for flags, _ in WRONG]
     done = forked.run(["-c", IN_ONE_PROCESS, json.dumps(given)], cwd=models)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,6 @@
-"""Every topology is fed the same global batches, each replica exactly its rows: real processes, row by row.
+"""Every topology gets the same global batches, each replica exactly its rows: real processes, row by row.
 
-One table of topologies; what each was fed is logged once, and all claims are made about the logs.
+There is one table of topologies; each one's rows are logged once, and all tests check the logs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ G = 24
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A data set and how it is fed.
+    """A data set and its input.
 
     Attributes:
-      counts: records in each shard of `train`.
-      arguments: of `input_fn`.
-      atol: how far augmented images may be from those of one device; 0 for the same bytes.
-      damaged: the shard that is damaged before it is read.
+      counts: number of records in each shard of `train`.
+      arguments: arguments of `input_fn`.
+      atol: maximum difference of augmented images from those on one device; 0 for identical bytes.
+      damaged: shard to damage before it is read.
     """
 
     counts: tuple[int, ...]
@@ -137,7 +137,7 @@ def fed(folder):
 
 @pytest.fixture(scope="module")
 def ordinary(folder):
-    """Returns a function from a case to the images of each step as one process without a strategy gets them."""
+    """Returns a function from a case to the images of each step in one process without a strategy."""
 
     @functools.cache
     def of(name: str) -> list[np.ndarray]:
@@ -156,7 +156,7 @@ def write_cases(folder: pathlib.Path, cases: dict[str, Case]) -> pathlib.Path:
 
 
 def run(kind: str, count: int, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what each process of a topology writes."""
+    """Returns the output of each process of a topology."""
     addresses = [f"localhost:{port}" for port in free_ports(count)]
     outs = [folder / f"{kind}{count}-{index}.out" for index in range(count)]
     cases = write_cases(folder, CASES)
@@ -173,7 +173,7 @@ def run(kind: str, count: int, folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def run_servers(count: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Returns what the coordinator of a cluster with a parameter server writes, the failing cases too."""
+    """Returns the output of the coordinator of a cluster with a parameter server, including the failing cases."""
     addresses = [f"localhost:{port}" for port in free_ports(count + 1)]
     cluster = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
     names = [*list(CASES)[: num_cases(f"parameter_server x{count}")], *FAILING]
@@ -200,7 +200,7 @@ def side_by_side(workers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def expected_steps(folder: pathlib.Path, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (record ids, whether real), (G,) each, of the run's steps: the order in NumPy."""
+    """Returns (record ids, whether real), (G,) each, for the run's steps: the order in NumPy."""
     arguments = CASES[name].all_arguments
     order = Contract.of(resolve(Request(folder / name, **arguments | {"augment": None})))
     steps = range(arguments.get("start_step", 0), arguments.get("epochs", 1) * order.steps_per_epoch)

@@ -71,7 +71,7 @@ def ways(strategy, data_dir, arguments):
 
 
 def in_a_function(strategy, batches):
-    """Yields what the replicas see of an iterator that a tf.function is given."""
+    """Yields the replicas' elements of an iterator that is passed to a tf.function."""
 
     @tf.function
     def step(iterator):

@@ -22,7 +22,7 @@ _calls: list[str] = []
 
 
 def _wait(where: str, calls: int = 1) -> None:
-    """Waits at the last of so many calls, if this is where to wait."""
+    """Waits at the last of a number of calls, if this is the place to wait."""
     if _waits and where == _where:
         _calls.append(where)
         if len(_calls) == calls:

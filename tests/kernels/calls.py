@@ -1,4 +1,4 @@
-"""Calls of compiled code as bytes for the drivers, and their results; the numbers are those in the drivers."""
+"""Calls of compiled code, as bytes for the drivers, and their results; the numbers are the same as in the drivers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 TYPES = {"float": 1, "int32": 3, "uint8": 4, "string": 7, "int64": 9, "bool": 10}
 DTYPES = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "int64": np.int64, "bool": np.bool_}
-DTYPES |= {"string": np.object_}  # of bytes
+DTYPES |= {"string": np.object_}  # of bytes objects
 _NUMBER, _BUFFER, _ALIAS, _FILE = range(4)
 
 
@@ -32,11 +32,11 @@ def _number(data: memoryview) -> tuple[int, memoryview]:
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """An array that a function of Python's gets.
+    """An array argument of a Python function.
 
     Attributes:
-      content: its bytes.
-      offset: how far it begins behind a multiple of 64 bytes.
+      content: bytes of the array.
+      offset: offset of its start from a multiple of 64 bytes.
     """
 
     content: bytes
@@ -52,7 +52,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Alias:
-    """A part of another argument's memory: of which, from where, and how many bytes."""
+    """A part of another argument's memory: which argument, from which byte, and how many bytes."""
 
     of: int
     begin: int
@@ -74,11 +74,11 @@ class OpenedFile:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """An input of an operation: an array, or a shape of which only the values are known.
+    """An input of an operation: an array, or a shape given by its values.
 
     Attributes:
-      kind: as in the operation's inputs.
-      array: the values.
+      kind: type as in the operation's inputs.
+      array: values of the tensor.
     """
 
     kind: str
@@ -95,13 +95,13 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-      problem: the error's message; empty: none.
-      value: that a function returned, or the code of an operation's status.
-      buffers: what a function's arrays hold then.
-      shape, output: of an operation; bytes, or a list of them for strings.
+      problem: error message; empty if there is none.
+      value: return value of a function, or status code of an operation.
+      buffers: contents of a function's arrays afterwards.
+      shape, output: output of an operation: its shape, and bytes, or a list of bytes for strings.
     """
 
     problem: str
@@ -116,9 +116,9 @@ class Case:
     """A call.
 
     Attributes:
-      name: of a function or an operation.
+      name: name of a function or an operation.
       arguments: numbers, buffers, aliases and files; or tensors.
-      output: the type of the operation's output.
+      output: type of the operation's output.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Case:
     output: str = ""
 
     def to_bytes(self) -> bytes:
-        """Returns the bytes for a driver."""
+        """Returns the call as bytes for a driver."""
         head = _numbers(len(self.name)) + self.name.encode() + _numbers(len(self.arguments))
         if all(isinstance(each, Tensor) for each in self.arguments):
             return head + b"".join(each.to_bytes() for each in self.arguments)  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ class Case:
         )
 
     def result_of(self, data: memoryview) -> tuple[Result, memoryview]:
-        """Returns the result at the beginning of a driver's bytes, and the rest of them."""
+        """Returns the result at the beginning of a driver's output, and the rest of the output."""
         size, data = _number(data)
         problem, data = _taken(data, size)
         value, data = _number(data)

@@ -32,7 +32,7 @@ def is_rare(rng: Random, one_of: int = 4) -> bool:
 
 
 def _records(rng: Random, pixels: int) -> list[bytes]:
-    """Returns records, most of them Examples with images of so many bytes."""
+    """Returns records, most of them Examples with images of the given numbers of bytes."""
     found = []
     for _ in range(int(rng.integers(0, 12))):
         size = pixels + int(pick(rng, (-1, 1))) if is_rare(rng, 10) else pixels
@@ -56,7 +56,7 @@ def _records(rng: Random, pixels: int) -> list[bytes]:
 
 
 def _ended_early(record: bytes, size: int) -> bytes:
-    """Returns an Example whose features have so many bytes, which those inside do not know; without one, the record."""
+    """Returns an Example whose features are cut to `size` bytes, with unchanged lengths inside; else the record."""
     start = 1 + next((i for i, byte in enumerate(record[1:], 1) if byte < 128), 0)
     features, length = record[start : start + size], size
     head = b"\n"
@@ -101,7 +101,7 @@ def _check(rng: Random) -> list[Array]:
 
 
 def check_of(rng: Random, size: int) -> Case:
-    """Returns a call of `check` with whole records of about so many bytes."""
+    """Returns a call of `check` with whole records of about the given number of bytes."""
     framed = [framing.frame(rng.bytes(size + i)) for i in range(9)]
     begins = np.cumsum([0, *map(len, framed)])
     arguments = (Buffer(b"".join(framed)), Buffer.of(begins), Buffer(bytes(9)), Buffer(bytes(36)))

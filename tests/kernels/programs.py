@@ -1,8 +1,8 @@
-"""Builds the compiled code by other compilers and with other flags than the installer, and runs cases through it.
+"""Builds the compiled code with other compilers and flags than the installer, and runs cases through it.
 
-setup.py says which sources there are. An extension that includes Python.h is called by `unpack_driver.c`; all others
-are operations of TensorFlow, which `operations_driver.c` computes. Neither needs Python or TensorFlow, so they run
-under sanitizers and for other processors.
+setup.py lists the sources. An extension that includes Python.h is called by `unpack_driver.c`; all others are
+TensorFlow operations, which `operations_driver.c` calls. Neither needs Python or TensorFlow, so they run under
+sanitizers and for other processors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.kernels.calls import Case, Result
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-_NO_LEAKS = {"ASAN_OPTIONS": "detect_leaks=0"}  # a leak is Python's, or needs ptrace to be found
+_NO_LEAKS = {"ASAN_OPTIONS": "detect_leaks=0"}  # leaks are Python's, or need ptrace to be found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Source:
     """The sources of an extension in setup.py.
 
     Attributes:
-      name: of the module.
+      name: name of the module.
       files: paths from the project's root.
-      flags: that setup.py gives the compiler, in the project's root.
+      flags: compiler flags in setup.py, valid in the project's root.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Source:
 
     @property
     def is_of_python(self) -> bool:
-        """Whether it is a module of Python; else it has operations of TensorFlow."""
+        """Whether it is a Python module; otherwise it has TensorFlow operations."""
         return any("#include <Python.h>" in (ROOT / file).read_text() for file in self.files)
 
 
 def sources() -> list[Source]:
-    """Returns those of every extension in setup.py."""
+    """Returns the sources of every extension in setup.py."""
     code = (
         "import setuptools, distutils.core\n"
         "for e in distutils.core.run_setup('setup.py', stop_after='init').ext_modules:\n"
@@ -59,7 +59,7 @@ def sources() -> list[Source]:
 
 
 def sanitizers() -> str:
-    """Returns why no program can be built with sanitizers here; empty: it can."""
+    """Returns why no program can be built with sanitizers here; empty if it can."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         return "no C compiler"
@@ -70,7 +70,7 @@ def sanitizers() -> str:
 
 
 def library(name: str) -> pathlib.Path | None:
-    """Returns the path of a library of the compiler; None: it has none."""
+    """Returns the path of one of the compiler's libraries; None if it is missing."""
     found = subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
     path = pathlib.Path(found.strip())
     return path.resolve() if path.is_absolute() else None
@@ -83,14 +83,14 @@ def build(
     compiler: str = "cc",
     change: Callable[[str, str], str] | None = None,
 ) -> pathlib.Path:
-    """Compiles a driver with the sources of an extension, or with changed copies; returns the program.
+    """Compiles a driver with the sources of an extension, or with changed copies; returns the program's path.
 
     Args:
-      folder: to write to.
-      source: of the extension.
-      flags: of the compiler.
-      compiler: its command.
-      change: takes a file's name and text, and returns the text to compile.
+      folder: folder to write to.
+      source: sources of the extension.
+      flags: further compiler flags.
+      compiler: command of the compiler.
+      change: function from a file's name and text to the text to compile.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -111,7 +111,7 @@ def build(
 
 
 def operations(program: pathlib.Path) -> dict[str, list[str]]:
-    """Returns the operations in a program: their names, and the inputs of each, as `images: uint8`."""
+    """Returns the operations in a program: {name: inputs, such as `images: uint8`}."""
     done = subprocess.run([program], capture_output=True, text=True, check=True, env={**os.environ, **_NO_LEAKS})
     assert not done.stderr, done.stderr
     lines = [line.split("; ") for line in done.stdout.splitlines()]
@@ -119,7 +119,7 @@ def operations(program: pathlib.Path) -> dict[str, list[str]]:
 
 
 def resizes_wide(program: pathlib.Path) -> bool:
-    """Returns whether a program of operations resizes with vectors of 64 bytes here."""
+    """Returns whether a program of operations resizes with 64-byte vectors on this machine."""
     done = subprocess.run(
         [program, "resize"], capture_output=True, text=True, check=True, env={**os.environ, **_NO_LEAKS}
     )
@@ -139,19 +139,19 @@ def drawn(program: pathlib.Path, source: Source, seed: int, count: int) -> list[
 
 
 class FaultError(Exception):
-    """A program ended with an error; the text is what it wrote about it."""
+    """A program ended with an error; the text is its output about that."""
 
 
 def run(program: pathlib.Path, calls: Sequence[Case], through: Sequence[str] = ()) -> list[Result]:
-    """Returns what a program makes of some cases.
+    """Returns a program's results for some cases.
 
     Args:
-      program: as `build` returns it.
-      calls: for it.
-      through: a command that runs programs, such as an emulator.
+      program: path from `build`.
+      calls: cases to run.
+      through: command that runs programs, such as an emulator.
 
     Raises:
-      FaultError: it was ended, by a sanitizer or the driver.
+      FaultError: the program was ended by a sanitizer or the driver.
     """
     given, results = program.parent / "cases", program.parent / "results"
     given.write_bytes(len(calls).to_bytes(8, "little") + b"".join(case.to_bytes() for case in calls))

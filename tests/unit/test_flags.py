@@ -475,7 +475,7 @@ SEEN: dict[str, dict[str, str]] = {
 
 
 def flags_of(kind) -> list[str]:
-    """Returns the flags that a command makes of a dataclass, those of its groups included."""
+    """Returns the flags that a command makes from a dataclass, including those of its groups."""
     hints = typing.get_type_hints(kind)
     groups = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     return [
@@ -505,7 +505,7 @@ def there_are() -> dict[str, set[str]]:
 
 @functools.cache
 def definitions(path: pathlib.Path) -> dict[str, ast.AST]:
-    """Returns what a module, or a conftest.py above it, defines, by name."""
+    """Returns the definitions in a module or a conftest.py above it, by name."""
     folders = [folder for folder in reversed(path.parents) if folder.is_relative_to(TESTS)]
     files = [*(folder / "conftest.py" for folder in folders), path]
     found: dict[str, ast.AST] = {}

@@ -47,9 +47,9 @@ def sides() -> dict[str, int]:
 
 
 # For fine-tuning: Adam, since the first layers of pretrained models have such large gradients that SGD moves them too
-# far # (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new
-# head at # 1e-3 and then all layers at 1e-5; for both at once, 1e-4 is in between. On 600 images of CIFAR-10
-# (docs/finetune.md) # it reached an accuracy of 0.63 in 76 steps; momentum reached 0.38 at 0.003 and 0.11 at 0.01.
+# far (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new
+# head at 1e-3 and then all layers at 1e-5; for both at once, 1e-4 is in between. On 600 images of CIFAR-10
+# (docs/finetune.md) it reached an accuracy of 0.63 in 76 steps; momentum reached 0.38 at 0.003 and 0.11 at 0.01.
 @MODELS.named(
     "keras:NAME",
     epochs=20,

@@ -31,9 +31,9 @@ def softmax_regression(image_shape: tuple[int, int, int], image_dtype: str, num_
     return _network("softmax_regression", image_shape, image_dtype, network)
 
 
-# "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch 100, decay 0.99 per epoch, averaged #
+# "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch 100, decay 0.99 per epoch, averaged
 # weights with decay 0.99. Its plain SGD at a rate of 0.8 reaches 98.2% on MNIST in 8 epochs, but only 14% on our 1,429
-# # digits; momentum at 0.05 reaches the usual accuracy on both (98.2%, 96.5%).
+# digits; momentum at 0.05 reaches the usual accuracy on both (98.2%, 96.5%).
 @MODELS.named("mlp", epochs=20, defaults={"learning_rate": 0.05, "ema": 0.99})
 def mlp(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns 784-500-10, the network of the TensorFlow book's MNIST chapter (mnist_inference.py); any image shape."""

@@ -45,8 +45,8 @@ def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
 
 
 # As in "Bag of tricks" (He et al. 2019): batch 256, Nesterov at a rate of 0.1 (2.1), weight decay of convolutions only
-# # and 5 epochs of warm-up (3.1), a cosine over 120 epochs (5.1), label smoothing of 0.1 (5.2), random crops; without
-# its # colour jitter and noise.
+# and 5 epochs of warm-up (3.1), a cosine over 120 epochs (5.1), label smoothing of 0.1 (5.2), random crops; without its
+# colour jitter and noise.
 @MODELS.named(
     "resnet50",
     epochs=120,

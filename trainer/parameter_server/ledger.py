@@ -161,7 +161,7 @@ class Ledger(tf.Module):
     between, it is unknown which part of the gradient was applied; the step is then run again.
 
     Attributes:
-      counts: counts, int32 (SPAN, 2); step s has row s % SPAN.
+      counts: variable with the counts, int32 (SPAN, 2); step s has row s % SPAN.
     """
 
     def __init__(self, span: int = SPAN) -> None:

@@ -122,7 +122,7 @@ class Synchronous:
         """
         self._compute.graphs["update"] = Traced(tf.compat.v1.get_default_graph(), "update", "/job:chief")
         # A worker has divided its gradient by the weight of its rows; multiplied by its part of the total weight, the
-        # sum # is the mean over the rows of the step.
+        # sum is the mean over the rows of the step.
         with tf.name_scope("mean"):
             parts = weights / divisor(tf.reduce_sum(weights))
             sent = Sent([_mean(room, places, parts) for room in self._gradients], [])

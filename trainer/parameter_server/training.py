@@ -205,7 +205,7 @@ class ParameterServerRun(Run):
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
         """Context with the loop that follows the workers' steps."""
-        # When a function runs for the first time, TensorFlow waits for all workers, even for a stopped one. # These
+        # When a function runs for the first time, TensorFlow waits for all workers, even for a stopped one. These
         # functions are needed during training, so they run once before it.
         self.state.rate(self.state.global_step.read_value())
         self.state.is_finite()

@@ -26,8 +26,8 @@ from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 _POLL_SECONDS = 0.1  # between checks for a signal
 # Runs in another process, so that stopping the worker does not stop it. It reads a byte per sign of life. If none
-# comes, # it waits once more, because the whole machine may have been suspended, and then kills the worker:
-# TensorFlow's calls # to a stopped process wait forever, but those to a dead one fail at once.
+# comes, it waits once more, because the whole machine may have been suspended, and then kills the worker: TensorFlow's
+# calls to a stopped process wait forever, but those to a dead one fail at once.
 _GUARD = """
 import os, select, signal, sys
 parent, seconds, line = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]

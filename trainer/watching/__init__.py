@@ -1,1 +1,1 @@
-"""The page of a run: what its files say, as a page, as JSON and for Prometheus. It only reads. Without TensorFlow."""
+"""The page of a run: the content of its files, as a page, as JSON and for Prometheus. Read-only. Without TensorFlow."""

@@ -1,7 +1,7 @@
-"""Draws a batch as a model gets it: the step determines which rows are in it, and how each is augmented.
+"""Draws a batch as a model gets it: the step determines its rows and their augmentation.
 
 It runs as a process of its own, `python -m trainer.watching.batch RUN STEP`, since it loads TensorFlow; the picture
-goes to stdout. It takes no GPU, and gives way to the training.
+goes to stdout. It uses no GPU and has a low priority, so that it does not slow down training.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from trainer.watching.reading import Data
 from trainer.watching.source import RunSource
 
 _MODULE = "trainer.watching.batch"
-_MOST, _COLUMNS = 32, 8  # images; in a row
+_MOST, _COLUMNS = 32, 8  # number of images, in total and per row
 _TILE, _GAP, _CAPTION = 64, 6, 14  # pixels
-_INK = (128, 128, 128, 255)  # legible on white and on black
+_INK = (128, 128, 128, 255)  # legible on both white and black
 _SECONDS = 180.0
 
 
 def drawn(folder: pathlib.Path, step: int) -> bytes:
-    """Returns the batch of a global step of a run as a PNG, drawn by another process.
+    """Returns the batch of a run's global step as a PNG, drawn by another process.
 
     Raises:
-      DataError: it cannot be drawn.
+      DataError: the batch cannot be drawn.
     """
     command = [sys.executable, "-P", "-m", _MODULE, str(folder), str(step)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the picture to stdout.
 
     Raises:
-      PipelineError: the flags of the run are not known, or its data cannot be read or drawn.
+      PipelineError: the run's flags are not known, or its data cannot be read or drawn.
     """
     folder, step = sys.argv[1:] if argv is None else argv
     os.nice(10)
@@ -87,7 +87,7 @@ def _picture(config: TrainConfig, step: int) -> bytes:
 
 
 def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequence[str]) -> bytes:
-    """Returns a PNG of images (rows, height, width, channels), with their classes below them."""
+    """Returns a PNG of images (rows, height, width, channels), with their classes below."""
     lines = -(-len(rows) // _COLUMNS)
     size = (_COLUMNS * (_TILE + _GAP) - _GAP, lines * (_TILE + _CAPTION + _GAP))
     sheet = Image.new("RGBA", size, (0, 0, 0, 0))
@@ -104,7 +104,7 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
 
 
 def _name(label: NDArray[np.generic], names: Sequence[str]) -> str:
-    """Returns the class of a label, or a number; of several classes (mixup), the one that has the largest part."""
+    """Returns the class name of a label, or its number; for a mixed label, of the class with the largest share."""
     if not np.ndim(label) and label.dtype.kind == "f":
         return f"{label:g}"
     number = int(np.argmax(label)) if np.ndim(label) else int(label)

@@ -1,4 +1,4 @@
-"""Reads the scalars, texts and images of TensorBoard's files while a run writes them, without TensorFlow."""
+"""Reads the scalars, texts and images in TensorBoard's files while a run writes them, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainer.run_folder import EVENTS
 
 _CUT = (Kind.CUT_HEADER, Kind.CUT_RECORD)
 _MOST_IMAGES = 8
-_START = 1  # SessionLog.START, of tensorboard's event.proto
+_START = 1  # SessionLog.START in TensorBoard's event.proto
 
 
 @dataclasses.dataclass
 class Series:
-    """The values of a tag, by ascending step.
+    """The values of a tag, in ascending order of steps.
 
     Attributes:
       steps: global steps.
-      times: when each value was written, seconds since 1970.
-      values: NaN where the number was not finite.
+      times: writing time of each value, in seconds since 1970.
+      values: values; NaN for those that are not finite.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -36,7 +36,7 @@ class Series:
     values: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, step: int, time: float, value: float) -> None:
-        """Adds a value; one that is there for the step, or for a later one, is replaced."""
+        """Adds a value, after removing those of the same or later steps."""
         if self.steps and self.steps[-1] >= step:
             self.cut(step)
         self.steps.append(step)
@@ -50,11 +50,11 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """The newest value; None: there is none."""
+        """The newest value; None if there is none."""
         return self.values[-1] if self.values else None
 
     def thinned(self, most: int) -> Series:
-        """Returns at most about `most` values, evenly spaced, with the last one."""
+        """Returns about `most` values at most, evenly spaced, including the last."""
         every = max(1, -(-len(self.steps) // most))
         where = range(len(self.steps) - 1, -1, -every)[::-1]
         return Series([self.steps[i] for i in where], [self.times[i] for i in where], [self.values[i] for i in where])
@@ -62,13 +62,13 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A start of the training, or a resume.
+    """A start or resume of training.
 
     Attributes:
       step: global step that it continues from.
       time: seconds since 1970.
       host: name of the machine.
-      flags: flags of the run, by group; None: they are not in the file (yet).
+      flags: flags of the run, by group; None if they are not in the file (yet).
     """
 
     step: int
@@ -80,18 +80,18 @@ class Start:
 class EventFiles:
     """Follows the files of a folder: each call of `update` reads what was added since the last one.
 
-    As TensorBoard does, it drops what earlier processes wrote about the steps that a later one makes again.
+    Like TensorBoard, it drops what earlier processes wrote about steps that a later one repeats.
 
     Attributes:
       series: points of each scalar, by tag.
-      starts: starts of the run, the first one first.
-      images: PNGs by tag, of the newest step that has any.
-      images_step: that step.
-      problems: what is wrong with files, in words, by their names.
+      starts: starts of the run, in order.
+      images: PNGs by tag, from the newest step that has any.
+      images_step: global step of these images.
+      problems: problems with files, in words, by file name.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Reads nothing yet; the folder need not exist."""
+        """Does not read anything yet; the folder need not exist."""
         self._folder = folder
         self._forget()
 
@@ -104,14 +104,14 @@ class EventFiles:
         self.problems: dict[str, str] = {}
 
     def update(self, until: float = math.inf) -> bool:
-        """Reads what is new, and returns whether that was all. What cannot be read is in `problems`.
+        """Reads what is new, and returns whether that was all. Files that cannot be read are listed in `problems`.
 
         Args:
           until: time of `time.monotonic` after which the rest is left to the next call.
         """
         files = sorted(self._folder.glob(f"{EVENTS}*"))  # names begin with the time
         sizes = {file.name: _size_of(file) for file in files}
-        if any(sizes.get(name, -1) < offset for name, offset in self._offsets.items()):  # another run began there
+        if any(sizes.get(name, -1) < offset for name, offset in self._offsets.items()):  # a new run has started there
             self._forget()
         return all(self._read(file, until) for file in files if sizes[file.name] > self._offsets.get(file.name, 0))
 
@@ -136,7 +136,7 @@ class EventFiles:
         return True
 
     def _take(self, file: pathlib.Path, record: bytes) -> None:
-        """Takes what an event holds."""
+        """Takes the values of an event."""
         from google.protobuf.message import DecodeError  # noqa: PLC0415, as below
         from tensorboard.compat.proto import event_pb2  # noqa: PLC0415, 0.1 s, after --help
 
@@ -168,16 +168,16 @@ class EventFiles:
 
 
 class MetricsLines:
-    """Follows a file of --metrics_jsonl, which has the same scalars; see `EventFiles`."""
+    """Follows a --metrics_jsonl file, which contains the same scalars; see `EventFiles`."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Reads nothing yet; the file need not exist."""
+        """Does not read anything yet; the file need not exist."""
         self._path, self._offset = path, 0
         self.series: dict[str, Series] = {}
         self.problems: dict[str, str] = {}
 
     def update(self, until: float = math.inf) -> bool:
-        """Reads the lines that are new, but for one that is still written; as `EventFiles.update`."""
+        """Reads the new lines, except one that is still being written; see `EventFiles.update`."""
         size = _size_of(self._path)
         if size < self._offset:  # a resumed run has removed lines
             self.series, self._offset = {}, 0
@@ -219,10 +219,10 @@ def _flags_in(texts: Iterable[bytes]) -> Mapping[str, Mapping[str, Any]] | None:
 
 
 def parsed(text: bytes) -> Any:
-    """Returns what JSON says; a whole number that has more than 64 bits as a float.
+    """Returns the value of a JSON text, with whole numbers of more than 64 bits as floats.
 
     Raises:
-      ValueError: it is not JSON, or nested too deep.
+      ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_int=_int_of)
@@ -243,7 +243,7 @@ def _size_of(path: pathlib.Path) -> int:
 
 
 def lines_of(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects in the lines of a file, without those that are none, such as one that is half written."""
+    """Yields the JSON objects in the lines of a file, skipping lines that are not objects, such as a partial one."""
     with opened_file(path) as file:
         for line in file:
             try:

@@ -1,4 +1,4 @@
-"""Which worker reads which shards of the data in the epoch of a step: computed from the flags and the manifest."""
+"""Which worker reads which shards in the epoch of a step, computed from the flags and the manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer import plan
 from trainer.config import TrainConfig
 from trainer.watching.snapshot import DataReading, WorkerReading
 
-_MOST_BINS = 96  # of shards, drawn in a row
+_MOST_BINS = 96  # shards drawn in a row
 
 F64 = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class Data:
     """The training data of a run, resolved once.
 
     Attributes:
-      training: the data sets and their order.
+      training: data sets and their order.
       last_step: step at which training ends.
     """
 
@@ -37,10 +37,11 @@ class Data:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Data:
-        """Returns the data that flags name.
+        """Returns the data given by flags.
 
         Raises:
-          UsageError: the page cannot know them: they are remote, or parsed by code of the user, which it does not run.
+          UsageError: the page cannot know the data: they are remote, or parsed by the user's code, which it does not
+            run.
           PipelineError: there is no valid data set.
         """
         if config.model.task:
@@ -54,15 +55,15 @@ class Data:
 
     @property
     def steps_per_epoch(self) -> int:
-        """T."""
+        """Number of steps per epoch, T."""
         return self.training.steps_per_epoch
 
     def read_at(self, step: int, workers: Sequence[str], replicas: int) -> tuple[DataReading, ...]:
-        """Returns who reads what in the epoch of a global step, for each data set.
+        """Returns which worker reads what in the epoch of a global step, for each data set.
 
         Args:
           step: global step.
-          workers: their names, in the order of their ranks.
+          workers: worker names, in order of rank.
           replicas: number of replicas in the job.
 
         Raises:
@@ -81,7 +82,7 @@ class Data:
 
 
 def data_of(config: TrainConfig) -> Data | str:
-    """Returns the data that the flags of a run name, or why they are not known."""
+    """Returns the data given by a run's flags, or the reason why they are not known."""
     try:
         return Data.of(config)
     except (PipelineError, OSError) as error:
@@ -92,7 +93,7 @@ def data_of(config: TrainConfig) -> Data | str:
 def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: int, is_end: bool) -> DataReading:
     order, size = part.order, part.spec.global_batch_size
     epoch, done = divmod(step, order.steps_per_epoch)
-    if is_end and epoch and not done:  # no further epoch begins
+    if is_end and epoch and not done:  # no other epoch follows
         epoch, done = epoch - 1, order.steps_per_epoch
     reading = Reading(order, part.spec, part.selection, epoch, Topology(len(workers), replicas, size))
     laid = reading.laid.astype(np.float64)
@@ -136,7 +137,7 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
 def _used(part: ResolvedRequest, done: int) -> list[list[tuple[float, float, float]]]:
     """Returns for each stream the positions read after some steps of an epoch: (first, end, share of them).
 
-    A window is permuted as a whole: of the one that is being read, each part is, in equal shares.
+    A window is permuted as a whole: of the current window, every part has been read to the same share.
     """
     order, found = part.order, []
     for start, stop in np.lib.stride_tricks.sliding_window_view(order.stream_bounds(), 2).tolist():
@@ -151,7 +152,7 @@ def _used(part: ResolvedRequest, done: int) -> list[list[tuple[float, float, flo
 
 
 def _overlap(edges: F64, intervals: Sequence[tuple[float, float, float]]) -> F64:
-    """Returns how much of each bin lies in the intervals, each weighted by its share."""
+    """Returns how much of each bin is covered by the intervals, each weighted by its share."""
     total = np.zeros(len(edges) - 1)
     for first, end, share in intervals:
         total += share * np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], first), 0, None)

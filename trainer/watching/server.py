@@ -1,4 +1,4 @@
-"""Serves the page of some runs: HTML, JSON, and Prometheus' text format, all of it read-only."""
+"""Serves the page of some runs: HTML, JSON, and Prometheus' text format, all read-only."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from trainer.watching import batch
 from trainer.watching.snapshot import EvaluationRow, Snapshot, as_json, as_metrics
 from trainer.watching.source import RunSource
 
-_COOKIE = "stepfeed_token_{}"  # with a digest of the token
-_AGE = 0.7  # seconds for which a snapshot serves all who ask
-_MOST_ROWS = 12  # of evaluations
+_COOKIE = "stepfeed_token_{}"  # filled with a digest of the token
+_AGE = 0.7  # seconds for which a snapshot is cached
+_MOST_ROWS = 12  # rows of evaluations
 _MOST_PICTURES = 8
-_PATIENCE = 10.0  # seconds for a request to be there in whole
+_PATIENCE = 10.0  # seconds for a complete request to arrive
 _STATIC = {
     "page.css": "text/css",
     "page.js": "text/javascript",
     "uPlot.min.css": "text/css",
     "uPlot.iife.min.js": "text/javascript",
 }
-# Nothing comes from elsewhere, and nothing is sent elsewhere. uPlot sets styles from code, which this allows.
+# Nothing may come from or go to another site. Inline styles are allowed, since uPlot sets styles from code.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -55,19 +55,20 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets through only those who may see the runs, and adds headers to all answers.
+    """Lets only authorised requests through, and adds headers to all responses.
 
     Args:
-      app: what is guarded.
-      hosts: the names that the page has in a browser, without port: a site whose name was made to point here (DNS
-        rebinding) has another one. Empty: any, since there is a token.
-      token: secret that a request must have, in a cookie, as `Authorization: Bearer`, or once in the query; None: none.
+      app: application to guard.
+      hosts: host names that browsers may use for the page, without port: a site whose name was pointed at this machine
+        (DNS rebinding) has another one. Empty allows any, since there is a token.
+      token: secret that a request must have in a cookie, as `Authorization: Bearer`, or once in the query; None for no
+        secret.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None) -> None:
         self._app, self._token = app, token
         self._hosts = [host.lower() for host in hosts]
-        # Browsers keep cookies by host, not by port: the pages of two tokens on one machine need names that differ.
+        # Browsers store cookies by host, not by port: pages with different tokens on one machine need different names.
         self._cookie = _COOKIE.format(hashlib.sha256((token or "").encode()).hexdigest()[:8])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,16 +86,16 @@ class Guard:
         await (refused or self._app)(scope, receive, with_headers)
 
     def _refused(self, request: Request) -> Response | None:
-        """Returns the answer to a request that is not passed on."""
+        """Returns the response to a request that is not passed on; None if it is."""
         if self._hosts and _host_of(request) not in self._hosts:
             return PlainTextResponse("unknown host name", 421)
-        # Another site may link here, but not include or read anything.
+        # Other sites may link here, but not embed or read anything.
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and request.url.path != "/":
             return PlainTextResponse("not for other sites", 403)
         if self._token is None:
             return None
         if self._is_right(request.query_params.get("token", "")) and request.url.path == "/":
-            answer = RedirectResponse("./", 303)  # the token leaves the address bar
+            answer = RedirectResponse("./", 303)  # removes the token from the address bar
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -110,18 +111,18 @@ class Guard:
 
     def _is_right(self, given: str) -> bool:
         assert self._token is not None
-        return hmac.compare_digest(given.encode(), self._token.encode())  # takes equally long, wherever they differ
+        return hmac.compare_digest(given.encode(), self._token.encode())  # takes the same time wherever they differ
 
 
 def _host_of(request: Request) -> str | None:
-    """Returns the name by which a request calls this machine, without port; None: it is not a name."""
+    """Returns the host name in a request, without port; None if it is not valid."""
     with contextlib.suppress(ValueError):
         return urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
     return None
 
 
 class Site:
-    """The answers to requests about some runs."""
+    """The responses to requests about some runs."""
 
     def __init__(self, sources: Sequence[RunSource]) -> None:
         self._sources = list(sources)
@@ -130,7 +131,7 @@ class Site:
         self._pictures: dict[tuple[str, int], bytes] = {}
 
     def app(self, hosts: Sequence[str] = (), token: str | None = None) -> ASGIApp:
-        """Returns the site as an application, guarded; see `Guard`."""
+        """Returns the site as a guarded application; see `Guard`."""
         routes = {
             "/": self._page,
             "/content": self._content,
@@ -144,7 +145,7 @@ class Site:
         return Guard(Starlette(routes=[Route(path, of) for path, of in routes.items()]), hosts, token)
 
     def snapshots(self) -> list[Snapshot]:
-        """Returns all runs at this moment, or a short while ago."""
+        """Returns snapshots of all runs, at most slightly old."""
         with self._lock:
             if time.monotonic() - self._snapshots[0] >= _AGE:
                 self._snapshots = time.monotonic(), [source.snapshot() for source in self._sources]
@@ -167,7 +168,7 @@ class Site:
         return Response(_encoded(text), media_type="text/html", headers=headers)
 
     def _number(self, request: Request) -> int:
-        """Returns the number of the run that is asked for; that of the first if there is no such run."""
+        """Returns the number of the requested run; of the first if it does not exist."""
         names = [source.name for source in self._sources]
         name = request.query_params.get("run")
         return names.index(name) if name in names else 0
@@ -194,7 +195,7 @@ class Site:
         return Response(png, media_type="image/png") if png else PlainTextResponse("there is no such image", 404)
 
     def _batch(self, request: Request) -> Response:
-        """Answers with the batch of the current step: one process at a time draws it, once."""
+        """Answers with the batch of the current step: only one process at a time draws it, and only once."""
         number = self._number(request)
         run, source = self.snapshots()[number], self._sources[number]
         step = run.step or 0
@@ -216,7 +217,7 @@ class Site:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # a file's JSON may have half of a surrogate pair
+    return text.encode(errors="backslashreplace")  # JSON in a file may contain half of a surrogate pair
 
 
 def _static(request: Request) -> Response:
@@ -232,7 +233,7 @@ def _file(name: str) -> bytes:
 
 
 class _Impatient(H11Protocol):  # type: ignore[misc]
-    """A connection that is closed if no whole request comes: uvicorn waits for ever for the rest of a half one."""
+    """A connection that is closed if no complete request comes: uvicorn waits forever for the rest of a partial one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -243,7 +244,7 @@ class _Impatient(H11Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _close_if_none_came(self, before: object) -> None:
-        """Closes the connection if its last request is the one that was answered at the last look."""
+        """Closes the connection if no further request has been answered since the last check."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering and self.cycle is before:
             self.transport.close()
@@ -256,9 +257,9 @@ def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> 
 
     Args:
       site: site to serve.
-      listener: a bound socket.
-      host: address that it is bound to.
-      token: as for `Guard`.
+      listener: bound socket.
+      host: address that the socket is bound to.
+      token: secret as for `Guard`.
     """
     hosts = () if token else ("localhost", "127.0.0.1", "::1", host)
     config = uvicorn.Config(
@@ -268,7 +269,7 @@ def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> 
         lifespan="off",
         loop="asyncio",
         log_level="warning",
-        access_log=False,  # it would write tokens
+        access_log=False,  # it would log tokens
         server_header=False,
         timeout_graceful_shutdown=1,
     )
@@ -316,7 +317,7 @@ def _duration(seconds: float | None) -> str | None:
 
 
 def _clock(when: float) -> str:
-    """Returns the time of day on this machine, with the date unless it is today's."""
+    """Returns the local time of day, with the date unless it is today."""
     try:
         local = datetime.datetime.fromtimestamp(when)
     except (ValueError, OverflowError, OSError):  # a number in a file that is not a time
@@ -326,7 +327,7 @@ def _clock(when: float) -> str:
 
 
 def _ranked(run: Snapshot) -> list[EvaluationRow]:
-    """Returns the best evaluations in their order, and the newest ones that are not among them."""
+    """Returns the best evaluations by rank, and the newest ones that are not among them."""
     rows = sorted(run.evaluations, key=lambda row: (row.rank is None, row.rank or 0, -row.step))
     if len(rows) <= _MOST_ROWS:
         return rows
@@ -344,7 +345,7 @@ def is_loopback(host: str) -> bool:
 
 
 def link(listener: socket.socket, host: str, token: str | None) -> str:
-    """Returns the URL of the page, with the token in it unless that is None."""
+    """Returns the URL of the page, including the token unless that is None."""
     port = listener.getsockname()[1]
     name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/" + (f"?token={urllib.parse.quote(token, safe='')}" if token else "")

@@ -1,4 +1,4 @@
-"""What is known of a run at one moment: values for the page, for JSON, and for Prometheus."""
+"""The known state of a run at one moment: values for the page, for JSON, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-LATE = 5.0  # seconds after which a heartbeat, which comes about once per second, is missed
-_LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of Prometheus' text format
+LATE = 5.0  # seconds after which a heartbeat, sent about once per second, is missed
+_LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # escapes in Prometheus' text format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,21 +18,21 @@ class Member:
 
     Attributes:
       name: `worker 1`.
-      role, index: those of TF_CONFIG.
-      host: name of its machine; empty: not known.
+      role, index: role and index as in TF_CONFIG.
+      host: name of its machine; empty if unknown.
       devices: devices that it computes on.
       pid: process id of its newest process.
-      state: `running`; `silent`: its heartbeats are missing; `gone`: and its process does not run any more; at the end
-        `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
-      phase: what it does, or did last.
+      state: `running`; `silent`, its heartbeats are missing; `gone`, its process is no longer running either; at the
+        end `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
+      phase: what it is doing, or did last.
       step: global step.
-      heartbeat: when the last one was written, seconds since 1970; None: there was none.
-      restarts: how often it was started again; None: nobody counts.
-      error: how it failed last.
+      heartbeat: writing time of its last heartbeat, in seconds since 1970; None before the first.
+      restarts: number of restarts; None if nobody counts them.
+      error: error of its last failure.
       examples_per_second: speed of the whole job, as this process measures it.
-      seconds_per_step, waited_per_step, exchanged_per_step: mean over the last seconds; the part in which it waited for
-        its own batches; the part in which it waited for all-reduces, partly while it computed. For an asynchronous
-        worker these are of its own steps, without the last.
+      seconds_per_step, waited_per_step, exchanged_per_step: step time, averaged over the last seconds; the part of it
+        spent waiting for the worker's own batches; and the part spent waiting for all-reduces, partly while computing.
+        For an asynchronous worker they refer to its own steps, and the last is missing.
       steps: number of steps that an asynchronous worker has made; None for others.
     """
 
@@ -57,7 +57,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """The process that the others wait for, or that is behind them.
+    """The process that the others wait for, or that lags behind them.
 
     Attributes:
       name: name of the process.
@@ -74,9 +74,9 @@ class EvaluationRow:
 
     Attributes:
       step: global step.
-      time: when it was written.
+      time: writing time, in seconds since 1970.
       values: loss and metrics of the split.
-      rank: 1 is the best; None: not ranked.
+      rank: rank, 1 for the best; None if it is not ranked.
       kept: whether its checkpoint is in the folder of the best.
     """
 
@@ -89,16 +89,16 @@ class EvaluationRow:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerReading:
-    """What a worker reads of a data set in this epoch.
+    """The records of a data set that a worker reads in this epoch.
 
     Attributes:
       name: `worker 1`.
-      rows: the first of each global batch, and the one after its last; under a schedule, of each unit.
-      shards: how many files it opens.
-      records: records that it reads in the epoch.
-      seen: records of them so far.
-      bins: for each shard in the epoch's order, or each group of them where there are many: the share that the worker
-        reads, and the part of that share whose rows have been read so far.
+      rows: first row in each global batch and the row after the last; under a schedule, in each unit.
+      shards: number of files that it opens.
+      records: number of records that it reads in the epoch.
+      seen: number of these read so far.
+      bins: pair for each shard in the epoch's order, or each group of shards if there are many: the share that the
+        worker reads, and the part of that share read so far.
     """
 
     name: str
@@ -111,20 +111,20 @@ class WorkerReading:
 
 @dataclasses.dataclass(frozen=True)
 class DataReading:
-    """Who reads what of a data set in this epoch.
+    """The reading of a data set in this epoch, by worker.
 
     Attributes:
-      name: the data set and its split, in words.
+      name: data set and split, in words.
       epoch: number of the epoch, from 0.
       records: number of records in the split.
-      seen: records of this epoch so far.
-      steps: number of steps of the epoch so far, and of all of it; under a schedule, of the source's units.
-      unit: rows of each of these; None: they are the run's steps.
-      rows: rows of this data set in a step now.
+      seen: number of records of this epoch read so far.
+      steps: number of steps of the epoch made so far, and in total; under a schedule, of the source's units.
+      unit: number of rows in such a unit; None if these are the run's steps.
+      rows: number of rows of this data set in the current step.
       files: number of its files.
-      group: files in a group, where there are many; else 1.
-      shards: names of the files in the epoch's order; of groups, of the first in each.
-      workers: workers in their order.
+      group: number of files in a group; 1 unless there are many.
+      shards: file names in the epoch's order; for groups, the first file of each.
+      workers: workers in order.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Change:
     Attributes:
       step: global step that the run was resumed from.
       time: seconds since 1970.
-      flags: (name, value before, value since).
+      flags: changed flags as (name, old value, new value).
     """
 
     step: int
@@ -157,12 +157,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened.
+    """Something that happened to the job.
 
     Attributes:
       time: seconds since 1970.
-      kind: `start`, `job`, `failure`, `checkpoint`, `best`, `end`.
-      text: a line.
+      kind: `start`, `job`, `failure`, `checkpoint`, `best` or `end`.
+      text: line of text.
     """
 
     time: float
@@ -172,37 +172,38 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. What is not known is None.
+    """A run at one moment. Unknown values are None.
 
     Attributes:
-      run: the folder.
+      run: folder of the run.
       time: moment of this snapshot, seconds since 1970.
-      state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`:
-        nothing gives a sign of life, and nothing says that it has ended; `gone`: a process died without a word;
-        `nothing`: there is no run yet; `unknown`: its files hold something that the page cannot show.
-      kind: the strategy.
-      step, last_step, saved_step: global steps: reached, at the end, of the newest checkpoint.
-      epoch, epochs: passes over the training data.
+      state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`,
+        without signs of life or of an end; `gone`, if a process died without a message; `nothing`, if there is no run
+        yet; `unknown`, if the files contain something that the page cannot show.
+      kind: strategy of the run.
+      step, last_step, saved_step: global steps: the current one, the last of the run, and that of the newest
+        checkpoint.
+      epoch, epochs: number of passes over the training data, so far and in total.
       loss, accuracy: means over the epoch so far.
       examples_per_second, input_wait: speed, and share of the time spent waiting for batches, over the last seconds.
-      seconds_left: time until the last step at this speed.
-      restarts, max_restarts: how often the group of all processes was started again, and may be.
-      error: the first cause of the last failure.
-      elastic: the fewest and the most workers.
-      lost: places of workers that are given up for now.
-      members: the processes.
-      straggler: the one that the others wait for; None: nobody does.
-      ledger: how often an asynchronous job's steps were applied, up to its last pause.
-      evaluations: results of the evaluations, by step.
-      ranked_by: the metric that ranks them.
-      checkpoints: steps that are kept in the run's folder.
-      data: what is read in this epoch.
-      data_note: why that is not known, or is as it is.
-      flags: values as text, by name.
-      changes: flags that resumes have changed.
-      events: events in their order.
-      images, images_step: how many augmented images are in TensorBoard's files, and of which step.
-      problems: files that are missing, half written or damaged, and how.
+      seconds_left: seconds until the last step at this speed.
+      restarts, max_restarts: number of restarts of the whole group, and its maximum.
+      error: first cause of the last failure.
+      elastic: minimum and maximum number of workers.
+      lost: slots of workers that are given up for now.
+      members: processes of the job.
+      straggler: process that the others wait for; None if there is none.
+      ledger: tally of an asynchronous job's steps, up to its last pause.
+      evaluations: evaluation results, by step.
+      ranked_by: metric that ranks them.
+      checkpoints: steps of the checkpoints in the run's folder.
+      data: reading of the data sets in this epoch.
+      data_note: reason why the reading is not known, or a note about it.
+      flags: flag values as text, by name.
+      changes: flags changed by resumes.
+      events: events in order.
+      images, images_step: number of augmented images in TensorBoard's files, and their step.
+      problems: files that are missing, partial or damaged, with the problem.
     """
 
     run: str
@@ -241,12 +242,12 @@ class Snapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run may continue."""
+        """Whether the run may still continue."""
         return self.state in ("starting", "training", "waiting", "stopping")
 
 
 def as_json(snapshots: Sequence[Snapshot]) -> str:
-    """Returns the runs as JSON: an object with the list `runs`; numbers that JSON lacks are null."""
+    """Returns the runs as JSON: an object with the list `runs`, in which numbers that JSON lacks are null."""
     return json.dumps({"version": 1, "runs": [_plain(dataclasses.asdict(one)) for one in snapshots]}, indent=1)
 
 
@@ -259,12 +260,12 @@ def _plain(value: Any) -> Any:
 
 
 def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:
-    """Returns the process that holds up a job, if one does.
+    """Returns the process that holds up a job, if any.
 
-    In a synchronous job all workers wait for the last one, so that all have the same speed. They differ in how long
-    each waits for its own input, and for the sums: the last one waits least for these. (Of the weights' and the
-    gradients' sums together: where one worker gets a sum later than another, it begins the next step as much later,
-    and is waited for there.) An asynchronous worker is slow by itself.
+    In a synchronous job all workers wait for the slowest, so that all have the same speed. They differ in how long they
+    wait for their own input and for all-reduces: the slowest waits least for these. (This holds for the all-reduces of
+    weights and gradients together: a worker that gets one result later than another begins the next step that much
+    later, and is waited for there.) An asynchronous worker is slow on its own.
     """
     silent = [one for one in members if one.state == "silent"]
     if silent and len(members) > 1:
@@ -290,16 +291,16 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
 
 
 class _Last(NamedTuple):
-    """The last process, and the seconds per step by which it comes after the next."""
+    """The slowest process, and the seconds per step by which it lags behind the next."""
 
     name: str
     lag: float
 
 
 def _last_of(running: Sequence[Member], field: str, sign: int) -> _Last | None:
-    """Returns the process that has most of a time (by the sign -1: least), if it has much more than the next.
+    """Returns the process with most of a time (least for sign -1), if the difference to the next is large.
 
-    Shares of a step are compared. All have steps of the same length, but their last seconds are not the same.
+    It compares shares of a step: all processes have steps of the same length, but average over different seconds.
     """
     shares = sorted(
         (sign * getattr(one, field) / one.seconds_per_step, one.name, one.seconds_per_step)
@@ -309,7 +310,7 @@ def _last_of(running: Sequence[Member], field: str, sign: int) -> _Last | None:
     if len(shares) < 2:
         return None
     (second, *_), (last, name, seconds) = shares[-2:]
-    # A tenth of the step: less is noise.
+    # Less than a tenth of the step is noise.
     return _Last(name, (last - second) * seconds) if last - second > 0.1 else None
 
 

@@ -1,6 +1,6 @@
-"""`RunSource`: follows the files that a run writes, and tells what they say: a `Snapshot`, and curves.
+"""`RunSource`: follows the files that a run writes, and gives their content as a `Snapshot` and as curves.
 
-A file that is missing, half written or damaged is named in the snapshot; the rest is told all the same.
+A file that is missing, partial or damaged is named in the snapshot, which still has everything else.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from trainer.watching import reading
 from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start, lines_of, parsed
 from trainer.watching.snapshot import LATE, Change, EvaluationRow, Event, Member, Snapshot, straggler_of
 
-STATUS = "status.json"  # of trainer.launch, in the run's folder `launch`
+STATUS = "status.json"  # written by trainer.launch in the run's folder `launch`
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
-_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # others are read by a scheduler's script
+_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files are for a scheduler's script
 _NUMBERED = re.compile(r"(.*)-([0-9]{1,9})")
 _MOST_EVENTS = 400
-_MOST_POINTS = 1500  # of a curve
-_AGAIN = 30.0  # seconds after which a data set that could not be read is tried again
-_PAUSE = 0.02  # seconds between two portions of files that are read in portions
-_IS_OF_LAUNCHER = 10.0  # seconds by which beats may be newer than the launcher's status, while the launcher runs
+_MOST_POINTS = 1500  # points of a curve
+_AGAIN = 30.0  # seconds after which a data set that could not be read is retried
+_PAUSE = 0.02  # seconds between portions of large files
+_IS_OF_LAUNCHER = 10.0  # seconds by which heartbeats may be newer than a running launcher's status
 
 
 class RunSource:
     """Follows a run.
 
     Args:
-      folder: the run's folder; it need not exist yet.
-      name: what the run is called.
-      clock: returns the seconds since 1970; for tests.
-      patience: seconds that a snapshot takes at most for what is new in files that grow; a thread reads the rest, and
-        the snapshots until then say so.
+      folder: folder of the run, which need not exist yet.
+      name: name of the run.
+      clock: function that returns the seconds since 1970; for tests.
+      patience: maximum number of seconds that a snapshot spends on new content of growing files; a thread reads the
+        rest, and snapshots mention that until it is done.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class RunSource:
         self._patience, self._catching_up = patience, False
 
     def snapshot(self) -> Snapshot:
-        """Returns what the files say now."""
+        """Returns the current state according to the files."""
         with self._lock:
             self._problems = {}
             now = self._clock()
             try:
                 self._follow()
                 return self._snapshot(now)
-            except Exception as error:  # whatever the files of one run hold, the others on the page are shown
+            except Exception as error:  # whatever one run's files contain, the page shows the other runs
                 why = f"this run cannot be shown: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Snapshot(self.name, now, "unknown", problems=(why,))
 
     def curves(self) -> dict[str, dict[str, list[Any]]]:
-        """Returns the scalars: {tag: {"steps": [...], "times": [...], "values": [...]}}, thinned out if there are many.
+        """Returns the scalars, thinned if there are many: {tag: {"steps": [...], "times": [...], "values": [...]}}.
 
         Values that are not finite are None.
         """
@@ -110,13 +110,13 @@ class RunSource:
         return sum(len(one.steps) for one in self._series.values())
 
     def image(self, number: int) -> bytes | None:
-        """Returns an image of TensorBoard's files as a PNG; None: there is none of that number."""
+        """Returns an image from TensorBoard's files as a PNG; None if there is none with that number."""
         with self._lock:
             found = list(self._events.images.values())
         return found[number] if number < len(found) else None
 
     def config(self) -> TrainConfig | None:
-        """Returns the flags of the run; None: they are not known."""
+        """Returns the run's flags; None if they are not known."""
         with self._lock:
             self._follow()
             return self._config()
@@ -127,13 +127,13 @@ class RunSource:
         return {**own, **{f"evaluate: {tag}": one for tag, one in self._evaluate.series.items()}}
 
     def _follow(self) -> None:
-        """Reads what was added to the files that grow, or leaves it to a thread if that is much."""
+        """Reads what was appended to the growing files, or leaves that to a thread if it is much."""
         if not self._catching_up and not self._read_on():
             self._catching_up = True
             threading.Thread(target=self._catch_up, daemon=True).start()
 
     def _catch_up(self) -> None:
-        """Reads on, a portion at a time, so that snapshots and other runs are not kept waiting."""
+        """Reads portion by portion, so that snapshots and other runs need not wait."""
         while self._catching_up:
             time.sleep(_PAUSE)
             with self._lock:
@@ -141,7 +141,7 @@ class RunSource:
                 self._catching_up = not self._read_on()
 
     def _read_on(self) -> bool:
-        """Reads for `patience`; returns whether that was all."""
+        """Reads for `patience` seconds; returns whether that was all."""
         until = time.monotonic() + self._patience
         is_all = self._events.update(until) and self._evaluate.update(until)
         path = (self._flags() or {}).get("output", {}).get("metrics_jsonl")
@@ -173,7 +173,7 @@ class RunSource:
         evaluations, metric = self._evaluations(config)
         in_epoch = known.steps_per_epoch if known else None
         state = _state_of(status, members, beats, now, bool(step is not None or self._events.starts))
-        if state in ("starting", "waiting"):  # what an earlier process logged is not the speed of now
+        if state in ("starting", "waiting"):  # the speed logged by an earlier process is outdated
             speed = wait = None
         left = (
             (last_step - step) * config.order.global_batch_size / speed
@@ -223,7 +223,7 @@ class RunSource:
         )
 
     def _data_of(self, config: TrainConfig, now: float) -> reading.Data | str:
-        """Returns the data of the run, or why they are not known, which is tried again after a while."""
+        """Returns the data of the run, or the reason why they are not known; a failure is retried after a while."""
         if self._data is not None:
             of, when, data = self._data
             if of == config and (isinstance(data, reading.Data) or 0 <= now - when < _AGAIN):
@@ -233,7 +233,7 @@ class RunSource:
         return data
 
     def _status(self) -> dict[str, Any] | None:
-        """Returns the launcher's status; None: there is none that can be read."""
+        """Returns the launcher's status; None if there is none that can be read."""
         content = self._json(self.folder.launch / STATUS)
         if content is None:
             return None
@@ -243,7 +243,7 @@ class RunSource:
         return content
 
     def _beats(self) -> dict[str, Beat]:
-        """Returns the last heartbeats by the names of their files: `worker-1`."""
+        """Returns the last heartbeats by file name: `worker-1`."""
         found = {}
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
@@ -275,13 +275,13 @@ class RunSource:
             beat = beats.get(one.name.replace(" ", "-"))
             if steps.last is not None:
                 found[i] = dataclasses.replace(one, steps=int(steps.last))
-            # The speed of a process before this one says nothing about this one.
+            # The speed of an earlier process says nothing about this one.
             if seconds.last is not None and (beat is None or seconds.times[-1] >= beat.started):
                 found[i] = dataclasses.replace(found[i], seconds_per_step=seconds.last)
         return found
 
     def _speeds(self, members: Sequence[Member]) -> tuple[float | None, float | None]:
-        """Returns examples per second and input wait of the job: the chief's, or the last that were logged."""
+        """Returns the job's examples per second and input wait: the chief's, or the last values logged."""
         live = [one for one in members if one.state == "running" and one.examples_per_second is not None]
         if live:
             chief = next((one for one in live if one.role == "chief"), live[0])
@@ -364,7 +364,7 @@ class RunSource:
         for row in evaluations:
             if row.rank is not None and row.rank < best:
                 best = row.rank
-                # The metric that ranks comes first: by accuracy, the best may have a worse loss than an earlier one.
+                # The ranking metric comes first: the best by accuracy may have a worse loss than an earlier one.
                 others = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items() if name != metric)
                 said = f"best {metric} so far: {row.values.get(str(metric), math.nan):.4f}"
                 also = f" ({others})" if others else ""
@@ -378,7 +378,7 @@ class RunSource:
         return tuple(sorted(found, key=lambda event: event.time)[-_MOST_EVENTS:])
 
     def _job_events(self) -> Iterator[Event]:
-        """Yields what the launcher has noted."""
+        """Yields the events recorded by the launcher."""
         try:
             for line in lines_of(self.folder.events):
                 text, when, kind = line.get("text"), line.get("time"), line.get("kind")
@@ -390,9 +390,9 @@ class RunSource:
             self._problems[self.folder.events.name] = f"cannot be read: {error.strerror}"
 
     def _flags(self, status: Mapping[str, Any] | None = None) -> Mapping[str, Mapping[str, Any]] | None:
-        """Returns the flags by group: as of the last start, else as stored with the last checkpoint, else as launched.
+        """Returns the flags by group: from the last start, else from the last checkpoint, else from the launch command.
 
-        None: they are not known.
+        None if they are not known.
         """
         told = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
         return told or self._stored_flags() or self._launched_flags(status)
@@ -406,7 +406,7 @@ class RunSource:
         if written != self._yaml[0]:
             content: Any = None
             try:
-                import yaml  # noqa: PLC0415, here because only runs without TensorBoard's files need it
+                import yaml  # noqa: PLC0415, only runs without TensorBoard's files need it
 
                 content = yaml.safe_load(content_of(path).decode())
             except ImportError:
@@ -448,7 +448,7 @@ class RunSource:
         return max((one.steps[-1] for one in self._events_series().values() if one.steps), default=None)
 
     def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
-        """Returns a JSON object in a file; notes what is wrong with the file, unless it is missing."""
+        """Returns the JSON object in a file; records problems with the file, unless it is missing."""
         try:
             content = parsed(content_of(path))
         except FileNotFoundError:
@@ -476,7 +476,7 @@ class RunSource:
         return tuple(f"{name} {what}" for name, what in found.items())
 
 
-# Of the fields of a heartbeat that are not numbers, and of those that are whole ones.
+# Types of a heartbeat's fields that are not numbers, or that are integers.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("pid", "beats", "step", "last_step", "made", "achieved", "exit_code"), (int,)),
     **dict.fromkeys(("phase", "expects", "host", "error"), (str,)),
@@ -485,7 +485,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _beat_of(content: Mapping[str, Any]) -> Beat:
-    """Returns a heartbeat, of this version or another one. Raises TypeError if it is none."""
+    """Returns a heartbeat of this or another version. Raises TypeError if it is not one."""
     known = {field.name: field for field in dataclasses.fields(Beat)}
     values = {name: value for name, value in content.items() if name in known}
     for name, value in values.items():
@@ -502,25 +502,25 @@ def _by_number(path: pathlib.Path) -> tuple[str, int]:
 
 
 def _numbered(name: str) -> tuple[str, int]:
-    """Returns `worker` and 1 of `worker-1`; the name and 0 of another one."""
+    """Returns (`worker`, 1) for `worker-1`; (name, 0) for other names."""
     match = _NUMBERED.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
 def _covers(status: Mapping[str, Any], beats: Mapping[str, Beat], now: float) -> bool:
-    """Whether the launcher's status is that of the processes which run: it may be of an earlier job in the folder."""
+    """Whether the launcher's status is about the running processes: it may be from an earlier job in the folder."""
     written, newest = float(status["time"]), max((beat.time for beat in beats.values()), default=0.0)
     return newest - written < _IS_OF_LAUNCHER or now - written < _IS_OF_LAUNCHER
 
 
 def _of_this_job(status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> dict[str, Beat]:
-    """Returns the heartbeats without those that an earlier job has left in the folder."""
+    """Returns the heartbeats without leftovers of an earlier job in the folder."""
     if status is not None:
         processes = [one for one in status["processes"] if isinstance(one, dict)]
         pids = {one["name"].replace(" ", "-"): one.get("pid") for one in processes if isinstance(one.get("name"), str)}
         return {name: beat for name, beat in beats.items() if name in pids and beat.pid == pids[name]}
-    # All processes of a job live at some moment: one that ended before the others began is of another job. Once
-    # none runs, the newest heartbeat tells when the last job began.
+    # At some moment all processes of a job run together: one that ended before the others began is from another job. #
+    # Once none runs, the newest heartbeat tells when the last job began.
     newest = max(beats.values(), key=lambda beat: beat.time, default=None)
     alive = [beat.started for beat in beats.values() if _is_alive(beat, now)]
     began = min(alive, default=newest.started if newest else 0.0)
@@ -566,7 +566,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: the file has a number that is not a process's
+    except (ProcessLookupError, OverflowError):  # OverflowError: the number in the file is not a process id
         return False
     except OSError:
         pass
@@ -607,7 +607,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
-    """Returns flags by name, with their values as text; those that are not set are left out."""
+    """Returns flags by name, with values as text; flags that are not set are omitted."""
     return {name: _text(value) for name, value in aliases.stored(groups or {}).items() if value is not None}
 
 
@@ -616,7 +616,7 @@ def _text(value: Any) -> str:
 
 
 def _changes(starts: Sequence[Start]) -> Iterator[Change]:
-    """Yields the flags that differ from those of the start before."""
+    """Yields the flags that differ from the previous start."""
     before: Mapping[str, Any] | None = None
     for start in starts:
         if start.flags is None:

@@ -1,1 +1,1 @@
-"""One module per peer, which shows how the peer's own documentation says to do it; see `..adapter`."""
+"""One module per peer, set up according to the peer's own documentation; see `..adapter`."""

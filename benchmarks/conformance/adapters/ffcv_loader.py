@@ -22,7 +22,7 @@ RESUMES = ELASTIC = SKIPS = ENDLESS = False
 
 
 class Records:
-    """An indexable data set, as `DatasetWriter` wants it."""
+    """An indexable data set, as `DatasetWriter` expects it."""
 
     def __len__(self) -> int:
         return records.COUNT
@@ -62,10 +62,10 @@ class Loader:
         )
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yields copies of the loader's batches, whose memory it uses again."""
+        """Yields copies of the loader's batches, since it reuses their memory."""
         for (batch,) in self._loader:
             yield [bytes(row) for row in np.array(batch)], None
 
     def save(self, path: str) -> None:
-        """Is not offered."""
+        """Not supported."""
         raise NotImplementedError

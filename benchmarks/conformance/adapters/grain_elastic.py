@@ -37,7 +37,7 @@ def write(folder: str, shards: list[range]) -> None:
 
 
 class Loader:
-    """An elastic iterator without end, cut into epochs of whole steps."""
+    """An endless elastic iterator, cut into epochs of whole steps."""
 
     def __init__(self, job: Job) -> None:
         import grain  # noqa: PLC0415
@@ -56,7 +56,7 @@ class Loader:
             self._step = state["step"]
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yields batches up to the step in which the epoch's last record is."""
+        """Yields batches up to the step that contains the epoch's last record."""
         while self._step < -((number + 1) * -records.COUNT // self._rows):
             batch = next(self._iterator)
             self._step += 1

@@ -26,12 +26,12 @@ SKIPS = ENDLESS = False
 
 
 def sample(number: int) -> dict[str, np.ndarray]:
-    """Returns a record as `optimize` wants it."""
+    """Returns a record as `optimize` expects it."""
     return {"data": np.frombuffer(records.record(number), np.uint8)}
 
 
 def write(folder: str, shards: list[range]) -> None:
-    """Writes a chunk per shard, or nearly."""
+    """Writes roughly one chunk per shard."""
     import litdata  # noqa: PLC0415
 
     most = max(map(len, shards))

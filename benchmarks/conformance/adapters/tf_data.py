@@ -26,13 +26,13 @@ write = tfrecords.write
 
 
 class Loader:
-    """A dataset per epoch, as a seed that changes with the epoch wants it."""
+    """A new dataset per epoch, since the seed changes with the epoch."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._resume = job, bool(job.saved)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yields batches of a new iterator; the first one is restored where there is a checkpoint."""
+        """Yields the batches of a new iterator; the first one is restored if there is a checkpoint."""
         import tensorflow as tf  # noqa: PLC0415
 
         self._iterator = iter(dataset(self._job, seed=number, shard=True))
@@ -43,7 +43,7 @@ class Loader:
             yield list(batch.numpy()), None
 
     def save(self, path: str) -> None:
-        """Writes a checkpoint, and beside it a file with its name."""
+        """Writes a checkpoint, and a file with its name next to it."""
         import tensorflow as tf  # noqa: PLC0415
 
         found = tf.train.Checkpoint(iterator=self._iterator).write(path + "-checkpoint")
@@ -57,7 +57,7 @@ def _prefix(path: str) -> str:
 
 
 def dataset(job: Job, seed: int, shard: bool) -> Any:
-    """Returns an epoch of a rank's batches, or, without `shard`, of batches of all records."""
+    """Returns an epoch of a rank's batches; without `shard`, of batches of all records."""
     import tensorflow as tf  # noqa: PLC0415
 
     files = tf.data.Dataset.list_files(f"{job.folder}/*.tfrecord", shuffle=False)

@@ -24,7 +24,7 @@ write = tfrecords.write
 
 
 class Loader:
-    """Takes batches from the service, which the first rank's process runs."""
+    """Takes batches from the service, which runs in the first rank's process."""
 
     def __init__(self, job: Job) -> None:
         import tensorflow as tf  # noqa: PLC0415
@@ -36,7 +36,7 @@ class Loader:
             self._worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=f"localhost:{job.port}"))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yields what this rank gets of the epoch's job."""
+        """Yields this rank's batches of the epoch."""
         import tensorflow as tf  # noqa: PLC0415
 
         service = tf.data.experimental.service

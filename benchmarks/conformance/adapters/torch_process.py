@@ -1,4 +1,4 @@
-"""What adapters of PyTorch libraries share: the process group, and states in files."""
+"""Code shared by adapters of PyTorch libraries: the process group, and states in files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def join(rank: int, ranks: int) -> None:
-    """Joins the process group of the variables that torchrun sets, as a training script does first."""
+    """Joins the process group given by torchrun's variables, as a training script does first."""
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -20,7 +20,7 @@ def save(state: Any, path: str) -> None:
 
 
 def load(path: str) -> Any:
-    """Returns a state."""
+    """Loads a state."""
     import torch  # noqa: PLC0415
 
     return torch.load(path, weights_only=False)

@@ -30,7 +30,7 @@ def write(folder: str, shards: list[range]) -> None:
 
 
 class Records:
-    """A map-style data set, as torch.utils.data documents it."""
+    """A map-style data set, as documented by torch.utils.data."""
 
     def __init__(self, folder: str) -> None:
         self._path = f"{folder}/train.bin"

@@ -1,4 +1,4 @@
-"""WebDataset, tar files divided among ranks by `split_by_node`."""
+"""WebDataset: tar files, divided among ranks by `split_by_node`."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ class Loader:
             yield [row for (row,) in batch], None
 
     def save(self, path: str) -> None:
-        """Is not offered."""
+        """Not supported."""
         raise NotImplementedError

@@ -29,5 +29,5 @@ class Loader(web_dataset.Loader):
         self._loader = self._loader.with_epoch(records.COUNT // (job.rows * job.ranks))
 
     def files(self, webdataset: Any) -> Any:
-        """Returns all files, drawn again and again."""
+        """Returns all files, drawn with replacement."""
         return webdataset.WebDataset(self.urls(), resampled=True, nodesplitter=None)

@@ -1,9 +1,9 @@
 """The contestants that crop photographs: JPEG files of any size to 224x224, in batches that one consumer touches.
 
 All take a random part of 8% to 100% of the area and of a shape of 3/4 to 4/3, resize it to 224x224 by linear
-interpolation, and mirror half of the images. Where they are asked to augment, RandAugment(n=2, m=9) follows, and
-float32 of mean 0 and variance 1; a contestant that has no RandAugment raises NotImplementedError.
-Only NumPy is needed here, since some peers have an environment of their own.
+interpolation, and mirror half of the images. If augmented, RandAugment(n=2, m=9) follows, and float32 of mean 0 and
+variance 1; a contestant without RandAugment raises NotImplementedError. Only NumPy is needed here, since some peers
+have an environment of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGE = 4096
 
 
 def touching(take: Callable[[], Any], rows: int) -> Take:
-    """Returns a Take of one batch of images, an array or what NumPy sees as one, that reads a value of each page."""
+    """Returns a Take of one batch of images, anything that NumPy takes as an array, that reads a value of each page."""
 
     def take_one() -> tuple[int, float]:
         images = np.asarray(take())
@@ -37,7 +37,7 @@ def touching(take: Callable[[], Any], rows: int) -> Take:
 
 
 def random_box(random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """Returns (top, left, height, width) of a random part, cut to the image where it would be larger."""
+    """Returns (top, left, height, width) of a random part, clipped to the image."""
     area = height * width * random.uniform(*AREA)
     shape = math.exp(random.uniform(*map(math.log, SHAPE)))
     tall = min(max(round(math.sqrt(area / shape)), 1), height)
@@ -46,5 +46,5 @@ def random_box(random: np.random.Generator, height: int, width: int) -> tuple[in
 
 
 def lacks_randaugment(name: str) -> NotImplementedError:
-    """Returns the error of a contestant that is asked for what it does not offer."""
+    """Returns the error of a contestant without RandAugment."""
     return NotImplementedError(f"{name} has no RandAugment")

@@ -1,4 +1,4 @@
-"""The limit: libjpeg-turbo decodes the same kind of parts of JPEGs in memory, a call per core, and nothing follows."""
+"""The limit: libjpeg-turbo decodes the same kind of parts of JPEGs in memory, one call per core, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUGMENTS = "tf.image.decode_and_crop_jpeg alone"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the files."""
+    """Does nothing: the contestant reads the files."""
 
 
 def take(setting: Setting) -> Take:

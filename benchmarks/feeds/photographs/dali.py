@@ -17,7 +17,7 @@ DOCS = "https://docs.nvidia.com/deeplearning/dali/user-guide/docs/auto_aug/rand_
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the files."""
+    """Does nothing: the contestant reads the files."""
 
 
 def take(setting: Setting) -> Take:

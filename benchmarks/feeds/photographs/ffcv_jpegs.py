@@ -1,4 +1,4 @@
-"""FFCV's `Loader` over a file of JPEGs, which its writer encodes again with quality 90."""
+"""FFCV's `Loader` over a file of JPEGs, which its writer re-encodes with quality 90."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = "https://docs.ffcv.io/api/decoders.html"
 
 
 class Images:
-    """An indexable data set, as `DatasetWriter` wants it."""
+    """An indexable data set, as `DatasetWriter` expects it."""
 
     def __init__(self, folder: str) -> None:
         self._paths = sorted(pathlib.Path(folder).glob("*/*.jpg"))

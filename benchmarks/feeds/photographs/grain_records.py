@@ -39,7 +39,7 @@ def take(setting: Setting) -> Take:
     files = sorted(map(str, pathlib.Path(setting.own).glob("*.arrayrecord")))
     dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(files)).seed(1).shuffle().repeat()
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=setting.cores)
-    # Batched after the threads that read ahead: they hold 500 elements.
+    # Batched after the prefetching threads, which hold 500 elements.
     batches = iter(dataset.random_map(_example).to_iter_dataset().batch(setting.rows).mp_prefetch(workers))
     return touching(lambda: next(batches)[0], setting.rows)
 

@@ -14,11 +14,11 @@ from pipeline import manifest
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
 AUGMENTS = "random_resized_crop, randaugment, normalize by the data set's mean"
-_WINDOWS, _STREAMS = 4, 8  # of an epoch; at most
+_WINDOWS, _STREAMS = 4, 8  # per epoch; at most
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the shards of `data_dir`."""
+    """Does nothing: the contestant reads the shards in `data_dir`."""
 
 
 def take(setting: Setting) -> Take:

@@ -18,7 +18,7 @@ DOCS = "https://facebookresearch.github.io/spdl/main/"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the files."""
+    """Does nothing: the contestant reads the files."""
 
 
 def take(setting: Setting) -> Take:
@@ -53,7 +53,7 @@ def take(setting: Setting) -> Take:
 
 
 def _paths(folder: str) -> Iterator[str]:
-    """Yields the files without end, each epoch in another order."""
+    """Yields the files without end, in another order in each epoch."""
     paths, random = sorted(map(str, pathlib.Path(folder).glob("*/*.jpg"))), np.random.default_rng(0)
     while True:
         yield from random.permutation(paths).tolist()

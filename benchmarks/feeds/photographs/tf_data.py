@@ -1,6 +1,7 @@
 """`tf.data` over the same shards: one example at a time, or records parsed, flipped and normalised as a whole batch.
 
-TensorFlow decodes and resizes one image at a time, and so does RandAugment; a whole batch maps them over its images.
+TensorFlow decodes and resizes one image at a time, and RandAugment also works per image; for a whole batch they are
+mapped over its images.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AUGMENTS = "decode_and_crop_jpeg, resize (not antialiased), RandAugment by switc
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the shards of `data_dir`."""
+    """Does nothing: the contestant reads the shards in `data_dir`."""
 
 
 def take(setting: Setting) -> Take:
@@ -45,7 +46,7 @@ def take(setting: Setting) -> Take:
 
 
 def one_by_one(tf: Any, found: Any, setting: Setting) -> Take:
-    """Returns a Take of batches of a dataset of (JPEG, label)."""
+    """Returns a Take of batches from a dataset of (JPEG, label)."""
 
     def example(image: Any, label: Any) -> tuple[Any, Any]:
         return finished(tf, cropped(tf, image, setting.augmented), setting.augmented), label
@@ -55,14 +56,14 @@ def one_by_one(tf: Any, found: Any, setting: Setting) -> Take:
 
 
 def cropped(tf: Any, image: Any, augmented: bool) -> Any:
-    """Returns a random part of a JPEG, decoded alone, after RandAugment where it is wanted, uint8 (SIZE, SIZE, 3)."""
+    """Returns a random part of a JPEG, decoding only that part, with RandAugment if wanted, uint8 (SIZE, SIZE, 3)."""
     part = tf.image.decode_and_crop_jpeg(image, _random_box(tf, image), channels=3)
     pixels = tf.cast(tf.round(tf.ensure_shape(tf.image.resize(part, (SIZE, SIZE)), (SIZE, SIZE, 3))), tf.uint8)
     return tf_randaugment.augmented(tf, pixels) if augmented else pixels
 
 
 def _random_box(tf: Any, image: Any) -> Any:
-    """Returns what `photographs.random_box` does, int32 (4,).
+    """Returns the result of `photographs.random_box`, int32 (4,).
 
     Not `sample_distorted_bounding_box`: it draws heights uniformly where all others draw areas, so that its parts have
     0.35 of a photograph of 3000x2000 on average instead of 0.51, which is less work.
@@ -77,7 +78,7 @@ def _random_box(tf: Any, image: Any) -> Any:
 
 
 def finished(tf: Any, images: Any, augmented: bool) -> Any:
-    """Returns an image or a batch, mirrored by chance, and normalised where that is wanted."""
+    """Returns an image or a batch after random mirroring, normalised if wanted."""
     images = tf.image.random_flip_left_right(images)
     return (tf.cast(images, tf.float32) - MEAN) / STD if augmented else images
 

@@ -1,4 +1,4 @@
-"""RandAugment in TensorFlow's operations, as the Model Garden has it: an image computes only those that it draws.
+"""RandAugment in TensorFlow operations, like the Model Garden's: an image computes only the operations that it draws.
 
 Keras' layer RandAugment computes all of its operations for each image, which takes some 30 ms for one of 224x224. The
 operations and their ranges are those of torchvision.
@@ -17,7 +17,7 @@ _MIDDLE = (SIZE - 1) / 2
 
 
 def augmented(tf: Any, image: Any) -> Any:
-    """Returns an image uint8 (SIZE, SIZE, 3) after OPERATIONS of the fourteen operations, each drawn by chance."""
+    """Returns an image uint8 (SIZE, SIZE, 3) after OPERATIONS randomly drawn ones of the fourteen operations."""
     for _ in range(OPERATIONS):
         drawn = tf.random.uniform([], 0, len(DRAWN), tf.int32)
         image = tf.ensure_shape(
@@ -31,7 +31,7 @@ def _signed(tf: Any, value: float) -> Any:
 
 
 def _moved(tf: Any, image: Any, rows: Any) -> Any:
-    """Returns the image with pixel (ax + by + c, dx + ey + f) of the given one at (x, y); rows: (a, b, c, d, e, f)."""
+    """Returns an image whose pixel (x, y) is the given image's (ax + by + c, dx + ey + f); rows: (a, b, c, d, e, f)."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.stack([*rows, 0.0, 0.0])[None],

@@ -15,7 +15,7 @@ DOCS = "https://www.tensorflow.org/datasets/decode"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: `data_dir` has the files of metadata that TFDS reads."""
+    """Does nothing: `data_dir` contains the metadata files that TFDS reads."""
 
 
 def take(setting: Setting) -> Take:

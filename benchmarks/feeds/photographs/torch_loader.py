@@ -16,7 +16,7 @@ DOCS = "https://docs.pytorch.org/vision/stable/transforms.html"
 
 
 def prepare(setting: Setting) -> None:
-    """Has nothing to do: it reads the files."""
+    """Does nothing: the contestant reads the files."""
 
 
 def take(setting: Setting) -> Take:

@@ -224,7 +224,7 @@ def test_columns_of_a_function_are_added_to_those_of_the_records(mnist_folder, t
 
 
 def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
-    """None of these is found without its flags."""
+    """No data set is found without its flags."""
     pixels = np.arange(6 * 12, dtype=np.uint8).reshape(6, 4, 3, 1)
     pngs = [images.encoded(each, "png") for each in pixels]
     (tmp_path / "a.tfrecord").write_bytes(

@@ -1,4 +1,4 @@
-"""Contestants in processes of their own: what they measure, and what is skipped."""
+"""Contestants in processes of their own: what they measure, and which are skipped."""
 
 import statistics
 import sys

@@ -15,7 +15,7 @@ def counted(function, *specs):
 
 
 def looped(body, values, steps):
-    """Runs a body so many times; the counter is an int32, which GPUs keep in host memory."""
+    """Runs a body a number of times; the counter is an int32, which GPUs keep in host memory."""
     return tf.while_loop(lambda i, x: i < steps, lambda i, x: (i + 1, body(x)), (tf.zeros_like(steps), values))[1]
 
 

@@ -11,7 +11,7 @@ FREE = Parts(rows=100, compute=0.02, gradients=6_000_000, hop=0.0, copy=0.0, ser
 
 
 def counted(workers, link):
-    """A ring, message by message: each worker sends N - 1 pieces to be added and N - 1 to be copied, all at once."""
+    """A ring, message by message: each worker sends N - 1 pieces to add and N - 1 to copy, all in parallel."""
     return sum(
         PARTS.hop + link.latency + (8 / link.bits + PARTS.copy) * PARTS.gradients / workers
         for _ in ("add", "copy")

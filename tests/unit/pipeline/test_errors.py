@@ -116,7 +116,7 @@ def test_code_that_python_cannot_read_is_placed_where_it_says():
 
 
 def test_what_autograph_has_converted_is_placed_in_the_users_own_file(mine):
-    """Its frames are those of a generated copy; its message begins with the user's code."""
+    """Its frames belong to a generated copy; its message begins with the user's code."""
     error = ValueError("in user code:\n\n    File mine.py, line 4, in called\n\n    ValueError: no rows\n")
     frames = [types.SimpleNamespace(filename=mine.__file__, lineno=number) for number in (4, 9)]
     error.ag_error_metadata = types.SimpleNamespace(translated_stack=frames)

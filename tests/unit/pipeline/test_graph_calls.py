@@ -137,7 +137,7 @@ def made_before():
 
 @functools.cache
 def held(name):
-    """Returns what a function finds when it is called; made late, because tests still choose TensorFlow's devices."""
+    """Returns the values that a called function finds; made late, because tests still choose TensorFlow's devices."""
     table = lambda: tf.lookup.KeyValueTensorInitializer(tf.constant(["a"]), tf.constant([1.0]))  # noqa: E731
     return {
         "variable": lambda: tf.Variable(0.0),

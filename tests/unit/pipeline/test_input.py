@@ -182,7 +182,7 @@ def test_the_users_own_function_gets_keys_and_training_by_their_names(folder, wh
 
 
 def called_by(function, what="parse"):
-    """Returns what a function of a batch of two is called with: by position, and by name."""
+    """Returns the arguments that a function gets for a batch of two: by position, and by name."""
     given = UserFunction.of(what, function, any_keys=what == "augment")
     return given(tf.zeros([2]), lambda: tf.zeros([2], tf.uint64), training=True)
 

@@ -1,4 +1,4 @@
-"""The compiled operations: crops of images, copies of records, sizes of JPEG files; and what they refuse."""
+"""The compiled operations: crops of images, copies of records, sizes of JPEG files; and invalid arguments."""
 
 import importlib.util
 import io

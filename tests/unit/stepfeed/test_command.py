@@ -174,7 +174,7 @@ def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader
 
 
 def completions(words):
-    """Returns what bash offers after these words."""
+    """Returns bash's completions after these words."""
     script = stepfeed("completion", "bash").stdout
     quoted = " ".join(f"'{word}'" for word in ["stepfeed", *words])
     program = f'{script}\nCOMP_WORDS=({quoted}) COMP_CWORD={len(words)}\n_stepfeed\nprintf "%s\\n" "${{COMPREPLY[@]}}"'

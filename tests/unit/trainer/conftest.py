@@ -25,7 +25,7 @@ def _precision():
 
 @pytest.fixture
 def config_of():
-    """Returns a function that makes the config of flags, without an average of the weights; None: not given."""
+    """Returns a function that makes a config from flags, without averaged weights; None leaves a flag out."""
 
     def config_of(**flags):
         given = {"data_dir": "D", "model_dir": "M", "ema": 0, **flags}
@@ -83,7 +83,9 @@ def make_state(config_of):
 
 @pytest.fixture
 def make_stepper(make_strategy, make_state, config_of):
-    """Returns a function that makes a stepper on so many replicas, of `make_state`'s state; flags as of the command."""
+    """Returns a function that makes a stepper on a number of replicas, with `make_state`'s state and the command's
+    flags.
+    """
 
     def make(replicas=1, optimizer="sgd", name="mirrored", **options):
         from trainer.step import train_step

@@ -175,7 +175,7 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
     Args:
       job: job to run.
       replicated_jobs: replicated jobs, one per role.
-      jobs: names of the replicated jobs, by role.
+      jobs: {role: name of its replicated job}.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
     ttl = _flags(job).ttl
@@ -308,7 +308,7 @@ def _environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]
     Args:
       job: job that the pods belong to.
       role: role of the pods.
-      jobs: names of the roles' replicated jobs in the JobSet.
+      jobs: {role: name of its replicated job in the JobSet}.
     """
     if sum(job.roles.values()) == 1:  # without TF_CONFIG: a strategy for one process rejects a cluster
         return _variables(job)

@@ -137,7 +137,7 @@ def test_it_starts_nothing_that_outlives_a_command_that_is_gone(tmp_path):
 
 
 class JobManager(http.server.ThreadingHTTPServer):
-    """Of a cluster whose jobs take three looks to be cancelled."""
+    """On a cluster whose jobs are cancelled only at the third check."""
 
     def __init__(self, states):
         super().__init__(("127.0.0.1", 0), Answer)

@@ -74,7 +74,7 @@ def numbers_of(images):
 
 @pytest.fixture
 def source(tmp_path):
-    """A function that makes a source of so many rows a split, whose images are numbered over all."""
+    """A function that makes a source with a given number of rows per split, whose images are numbered consecutively."""
 
     def make(counts, file="rows.pickle", chunks=None, files=None, listed=False, extra=None):
         splits, first = {}, 0

@@ -153,7 +153,7 @@ def test_the_published_files_are_read_whole():
 
 
 def emnist(folder, part, labels=None):
-    """Renames a tiny MNIST's files to those of a part of EMNIST."""
+    """Renames a tiny MNIST's files to the names of a part of EMNIST."""
     for path in folder.iterdir():
         split = "train" if path.name.startswith("train") else "test"
         data = path.read_bytes()

@@ -29,7 +29,7 @@ CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 
 
 def hugging_face(**names):
-    """Returns the metadata that Hugging Face writes of columns of class labels."""
+    """Returns the metadata that Hugging Face writes for class label columns."""
     features = {column: {"_type": "ClassLabel", "names": classes} for column, classes in names.items()}
     return {b"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}} | features}}).encode()}
 
@@ -39,7 +39,7 @@ LABELS = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 
 
 def table(metadata=None, **columns):
-    """Returns ten rows; a column replaces one of the same name, None leaves it out."""
+    """Returns ten rows; a given column replaces one of the same name, None omits it."""
     own = {"image": pa.array(IMAGES), "label": pa.array(LABELS, pa.int16())} | columns
     return pa.table({name: values for name, values in own.items() if values is not None}).replace_schema_metadata(
         metadata
@@ -70,12 +70,12 @@ class Kind:
     """A type of kept columns.
 
     Attributes:
-      type: Arrow's.
-      feature: what it becomes.
-      values: a strategy of valid ones.
-      bad: (value, words of the reason) of invalid ones; a null is one in any case.
-      given: the type that the user gives.
-      stored: value in the file -> value of the feature.
+      type: Arrow type.
+      feature: resulting feature.
+      values: strategy for valid values.
+      bad: invalid values as (value, words in the reason); a null is always invalid.
+      given: type given by the user.
+      stored: function from a value in the file to the value of the feature.
     """
 
     type: pa.DataType
@@ -101,7 +101,7 @@ class TextOf:
 INT64, FLOAT32, STRING = Feature("int64"), Feature("float32"), Feature("string")
 SINGLES, DOUBLES = st.floats(width=32), st.floats()
 WHOLE, BEYOND = "is not a whole number that int64 holds", "is beyond float32"
-# A double that is rounded to infinity is not a float32.
+# A double that would round to infinity is not a float32.
 NEAR_SINGLES = DOUBLES.filter(lambda value: abs(value) < 3.4e38 or not np.isfinite(value))
 WHOLES = st.integers(-(2**62), 2**62).map(float)
 CENTS = st.integers(-(10**6), 10**6).map(lambda number: decimal.Decimal(number).scaleb(-2))
@@ -184,7 +184,7 @@ WITHOUT_WORDS = ["2020/x.parquet", "latest.parquet", "part-0.parquet"]
 
 @st.composite
 def layouts(draw):
-    """Draws {split: {file: rows}}, both in the order of the source; the first file of a split has a row."""
+    """Draws {split: {file: rows}}, both in the order of the source; the first file of a split is not empty."""
     counts = st.tuples(st.sampled_from([1, 2, 4, 11]), st.integers(0, 4)).map(list)
     splits = draw(st.lists(st.sampled_from(["train", "validation", "test", "unsupervised"]), unique=True, max_size=3))
     known = [split for split in WORDS if split in splits]
@@ -202,11 +202,11 @@ class Table:
     """Rows of images, labels, keys and other columns, drawn column by column.
 
     Attributes:
-      rows: what they must become.
+      rows: expected results.
       columns: {name: Arrow array}.
-      flags: those that name the columns.
-      class_names, features: of the data set.
-      metadata: of the files.
+      flags: flags that name the columns.
+      class_names, features: class names and features of the data set.
+      metadata: metadata of the files.
     """
 
     def __init__(self, draw, count, firsts):
@@ -219,7 +219,7 @@ class Table:
         ]
         key = draw(st.sampled_from([None, pa.string(), pa.binary(), pa.int64()]), "key")
         image, label = draw(st.sampled_from([("image", "label"), ("img", "label"), ("photo", "kind")]), "names")
-        parts = [name for name in kept for _ in (None, *KINDS[name].bad)]  # as often as they have kinds of faults
+        parts = [name for name in kept for _ in (None, *KINDS[name].bad)]  # one for each kind of fault
         parts = draw(st.permutations([*parts, "image", "label", *(["key"] if key else [])]), "parts")
         others = [number for number in range(count) if number not in firsts]
         faulty = st.lists(st.sampled_from(others or [0]), unique=True, min_size=len(others) // 2, max_size=len(others))
@@ -258,7 +258,7 @@ class Table:
                 start += count
 
     def _column(self, part, values, bad, kind):
-        """Returns an array of values, of which faulty ones are replaced by some of `bad`, (value, words)."""
+        """Returns an array of values, with those of faulty rows replaced by items of `bad`, (value, words)."""
         found = list(values)
         rows = [number for number, faulty in self._faults.items() if faulty == part]
         for number, (value, words) in zip(rows, itertools.cycle(self._draw(st.permutations(bad), part)), strict=False):
@@ -324,7 +324,7 @@ class Table:
         for row, value in zip(self.rows, values, strict=True):
             row.extra[name] = kind.stored(value)
         bad = [(value, (name, *words)) for value, words in kind.bad]
-        # pyarrow 25 reads no row group that has a null in a column of lists of one size.
+        # pyarrow 25 cannot read a row group with a null in a column of fixed-size lists.
         bad += [] if pa.types.is_fixed_size_list(kind.type) else [(None, (name, "null"))]
         return self._column(name, values, bad, kind.type)
 
@@ -369,7 +369,7 @@ def test_float64_is_kept_where_float32_holds_all_values_and_else_the_first_other
     with np.errstate(over="ignore"):
         wrong = [row for row, value in enumerate(values) if value == value and float(np.float32(value)) != value]
     with empty_folder() as folder:
-        if is_later:  # what is looked at first says nothing of other files
+        if is_later:  # the first file says nothing about others
             write(
                 folder / "a.parquet",
                 pa.table({"image": IMAGES[:1], "label": [0], "other": pa.array([wrapped(0.5)], kind)}),
@@ -628,7 +628,7 @@ def test_a_file_that_is_no_parquet_is_one_line(tmp_path, data):
 
 
 def test_mutated_files_are_read_or_refused_in_one_line(tmp_path):
-    """In a process of its own, so that a crash is a failure of this test and not of all."""
+    """Runs in a process of its own, so that a crash fails only this test."""
     program = f"""
 import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
 import numpy as np, pathlib, pyarrow as pa, test_parquet as t

@@ -226,7 +226,7 @@ def test_without_the_package_the_user_is_told_what_to_install(monkeypatch):
 
 @pytest.fixture
 def publish(server, tmp_path, monkeypatch):
-    """A function that publishes files on the server as those of a data set."""
+    """A function that publishes files on the server as a data set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tables = {}
     monkeypatch.setattr(published, "registered", lambda dataset: tables[dataset])

@@ -47,12 +47,12 @@ def write(path, features, pack=bytes):
 
 
 def book(row):
-    """Features as `convert_to_records` of the TensorFlow book's MNIST chapter writes them, for a 28x28x1 image."""
+    """Features like those from `convert_to_records` in the TensorFlow book's MNIST chapter, for a 28x28x1 image."""
     return {"pixels": 784, "label": row % 10, "image_raw": pixels_of(row, (28, 28, 1)).tobytes()}
 
 
 def write_ours(folder, examples, image, extra=None, compression="", counts=(4, 0, 3)):
-    """Writes a data set of ours of one split, of examples with an image as the feature `image` says."""
+    """Writes a data set of ours with one split, of examples whose image is described by the feature `image`."""
     folder.mkdir()
     records = [framing.frame(tf_example.encode(each)) for each in examples]
     shards, start = [], 0
@@ -104,7 +104,7 @@ def files_of(draw):
     found, splits = {}, draw(st.lists(st.sampled_from(sorted(WORDS)), min_size=1, unique=True))
     for split in [split for split in WORDS if split in splits]:
         counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 11]), min_size=1, max_size=3).filter(any))
-        # Without a word for its split, a file is of train, unless others have one.
+        # Without a word for its split, a file belongs to train, unless other files have one.
         may_be = WORDS[split][:1] if split == "train" and len(splits) > 1 else WORDS[split]
         name, word = draw(st.sampled_from(FILES)), draw(st.sampled_from(may_be))
         found[split] = {name.format(word, number, len(counts)): count for number, count in enumerate(counts)}
@@ -112,12 +112,12 @@ def files_of(draw):
 
 
 class Foreign:
-    """Records as another program writes them. In each file those with even numbers are valid: by them columns are told.
+    """Records as another program writes them. In each file, even-numbered ones are valid: they determine the columns.
 
     Attributes:
-      rows: {split: what they must become}.
-      flags: of the command.
-      class_names, features: of the data set.
+      rows: {split: expected rows}.
+      flags: flags of the command.
+      class_names, features: class names and features of the data set.
     """
 
     def __init__(self, draw, splits, folder):
@@ -156,7 +156,7 @@ class Foreign:
             self.class_names = [str(label) for label in range(max(self._labels) + 1)]
 
     def _record(self, split, file, number, most):
-        """Draws a record; adds what it must become."""
+        """Draws a record; adds its expected row."""
         draw = self._draw
         self._count += 1
         label = draw(st.integers(0, 6))
@@ -191,14 +191,14 @@ class Foreign:
         return tf_example.encode(features)
 
     def _see(self, label):
-        """Notes a label that names a class, also that of an invalid row."""
+        """Adds a label that names a class, even if the row is invalid."""
         if self._is_text and isinstance(label, bytes) and label and label != b"\xff":
             self._labels.add(label.decode())
         elif not self._is_text and isinstance(label, int) and label >= 0:
             self._labels.add(label)
 
     def _faults(self):
-        """Returns (changed features, or the record; words of the reason) of every kind."""
+        """Returns (changed features or record, words in the reason) for every kind of fault."""
         image, label, key = repr(self._image), repr(self._label), repr(self._key)
         faults = [
             (b"\xffnot an Example", ("Example",)),

@@ -81,7 +81,7 @@ def test_an_iterator_resumes_with_the_same_copies(folder):
 
 
 def augmented(text, data, images, keys):
-    """Returns what a recipe makes of images, called by itself."""
+    """Returns the images augmented by a recipe on its own."""
     made = load(data)
     statistics = ImageStatistics(made.image_mean, made.image_std)
     recipe = make_recipe(text)

@@ -1,4 +1,4 @@
-"""The parts that are measured are those of the real input: the same rows, and a slow stage shows where it is."""
+"""The measured parts belong to the real input: they give the same rows, and a slow stage shows where it is."""
 
 import time
 

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def audited(folder, tmp_path, capsys):
-    """Returns a function that stores a run's flags, and returns what an audit of them prints."""
+    """Returns a function that stores a run's flags, and returns the output of an audit of them."""
 
     def audited(*arguments, **flags):
         config = TrainConfig.of(**{"data_dir": f"{folder}/a", "global_batch_size": 12} | flags, model_dir=str(tmp_path))

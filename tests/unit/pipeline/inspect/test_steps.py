@@ -1,4 +1,4 @@
-"""`pipeline.inspect --step` and `--key`: what they show is what `input_fn` feeds."""
+"""`pipeline.inspect --step` and `--key` show exactly what `input_fn` feeds."""
 
 import json
 import os

@@ -58,7 +58,7 @@ def records_of(order, epoch):
 
 
 def epoch_of(order, epoch, shard=None):
-    """Returns what is fed in an epoch: records (T, rows) and real (T, rows)."""
+    """Returns the rows fed in an epoch: records (T, rows) and real (T, rows)."""
     steps, feed = order.steps_per_epoch, make_feed(order, shard, NumpyArrays())
     windows = list(replay(feed, epoch * steps, (epoch + 1) * steps))
     records, real = (np.concatenate([getattr(fed, name) for fed in windows]) for name in ("records", "real"))

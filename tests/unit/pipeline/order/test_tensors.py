@@ -1,4 +1,4 @@
-"""Window plans as tensors, in a graph: those of NumPy, element for element, in whatever order they are asked for."""
+"""Window plans as tensors, in a graph: equal to NumPy's, element by element, in any order of requests."""
 
 import dataclasses
 import itertools

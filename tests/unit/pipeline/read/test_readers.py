@@ -59,7 +59,7 @@ class Opened:
         return self.reader(split, policy).read(all_pieces(select(manifests.load(self.folder), split)))
 
     def check(self, found, numbers, split="train"):
-        """Checks that these are the records of a split of these numbers; returns the rows that are not stand-ins."""
+        """Checks that these are the records of a split with these numbers; returns the rows that are not stand-ins."""
         if self.are_rows:
             images, labels, keys = found.images.tobytes(), found.labels.tolist(), found.keys.tolist()
         else:
@@ -143,7 +143,7 @@ class Damaged:
 
 
 def inflated(data):
-    """Returns what zlib makes of one GZIP member; None where it is corrupt, or there is more behind it."""
+    """Decompresses one GZIP member with zlib; returns None if it is corrupt or followed by more data."""
     one = zlib.decompressobj(31)
     try:
         content = one.decompress(bytes(data))

@@ -50,7 +50,7 @@ def entries(cache):
 
 
 def read(cache, entry):
-    """Returns the first byte of a file's copy; None: there is none."""
+    """Returns the first byte of a file's copy; None if there is none."""
     with cache.opened(entry) as file:
         return file and file.read_at(0, 1)[0]
 
@@ -272,7 +272,7 @@ def entry_of(cache, name, crc=None):
 
 
 def content(cache, entry):
-    """Returns the bytes of a file's copy; None: there is none."""
+    """Returns the bytes of a file's copy; None if there is none."""
     with cache.opened(entry) as file:
         return file and bytes(file.read_at(0, entry.num_bytes))
 

@@ -15,7 +15,7 @@ from trainer.run_folder import RunFolder
     ("step", "steps", "noted"), [(0, 0, False), (30, 15, False), (35, 5, False), (35, 0, True), (35, 3, True)]
 )
 def test_a_resumed_run_says_from_which_step_its_means_are(step, steps, noted):
-    """Epochs of 15 steps; a checkpoint without sums, or with those of other epochs."""
+    """Epochs of 15 steps; a checkpoint without sums, or with sums of other epochs."""
     note = epoch_note(step, 15, steps)
     assert ("until step 45 are means from step 36 on" in note) == bool(note) == noted
 

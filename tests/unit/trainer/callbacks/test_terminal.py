@@ -40,7 +40,7 @@ def clock(monkeypatch):
 
 
 def drawn(text):
-    """Returns what was drawn, one after the other, without colours."""
+    """Returns the drawings in order, without colours."""
     return [one.replace("\x1b[32m", "").replace("\x1b[0m", "") for one in text.split(CLEAR)[1:]]
 
 

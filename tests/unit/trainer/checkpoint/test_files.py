@@ -18,7 +18,7 @@ KILLED = 9
 
 
 def writer(step, more=""):
-    """Returns what writes the two files of a checkpoint, as TensorFlow names them."""
+    """Returns a function that writes the two files of a checkpoint under TensorFlow's names."""
 
     def write(path):
         for suffix in (".data-00000-of-00001", ".index"):
@@ -28,7 +28,7 @@ def writer(step, more=""):
 
 
 def steps_of(folder):
-    """Returns the steps of the checkpoints; all have to be whole."""
+    """Returns the steps of the checkpoints, all of which must be complete."""
     paths = CheckpointFiles(folder, 1, 1).paths
     for path in paths:
         text = pathlib.Path(f"{path}.index").read_text()
@@ -180,7 +180,7 @@ def test_something_else_in_the_place_of_a_file_is_named_and_nothing_is_removed(n
 
 
 def test_a_removal_that_was_killed_is_finished_at_the_next_start(tmp_path):
-    """Its index waits in a folder of its own until the data are gone: data without it are not known to be removed."""
+    """Its index stays in a folder of its own until the data are deleted; nothing else marks the data as removed."""
     for operation in itertools.count():
         folder = tmp_path / str(operation)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Whatever is killed, stopped, damaged or trained differently: the checkpoints are those of an undisturbed run.
+"""Whatever is killed, stopped, damaged or trained differently, the checkpoints equal those of an undisturbed run.
 
 TensorFlow's reading and writing is replaced by two small files per checkpoint, which takes a hundredth of the time.
 """
@@ -41,7 +41,7 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Counts the changes of files by Python code, and kills the process at one of them; None: never."""
+    """Counts the changes of files by Python code, and kills the process at one of them; None for never."""
 
     left = None
 

@@ -95,7 +95,7 @@ def test_the_time_in_which_this_process_was_stopped_does_not_count(ended, monkey
 
 
 def raised_after(seconds, monkeypatch):
-    """Returns what a lost peer raises where this process has just been stopped for so many seconds."""
+    """Returns the error for a lost peer if this process has just been stopped for a number of seconds."""
     now, stopped = time.monotonic, []
     monkeypatch.setattr(stops.time, "monotonic", lambda: now() + sum(stopped))
     lost = tf.errors.UnavailableError(None, None, "Socket closed")

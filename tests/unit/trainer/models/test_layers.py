@@ -99,7 +99,7 @@ def test_everything_else_is_computed_by_keras_to_the_bit(shape, options):
 
 
 def pooled(function, inputs, jit_compile=False):
-    """Returns what a function of images gives, and the gradient of a weighted sum of it.
+    """Returns the result of a function of images, and the gradient of a weighted sum of it.
 
     The weights are whole numbers, so that a gradient of several windows has the same bits in any order of summation:
     TensorFlow's own kernels, Eigen's and oneDNN's, differ in it.

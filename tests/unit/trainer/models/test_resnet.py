@@ -11,7 +11,7 @@ def trainable(model):
 
 
 def sizes(model):
-    """Returns the distinct sizes of the activations, pixels, in their order."""
+    """Returns the distinct sizes of the activations in pixels, in order."""
     found = [layer.output.shape[1] for layer in model.layers if type(layer).__name__ == "ReLU"]
     return list(dict.fromkeys(found))
 

@@ -18,7 +18,7 @@ KINDS = ("published.h5", "own.weights.h5", "own.keras")
 
 
 def application(name=NAME, **options):
-    """A model of Keras, whose statistics are not those of new layers."""
+    """A Keras model whose statistics differ from those of new layers."""
     model = getattr(keras.applications, name)(input_shape=SHAPE, weights=None, **options)
     random = np.random.default_rng(0)
     for variable in model.weights:

@@ -46,7 +46,7 @@ def config(tmp_path, config_of):
 
 @pytest.fixture
 def job(config, make_strategy, make_state, monkeypatch):
-    """Returns a function that makes a job: asynchronous, or synchronous by so many shares of a step."""
+    """Returns a function that makes a job: asynchronous, or synchronous with a number of shares per step."""
     monkeypatch.setattr(
         tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)
     )

@@ -1,4 +1,4 @@
-"""The loop over workers' steps, with a scheduler that makes them in this process."""
+"""The loop over workers' steps, with a scheduler that runs them in this process."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ EPOCH = 6  # steps
 
 
 class Steps:
-    """A scheduler that makes every step at once, and marks it in the ledger; step s has a loss of s over 4 rows.
+    """A scheduler that runs every step immediately and marks it in the ledger; step s has a loss of s over 4 rows.
 
     Attributes:
-      asked: the steps of each run.
-      made: by another worker before: these have no rows.
-      bad: a step whose loss is not finite.
-      ahead: steps after those of a report that there are by then.
+      asked: first and last step of each run.
+      made: steps that another worker has made before, which have no rows.
+      bad: step whose loss is not finite.
+      ahead: number of later steps made by the time of a report.
     """
 
     def __init__(self, ledger, made=(), bad=None, ahead=0):
@@ -52,7 +52,7 @@ class Steps:
 def train():
     """Returns a function that trains 20 steps with some actions.
 
-    It returns the scheduler, what `settle` and `watch` were called with, the tally, and whether it ended early.
+    It returns the scheduler, the arguments of `settle` and `watch`, the tally, and whether it ended early.
     """
 
     def train(*actions, stop_at=None, **options):
@@ -76,12 +76,12 @@ def test_workers_pause_for_what_needs_the_state_and_go_on_for_what_does_not(trai
     assert settled == [8, 16, 20]
     logs = [("log", step) for step in (3, 6, 9, 12, 15, 18)]
     assert done == [*logs[:2], ("save", 8), *logs[2:5], ("save", 16), logs[5]]
-    assert (tally, early) == (Tally(once=20, dropped=3), False)  # of three runs
+    assert (tally, early) == (Tally(once=20, dropped=3), False)  # from three runs
 
 
 def test_a_report_has_the_numbers_of_its_steps(train):
     _, _, watched, _, _ = train(Action(4, lambda progress: None))
-    assert [one.step for one in watched] == [1, 4, 8, 12, 16, 20]  # the first step by itself, with what is compiled
+    assert [one.step for one in watched] == [1, 4, 8, 12, 16, 20]  # the first step alone, which includes compiling
     last = watched[-1]
     assert last.values == {"total_loss": 19.25, "regularization": 0.25, LOSS: 19.0}
     assert (last.spent.steps, last.spent.waited, last.compiling.waited) == (20, 3.0, 0.5)
@@ -90,7 +90,7 @@ def test_a_report_has_the_numbers_of_its_steps(train):
 
 
 def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monkeypatch):
-    """Before each of the first reports, three more steps have been made than it tells of; each takes a second."""
+    """Before each of the first reports, three more steps have been made than it covers; each takes a second."""
     now = iter(range(10**6))
     monkeypatch.setattr("trainer.parameter_server.training.time.perf_counter", lambda: next(now))
     at = Action(5, lambda progress: None), Action(10, lambda progress: None, pauses=True)
@@ -103,7 +103,7 @@ def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monk
 def test_steps_that_a_lost_worker_had_applied_are_counted_and_report_nothing_new(train):
     _, settled, watched, tally, _ = train(Action(4, lambda progress: None), made=range(4))
     assert [one.step for one in watched] == [5, 8, 12, 16, 20]
-    assert watched[-1].spent.steps == 1 + 15  # the first report is of step 4 alone
+    assert watched[-1].spent.steps == 1 + 15  # the first report covers only step 4
     assert (settled, tally.once) == ([20], 20)
 
 

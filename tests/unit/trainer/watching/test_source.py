@@ -398,7 +398,7 @@ def test_what_is_no_regular_file_does_not_block_and_is_named(run, name, make, mo
 
 
 def answered_within(seconds, function):
-    """Returns what a function returns in a thread of its own, which may hang."""
+    """Returns a function's result from a thread of its own, since it may hang."""
     found = []
     thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
     thread.start()
