@@ -223,4 +223,6 @@ def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
         file.add(first, {"boxes": np.zeros((1, 2, 4)), "texts": np.array([b"a"], object)})
         with pytest.raises(UsageError, match=r"^the output 'boxes' is \(3, 4\) from a.tfrec, record 1 on"):
             file.add(second, {"boxes": np.zeros((1, 3, 4))})
+        with pytest.raises(UsageError, match="^the output 'record' has the name of an array beside the outputs"):
+            file.add(second, {"record": np.zeros(1)})
     assert list(tmp_path.iterdir()) == []
