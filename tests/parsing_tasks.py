@@ -55,13 +55,13 @@ class Several(Classes):
         x, label = Classes.parse(records)
         x = -x if training else x + offset()
         scale = scales().lookup(tf.cast(tf.math.floormod(x[:, 0], 3.0), tf.int32))
-        return {"x": x, "scale": scale}, {"label": label, "sum": tf.reduce_sum(x, axis=1)}
+        return {"x": x, "x scale": scale}, {"label": label, "sum": tf.reduce_sum(x, axis=1)}
 
     def build_model(self):
-        x, scale = keras.Input((4,), name="x"), keras.Input((), name="scale")
+        x, scale = keras.Input((4,), name="x"), keras.Input((), name="x scale")
         scaled = x * scale[:, None]
-        outputs = {"total": keras.layers.Dense(1)(scaled)[:, 0], "map": keras.layers.Reshape((2, 2))(scaled)}
-        return keras.Model({"x": x, "scale": scale}, outputs)
+        outputs = {"total": keras.layers.Dense(1)(scaled)[:, 0], "a/map": keras.layers.Reshape((2, 2))(scaled)}
+        return keras.Model({"x": x, "x scale": scale}, outputs)
 
     def loss(self, labels, outputs):
         return tf.square(outputs["total"] - labels["sum"])

@@ -38,7 +38,7 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
 
     Args:
       config: the flags.
-      paths: of the image files; none if records are given.
+      paths: image files; none if records are given.
       found: the checkpoints to choose from; none with --exported.
 
     Raises:
@@ -190,11 +190,15 @@ class ArrayFile:
         """Adds the outputs for some records, (rows, ...) each; texts are left out, as of class names.
 
         Raises:
-          UsageError: an output has another shape than for the records before.
+          UsageError: an output has another shape than for the records before, or the name of an array of its own.
         """
         for name, values in outputs.items():
             if values.dtype == object:
                 continue
+            if name in (FILE, RECORD, CLASS_NAMES):
+                raise UsageError(
+                    f"the output {name!r} has the name of an array beside the outputs; give it another name"
+                )
             if name not in self._columns:
                 made = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115, closed with the stack
                 content = self._open.enter_context(made)

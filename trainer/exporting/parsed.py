@@ -7,6 +7,7 @@ import functools
 import gc
 import math
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +143,10 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
         return answer(_features(traced, graph, records))
 
     given = named(traced.structured_outputs, FEATURES)
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name) for name, tensor in given.items()]
+    arguments = [re.sub(r"\W", "_", name) for name in given]  # as signatures need them
+    if len(set(arguments)) < len(arguments):
+        arguments = [f"{FEATURES}_{number}" for number in range(len(arguments))]
+    specs = [tf.TensorSpec(t.shape, t.dtype, name) for t, name in zip(given.values(), arguments, strict=True)]
 
     def serve_features(*tensors: tf.Tensor) -> Outputs:
         return answer(tf.nest.pack_sequence_as(traced.structured_outputs, tensors))

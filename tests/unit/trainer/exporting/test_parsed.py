@@ -107,20 +107,20 @@ def test_outputs_by_name_a_table_and_features_are_in_the_program(data, tmp_path)
     stored = np.stack([one["x"] for one in examples])
     x = stored + np.array([1, 0, 0, 0], np.float32)
     scale = np.array([{0: 1.0, 1: 2.0, 2: 4.0}[int(value % 3)] for value in x[:, 0]], np.float32)
-    wanted = trained.model({"x": x, "scale": scale}, training=False)
+    wanted = trained.model({"x": x, "x scale": scale}, training=False)
     model = parsed(trained)
     assert model.needs == ("x",)
-    assert model.in_words == "in: serialized examples with x, or features; out: map (float32 2x2), total (float32)"
+    assert model.in_words == "in: serialized examples with x, or features; out: a/map (float32 2x2), total (float32)"
     model.save(tmp_path / "program")
     records = np.array(encoded(examples, "x"), object)
     loaded = tf.saved_model.load(str(tmp_path / "program"))
     for found in (
         Predictor.of_run(tmp_path / "run").outputs(records.tolist()),
         reading.program(str(tmp_path / "program"))(records),
-        loaded.signatures["serve_features"](x=tf.constant(x), scale=tf.constant(scale)),
+        loaded.signatures["serve_features"](x=tf.constant(x), x_scale=tf.constant(scale)),
     ):
-        assert sorted(found) == ["map", "total"]
-        np.testing.assert_allclose(found["map"], x.reshape(-1, 2, 2) * scale[:, None, None], rtol=1e-5)
+        assert sorted(found) == ["a/map", "total"]
+        np.testing.assert_allclose(found["a/map"], x.reshape(-1, 2, 2) * scale[:, None, None], rtol=1e-5)
         np.testing.assert_allclose(found["total"], wanted["total"], rtol=1e-5)
     with pytest.raises(UsageError, match="not one number per class; call outputs"):
         Predictor.of_run(tmp_path / "run").probabilities(records.tolist())
@@ -223,4 +223,6 @@ def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
         file.add(first, {"boxes": np.zeros((1, 2, 4)), "texts": np.array([b"a"], object)})
         with pytest.raises(UsageError, match=r"^the output 'boxes' is \(3, 4\) from a.tfrec, record 1 on"):
             file.add(second, {"boxes": np.zeros((1, 3, 4))})
+        with pytest.raises(UsageError, match="^the output 'record' has the name of an array beside the outputs"):
+            file.add(second, {"record": np.zeros(1)})
     assert list(tmp_path.iterdir()) == []
