@@ -43,6 +43,15 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
     Callbacks with state, such as `EarlyStopping` or `ReduceLROnPlateau`, keep it if they are passed as `callbacks` here
     as well as to `fit`. The log says if the script, or a module that it imports from the same folder, was edited since
     the checkpoint.
+
+    A model that is compiled again, as when layers thaw, gets another callback, which counts on from the one before:
+
+        base.trainable = True
+        model.compile(keras.optimizers.Adam(1e-5), loss)
+        resume = ExactResume(model, "run", spec, every=100, after=resume)
+
+    Then `restore` and `fits` as before. A program that is run again comes to the compile in which it was stopped: those
+    before have nothing left to fit.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         every: int,
         keep: int = 2,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        after: ExactResume | None = None,
     ) -> None:
         """Makes the callback; with a strategy, call this in its scope.
 
@@ -66,10 +76,11 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
           callbacks: callbacks of the `fit` whose state checkpoints keep: public attributes that hold numbers, texts or
             arrays, except for arguments such as `patience`. In each run of the program they have the same classes, in
             the same order.
+          after: callback of the compile before, once its `fits` have ended: steps and epochs are counted on from there.
 
         Raises:
           UsageError: the model is not built or not compiled, or scales its loss (float16), so that its optimizer does
-            not count all steps; or the replicas do not divide the batch.
+            not count all steps; the replicas do not divide the batch; or `after` had the same optimizer.
         """
         super().__init__()
         optimizer = getattr(model, "optimizer", None)
@@ -82,6 +93,10 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError("must be 1 or more", argument=name, value=str(value))
         for part in spec.parts if isinstance(spec, MixtureSpec) else (spec,):
             check_replicas(part.global_batch_size, tf.distribute.get_strategy().num_replicas_in_sync)
+        if after and int(optimizer.iterations.numpy()):
+            raise UsageError("has the optimizer of the compile before; compile it with a new one", argument="model")
+        self._firsts: list[int] = [*after._firsts, after.step] if after else [0]  # the step at which each compile began
+        self._end: int | None = None  # of this compile, if another one has begun
         optimizer.build(model.trainable_variables)  # its slots, so that they can be restored
         self._fitted, self._iterations, self._spec, self._every = model, optimizer.iterations, spec, every
         self._optimizer = type(optimizer).__name__
@@ -100,7 +115,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
     @property
     def step(self) -> int:
         """Number of updates so far, over all epochs and fits; the `batch` of Keras' callbacks starts over in each."""
-        return int(self._iterations.numpy())
+        return int(self._iterations.numpy()) + self._firsts[-1] if self._end is None else self._end
 
     def restore(self) -> int:
         """Restores the newest checkpoint, if there is one.
@@ -117,9 +132,11 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             return self.step
         try:
             reader = tf.train.load_checkpoint(newest)
-            stored = json.loads(reader.get_tensor(_SPEC))
+            stored, step = json.loads(reader.get_tensor(_SPEC)), int(newest.rpartition("-")[2])
+            memory = json.loads(reader.get_tensor(_MEMORY)) if reader.has_tensor(_MEMORY) else {}
+            if not self._has_saved(newest, step, memory.get("firsts", [0])):
+                return self.step
             # Continuing in another order would repeat some records and leave others out.
-            step = int(newest.rpartition("-")[2])
             if changed := self._spec.differences(stored, step):
                 said = ", ".join(f"{name} was {old}, is {new}" for name, (new, old) in changed.items())
                 raise UsageError(f"the order of examples has changed: {said}", path=newest, advice="use another folder")
@@ -129,7 +146,6 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError(
                     f"has optimizer {stored}, the model has {self._optimizer}", path=newest, advice="use another folder"
                 )
-            memory = json.loads(reader.get_tensor(_MEMORY)) if reader.has_tensor(_MEMORY) else {}
             # Restoring writes variables one by one, so look for anything that could stop it first.
             if not _fits(reader, newest, self._restored):
                 raise UsageError("is of another model or optimizer", path=newest, advice="use another folder")
@@ -149,13 +165,31 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._saved = self.step
         return self.step
 
+    def _has_saved(self, path: str, step: int, firsts: list[int]) -> bool:
+        """Returns whether a checkpoint is of this compile; one of a later compile tells where this one has ended.
+
+        Args:
+          path: the checkpoint.
+          step: its step.
+          firsts: the steps at which its compile and those before began.
+        """
+        number = len(self._firsts)
+        if len(firsts) > number:
+            self._end = firsts[number]
+        if len(firsts) < number and step != self.step:
+            raise UsageError(
+                f"is of the compile before, which ended at step {self.step}", path=path, advice="restore it first"
+            )
+        return len(firsts) == number
+
     def _memory(self) -> str:
         """Returns a checkpoint's content besides variables: the code, and state of metrics, callbacks and seeds."""
         is_in_epoch = self._steps_per_epoch and not self._is_between_epochs
         sums = [variable.numpy().tolist() for variable in self._metric_variables] if is_in_epoch else []
         states = [[type(state.callback).__name__, state.save()] for state in self._states]
         seeds = [variable.numpy().tolist() for variable in self._seed_variables]
-        return json.dumps({"code": self._code, "metrics": sums, "callbacks": states, "seeds": seeds})
+        found = {"code": self._code, "metrics": sums, "callbacks": states, "seeds": seeds}
+        return json.dumps({**found, "firsts": self._firsts})
 
     def _remember(self, path: str, memory: dict[str, Any]) -> None:
         """Restores a result of `_memory`; an earlier version stored nothing."""
@@ -212,6 +246,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 f"steps_per_execution={at_once} must divide steps_per_epoch={steps_per_epoch}: Keras makes whole calls"
             )
         self._steps_per_epoch = steps_per_epoch
+        if self._end is not None:  # the weights are those of a later compile, which restores them
+            return
         while (step := self.step) < epochs * steps_per_epoch and not any(state.has_stopped for state in self._states):
             epoch, done = divmod(step, steps_per_epoch)
             last = epoch + 1 if done else epochs

@@ -399,6 +399,7 @@ SEEN: dict[str, dict[str, str]] = {
         "weigh": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
     },
     "ExactResume": {
+        "after": "unit/pipeline/test_keras.py::test_a_model_that_is_compiled_again_counts_on",
         "callbacks": "unit/pipeline/test_keras.py::test_callbacks_that_remember_do_as_in_a_run_that_was_never_stopped",
         "every": "unit/pipeline/test_keras.py::test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept",
         "keep": "unit/pipeline/test_keras.py::test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept",

@@ -91,6 +91,61 @@ def test_a_run_that_dies_in_an_epoch_ends_with_the_same_bits(dies, begins, data,
     assert trained(data, tmp_path)[0] == []  # done
 
 
+def thawed(data, folder, dies=0):
+    """Returns the steps of two compiles, two epochs with a frozen base and two with a thawed one, and the weights."""
+    keras.utils.set_random_seed(1)
+    base = keras.Sequential(
+        [keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dropout(0.3)]
+    )
+    model = keras.Sequential([keras.Input(SHAPE), base, keras.layers.Dense(3)])
+    spec, resume, begins = order_spec(data, global_batch_size=8, training=True), None, []
+    stops = [Dies(dies)] if dies else []
+    for trainable, epochs in ((False, 2), (True, 4)):
+        base.trainable = trainable
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01 if trainable else 0.1), loss)
+        resume = ExactResume(model, folder, spec, every=2, after=resume)
+        begins.append(("restored", resume.restore()))
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            begins.append(step)
+            batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+            model.fit(batches, **rest, callbacks=[*stops, resume], verbose=0)
+    return begins, [weight.numpy() for weight in model.weights]
+
+
+@pytest.mark.parametrize(
+    ("dies", "found"),
+    [
+        pytest.param(7, [("restored", 6), 6, ("restored", 10), 10], marks=pytest.mark.slow),
+        (14, [("restored", 10), ("restored", 12), 12, 15]),
+        pytest.param(11, [("restored", 10), ("restored", 10), 10], marks=pytest.mark.slow),  # before it is saved
+        pytest.param(20, [("restored", 10), ("restored", 18), 18], marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_is_compiled_again_counts_on(dies, found, data, tmp_path):
+    begins, whole = thawed(data, tmp_path / "whole")
+    assert begins == [("restored", 0), 0, ("restored", 10), 10]
+    with pytest.raises(KeyboardInterrupt):
+        thawed(data, tmp_path / "run", dies)
+    begins, weights = thawed(data, tmp_path / "run")
+    assert begins == found
+    assert all(np.array_equal(one, other) for one, other in zip(weights, whole, strict=True))
+    assert thawed(data, tmp_path / "run")[0] == [("restored", 10), ("restored", 20)]
+
+
+def test_the_compile_before_ends_first_and_another_optimizer_follows(data, tmp_path):
+    model, resume = made(data, tmp_path)
+    spec = order_spec(data, global_batch_size=8, training=True)
+    for _, rest in resume.fits(epochs=1, steps_per_epoch=STEPS):
+        model.fit(input_fn(data, global_batch_size=8, training=True, weights="mean"), **rest, verbose=0)
+    with pytest.raises(UsageError, match=r"^model: has the optimizer of the compile before; compile it with a new one"):
+        ExactResume(model, tmp_path, spec, every=2, after=resume)
+    model, resume = made(data, tmp_path)
+    model.compile("adam", "mse")
+    with pytest.raises(UsageError, match=r"ckpt-5: is of the compile before, which ended at step 0; restore it first"):
+        ExactResume(model, tmp_path, spec, every=2, after=resume).restore()
+
+
 def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained(data, tmp_path, Dies(2), every=4, steps_per_execution=5)
