@@ -1,5 +1,7 @@
 """Draws docs/augmentation.png: what each augmentation makes of four parts of photographs.
 
+And docs/masks.png: masks, boxes and points that recipes move with them.
+
     python docs/augmentation.py
 
 The photographs come with scikit-learn (the extra `demo`).
@@ -8,20 +10,25 @@ The photographs come with scikit-learn (the extra `demo`).
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sklearn.datasets import load_sample_images
 
 from pipeline.augmentation.base import ImageStatistics
-from pipeline.augmentation.composed import cropping_of
+from pipeline.augmentation.composed import cropping_of, moves_of
 from pipeline.augmentation.mixing import mix
 from pipeline.augmentation.recipes import make_recipe
+from pipeline.decode.annotation import Annotations
 from pipeline.decode.images import ImageDecoder, InStrings
+from pipeline.manifest import Feature
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
+from pipeline.records import tf_example
 
 PICTURE = pathlib.Path(__file__).with_name("augmentation.png")
 SIDE = 96  # pixels of an image
@@ -47,8 +54,29 @@ LINES = (
     "mixup_or_cutmix(mixup_alpha=1.0)",
     "randaugment | pad_crop_flip(pad=12) | cutout(size=32) | mixup(alpha=1.0)",
 )
+PICTURE_OF_MASKS = PICTURE.with_name("masks.png")
+MOVING = (
+    "none",
+    "flip",
+    "shift(pixels=16)",
+    "pad_crop_flip(pad=16)",
+    "cifar10_tutorial(crop=72)",
+    "random_crop(size=72)",
+    "random_resized_crop(size=72)",
+    "resize(height=32, width=80)",
+    "affine(rotate=25, scale=0.2, shear=10)",
+    "affine(rotate=180, scale=0.5, shift=0.4)",
+    "randaugment(n=3, m=20)",
+    "random_resized_crop(size=72) | flip | cutout(size=24)",
+)
+FEATURES = {
+    "mask": Feature("uint8", (SIDE, SIDE, 1), "png", convention="classes"),
+    "boxes": Feature("float32", (1, 4), convention="rel_yxyx"),
+    "points": Feature("float32", (1, 2), convention="rel_yx"),
+}
 CAPTION, GAP = 16, 6  # pixels
 INK = (40, 40, 40)
+MARKS = {"mask": (255, 220, 0), "boxes": (255, 40, 40), "points": (0, 230, 255)}  # colours
 
 
 def photographs() -> NDArray[np.uint8]:
@@ -56,6 +84,11 @@ def photographs() -> NDArray[np.uint8]:
     whole = load_sample_images().images
     parts = [whole[which][top : top + 2 * SIDE, left : left + 2 * SIDE] for which, top, left in PARTS]
     return np.stack([np.asarray(Image.fromarray(part).resize((SIDE, SIDE), Image.Resampling.BOX)) for part in parts])
+
+
+def keys_of(epoch: int, rows: int) -> NDArray[np.uint64]:
+    """Returns the keys of an epoch, uint64 (rows,)."""
+    return hashing.derive_key(Domain.AUGMENT, 1, epoch, np.arange(rows))
 
 
 def augmented(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.generic]:
@@ -73,7 +106,7 @@ def augmented(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.ge
         return mix(recipe.mixing, pixels, labels, keys, tf.constant(epoch, tf.int64), real)[0]
 
     compiled = tf.function(augment, jit_compile=True, autograph=False)
-    keys = hashing.derive_key(Domain.AUGMENT, 1, epoch, np.arange(rows))
+    keys = keys_of(epoch, rows)
     if cropping := cropping_of(recipe):
         files = tf.stack([tf.io.encode_png(image) for image in images])
         decoder = ImageDecoder("png", (SIDE, SIDE, 3), cropping.crop(training=True))
@@ -89,22 +122,86 @@ def tile(image: NDArray[np.generic]) -> Image.Image:
     return Image.fromarray(image)
 
 
-def draw() -> Image.Image:
-    """Returns the picture: two columns of lines, the images of two epochs in each."""
+def placed(text: str, images: NDArray[np.uint8], epoch: int) -> dict[str, NDArray[np.generic]]:
+    """Returns the masks, boxes and points of images of an epoch: a flower or what is dark, its box, its middle."""
+    records, files, recipe = [], [], make_recipe(text)
+    for image, (photograph, _, _) in zip(images, PARTS, strict=True):
+        grey = np.asarray(Image.fromarray(image).convert("L").filter(ImageFilter.GaussianBlur(3)))
+        mask = (grey > grey.mean()) == (photograph == 1)
+        down, across = mask.nonzero()
+        corners = np.float32([down.min(), across.min(), down.max() + 1, across.max() + 1]) / SIDE
+        middle = np.float32([down.mean() + 0.5, across.mean() + 0.5]) / SIDE
+        file = tf.io.encode_png(mask[..., None].astype(np.uint8)).numpy()
+        files.append(tf.io.encode_png(image).numpy())
+        records.append(tf_example.encode({"mask": file, "boxes": corners, "points": middle}))
+    cropping = cropping_of(recipe)
+    decoder = ImageDecoder("png", images.shape[1:], cropping.crop(training=True) if cropping else None)
+    moves = moves_of(recipe, decoder.image_shape[:2], True, "masks")
+    keys = tf.constant(keys_of(epoch, len(images)))
+    annotations = Annotations(FEATURES, decoder, moves)
+    decoded = annotations.decoded(tf.constant(records), InStrings(tf.constant(files)), lambda: keys, None)
+    return {name: column.numpy() for name, column in annotations.moved(decoded, keys).items()}
+
+
+def marked(image: Image.Image, mask: NDArray[np.uint8], box: NDArray[np.float32] | None, point: Any) -> Image.Image:
+    """Returns an image with the outline of its mask, its box and its point; None: it has none in the picture."""
+    inside = mask[..., 0] > 0
+    around = np.pad(inside, 1, mode="edge")
+    core = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+    pixels = np.array(image)
+    pixels[inside & ~core] = MARKS["mask"]
+    made, sides = Image.fromarray(pixels), np.array(inside.shape)
+    pen = ImageDraw.Draw(made)
+    if box is not None:
+        (top, left), (bottom, right) = box[:2] * sides, box[2:] * sides - 1
+        pen.rectangle((left, top, right, bottom), outline=MARKS["boxes"])
+    if point is not None:
+        y, x = point * sides
+        pen.ellipse((x - 3, y - 3, x + 2, y + 2), fill=MARKS["points"])
+    return made
+
+
+def with_marks(text: str, images: NDArray[np.uint8], epoch: int) -> list[Image.Image]:
+    """Returns the images of an epoch with all that lies on them."""
+    found = placed(text, images, epoch)
+    made = []
+    for row, image in enumerate(augmented(text, images, epoch)):
+        box, point = (found[name][row, 0] if found[f"{name}_weight"][row, 0] else None for name in ("boxes", "points"))
+        made.append(marked(tile(image), found["mask"][row], box, point))
+    return made
+
+
+def draw(lines: Sequence[str], of_epoch: Callable[..., Sequence[Any]]) -> Image.Image:
+    """Returns a picture: two columns of lines, the images of two epochs in each.
+
+    Args:
+      lines: texts of recipes.
+      of_epoch: function of a text, images and the epoch that returns the images to show.
+    """
     images = photographs()
     wide = len(images) * EPOCHS * (SIDE + GAP) // 2 * 2 + GAP
     tall = SIDE + CAPTION + GAP
-    rows = -(-len(LINES) // 2)
+    rows = -(-len(lines) // 2)
     sheet = Image.new("RGB", (2 * wide + GAP, rows * tall + GAP), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
-    for i, text in enumerate(LINES):
+    for i, text in enumerate(lines):
         left, top = GAP + i // rows * (wide + GAP), GAP + i % rows * tall
         pen.text((left, top), text, INK, font)
-        shown = np.concatenate([augmented(text, images, epoch) for epoch in range(EPOCHS)])
+        shown = [image for epoch in range(EPOCHS) for image in of_epoch(text, images, epoch)]
         for j, image in enumerate(shown):
-            sheet.paste(tile(image), (left + j * (SIDE + GAP), top + CAPTION))
+            sheet.paste(image, (left + j * (SIDE + GAP), top + CAPTION))
     return sheet
 
 
+def pictures() -> dict[pathlib.Path, Image.Image]:
+    """Returns the pictures by their files."""
+    made = {
+        PICTURE: draw(LINES, lambda *of: [tile(image) for image in augmented(*of)]),
+        PICTURE_OF_MASKS: draw(MOVING, with_marks),
+    }
+    return {path: picture.quantize(256) for path, picture in made.items()}
+
+
 if __name__ == "__main__":
-    draw().quantize(256).save(PICTURE, optimize=True)
+    for path, picture in pictures().items():
+        picture.save(path, optimize=True)

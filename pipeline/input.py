@@ -92,7 +92,11 @@ def input_fn(request: Request) -> tf.data.Dataset:
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: data set whose means and deviations recipes such as `normalize` use; None for this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.
-      features: other features to feed, by name. The first component is then a dict of these and `image`.
+      features: names of other features to feed. The first component is then a dict of these and `image`. `mask`,
+        `boxes` and `points` move with the image: uint8 (rows, height, width, 1) and float32 (rows, most, 4 or 2), the
+        last two with weights (rows, most), 0 for what is not in the picture (docs/masks.md).
+      label: name of the feature to feed as labels: `label`; or `mask`, `boxes` or `points`, of which the last two are
+        dicts with their weights.
       parse: function of serialized records, string (rows,), for examples that are not images, that returns the values
         to feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element `(x,
         y, weights)`; (x, y, sample_weight), floating-point or bool, which makes it `(x, y, sample_weight * weights)`;

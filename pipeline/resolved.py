@@ -213,7 +213,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     if request.parse is not None:
         return
     _check_placed(request, manifest)
-    if request.training and not _placed(request, manifest):
+    if request.training and not any(feature.convention for feature in manifest.features.values()):
         require_labels(manifest, request.split)
     if request.mixes and manifest.has_images and not manifest.class_names:
         label = manifest.features["label"]
@@ -238,10 +238,10 @@ def require_labels(manifest: Manifest, split: str) -> None:
     """Raises UsageError if the images of a split have no labels to train on or evaluate with."""
     names = names_of(split) if isinstance(split, str) else []
     known = [name for name in names if name in manifest.splits]
-    if missing := [name for name in known if name not in manifest.labelled(known)]:
-        others = ", ".join(manifest.labelled(manifest.splits)) or "none"
+    if missing := [name for name in known if manifest.has_images and not manifest.split(name).has_labels]:
+        others = ", ".join(name for name, own in manifest.splits.items() if own.has_labels) or "none"
         if placed := [name for name, feature in manifest.features.items() if feature.convention]:
-            others += f"; {', '.join(placed)} can take the place of labels: label={placed[0]!r}"
+            others += f"; {placed[0]} can take their place: label={placed[0]!r} of input_fn, or of a Task"
         raise UsageError(
             f"split {missing[0]!r} has no labels: its images can be predicted, but neither trained nor evaluated on; "
             f"these splits have labels: {others}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline import manifest as manifests
@@ -82,7 +82,10 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     request.check_replicas(replicas)
     training = resolve_all(request)
     training.check_pairs(replicas)
+    _check_labels(training.parts)
     label = None if request.parse else training.first.manifest.features.get("label")
+    if training.first.placed and config.model.class_weights:
+        raise UsageError(f"--class_weight: weighs the classes of images, and the labels are {request.label}")
     check_classes(config.model.class_weights, training.first.class_names, label, "--class_weight")
     evaluation = _evaluation(config, task) if config.data.evaluates else {}
     other = list(_otherwise_stored(config, training, evaluation))
@@ -173,10 +176,16 @@ def evaluation_of(
         )
         for folder in has_split or folders
     }
-    for part in found.values() if task is None or task.parse is None else ():
-        require_labels(part.manifest, part.request.split)
+    _check_labels(found.values())
     check_alike(list(found.values()), list(found))
     return found
+
+
+def _check_labels(parts: Iterable[ResolvedRequest]) -> None:
+    """Raises UsageError if images have no labels, and neither a parser nor masks, boxes or points in their place."""
+    for part in parts:
+        if part.request.parse is None and not part.placed:
+            require_labels(part.manifest, part.request.split)
 
 
 def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, ResolvedRequest]:
@@ -231,7 +240,7 @@ def _request(
         options["classes"] = _classes(config, data_dir)
     parse = None
     if task is not None:
-        parse, options["augment"] = task.parse, _augment_of(task, config)
+        parse, options["augment"], options["label"] = task.parse, _augment_of(task, config), task.label
     if parse and options["resize"] == defaults_of(config.model.model).get("resize"):
         options["resize"] = None  # of the model, not of the user: what is parsed has a size of its own
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)

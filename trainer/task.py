@@ -18,6 +18,10 @@ from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode.user import Supervised
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
+from pipeline.manifest import Feature
+from pipeline.manifest.manifest import MASK
+from pipeline.order.views import LABEL
+from pipeline.records.annotation import WEIGHT
 from pipeline.resolved import ResolvedRequest
 from trainer import models
 from trainer.checkpoint import reader
@@ -92,7 +96,8 @@ class DataSpec:
       features: TensorSpec of the images after augmentation, (None, height, width, channels), or of the features from
         `Task.parse`.
       labels: TensorSpec: int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluation; as in the
-        data set's manifest, such as float32 (None,) or (None, n); or of the labels from `Task.parse`.
+        data set's manifest, such as float32 (None,) or (None, n); of the labels from `Task.parse`; or of the feature
+        that `Task.label` names: uint8 (None, height, width, 1) for masks, a dict for boxes or points.
       class_names: class names by label; empty if the data set has none.
       has_sample_weights: whether `Task.parse` also returns sample weights.
       are_classes: whether each row has one class, or shares of several that add up to 1; false if labels are numbers or
@@ -108,7 +113,9 @@ class DataSpec:
     @property
     def num_outputs(self) -> int:
         """Number of model outputs: one per class, or per number in a label; 0 if classes have no names."""
-        return len(self.class_names) or (0 if self.are_classes else math.prod(self.labels.shape[1:].as_list()))
+        if self.class_names or self.are_classes or not isinstance(self.labels, tf.TensorSpec):
+            return len(self.class_names)
+        return math.prod(self.labels.shape[1:].as_list())
 
 
 class Task:
@@ -123,6 +130,8 @@ class Task:
         also passes `keys` and `training` if it has arguments of these names; None for the data set's images and labels.
       augment: static method `augment(images, keys, training)` for images, used instead of a recipe, like the function
         for `augment` of `pipeline.input_fn`; also a result of `pipeline.augment`. None if --augment augments.
+      label: name of the feature that is fed as labels: `label`, or `mask`, `boxes` or `points`, which recipes
+        move with the images.
       config: all flags.
       data: shapes and dtypes of the batches that the model gets.
       first_weights: file of Keras weights that the run began with; None if it began with others.
@@ -131,6 +140,7 @@ class Task:
 
     parse: ClassVar[Callable[..., Any] | None] = None
     augment: ClassVar[Callable[..., Any] | None] = None
+    label: ClassVar[str] = LABEL
     left_out: str = ""
     first_weights: FirstWeights | None = None
 
@@ -262,10 +272,22 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
         return DataSpec(_augmented(training, augment, no_python), labels, classes, are_classes=label.is_class)
     recipe = make_recipe("none" if augment is None else str(augment), "--augment")
     images = _images(training, recipe)
+    placed = training.placed.get(training.request.label)
+    if placed is not None:
+        features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
+        return DataSpec(features, _placed(training.request.label, placed, images), classes, are_classes=False)
     if recipe.mixing:
         labels = tf.TensorSpec([None, len(classes)], tf.float32)
     features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
     return DataSpec(features, labels, classes, are_classes=label.is_class)
+
+
+def _placed(name: str, feature: Feature, images: tf.TensorSpec) -> Any:
+    """Returns the spec of labels that lie on images of a spec."""
+    if name == MASK:
+        return tf.TensorSpec([None, *images.shape[1:3], 1], tf.uint8)
+    shape = [None, *feature.shape]
+    return {name: tf.TensorSpec(shape, tf.float32), name + WEIGHT: tf.TensorSpec(shape[:2], tf.float32)}
 
 
 def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:

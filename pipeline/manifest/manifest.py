@@ -401,8 +401,12 @@ class Manifest:
         return None if key is None else key.named("key")
 
     def labelled(self, names: Iterable[str]) -> list[str]:
-        """Returns those of some splits whose records have labels; all of them if the records are not images."""
-        return [name for name in names if not self.has_images or self.split(name).has_labels]
+        """Returns those of some splits whose records have labels, or masks, boxes or points in their place.
+
+        All of them if the records are not images.
+        """
+        need_labels = self.has_images and not any(feature.convention for feature in self.features.values())
+        return [name for name in names if not need_labels or self.split(name).has_labels]
 
     def require_images(self) -> None:
         """Raises UsageError if the records are not images, because `pipeline.index` made the manifest."""

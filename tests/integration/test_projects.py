@@ -215,3 +215,16 @@ def test_killed_and_resumed_a_run_ends_with_the_same_bits(project, processes, tm
     assert [code for code, _, _ in resumed] == [0] * processes
     assert "resumed from" in resumed[0][1]
     assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
+
+
+@pytest.mark.slow
+def test_the_page_about_masks_does_as_it_says(tmp_path):
+    make("deeplab", tmp_path)
+    page = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
+    (index,), (snippet,) = (re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) for language in ("sh", "python"))
+    assert "mask: image/segmentation/class/encoded, 4 classes" in run(tmp_path, "-m", *shlex.split(index))
+    shapes = "print(beside.element_spec[0]['mask'].shape, [part.shape for part in as_label.element_spec])"
+    printed = run(tmp_path, "-c", f"{snippet}\n{shapes}")
+    assert printed.endswith(
+        "(8, 32, 32, 1) [TensorShape([8, 32, 32, 3]), TensorShape([8, 32, 32, 1]), TensorShape([8, 1, 1, 1])]\n"
+    )

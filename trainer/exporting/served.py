@@ -295,9 +295,10 @@ def served(trained: Trained) -> Served:
     request, data = trained.split.request, trained.state.task.data
     names = classes_of(trained.model, data)
     if not data.are_classes:
+        kind = request.label if trained.split.placed else trained.split.manifest.features["label"]
         raise UsageError(
-            f"{trained.name}: its labels are {trained.split.manifest.features['label']}, not a class per image; only a "
-            "model of classes can predict and be exported"
+            f"{trained.name}: its labels are {kind}, not a class per image; only a model of classes can predict and be "
+            "exported"
         )
     if names is None:
         raise UsageError(

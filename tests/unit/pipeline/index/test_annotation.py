@@ -3,6 +3,7 @@
 import io
 import json
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
@@ -218,6 +219,24 @@ def test_a_mask_may_take_the_place_of_labels(tmp_path):
     assert (masks.dtype, weights.shape) == (tf.uint8, (4, 1, 1, 1))
     _, boxes, _ = next(iter(input_fn(folder, global_batch_size=4, training=True, label="boxes", features=("mask",))))
     assert boxes.keys() == {"boxes", "boxes_weight"}
+
+
+@pytest.mark.slow
+def test_keras_fits_and_evaluates_a_small_unet(data):
+    """The class of a pixel follows from its grey: masks that did not move with their images could not be learnt."""
+    keras.utils.set_random_seed(0)
+    images = keras.Input((40, 32, 3), dtype="uint8")
+    fine = keras.layers.Conv2D(8, 3, padding="same", activation="relu")(keras.layers.Rescaling(1 / 255)(images))
+    coarse = keras.layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(fine)
+    both = keras.layers.Concatenate()([fine, keras.layers.UpSampling2D()(coarse)])
+    model = keras.Model(images, keras.layers.Conv2D(4, 1)(both))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, weighted_metrics=["accuracy"])
+    options = {"global_batch_size": 8, "label": "mask", "weights": "mean", "augment": PROGRAM}
+    train = input_fn(data, training=True, epochs=40, **options)
+    model.fit(train, epochs=1, verbose=0)
+    evaluated = input_fn(data, "validation", training=False, **{**options, "weights": "none"})
+    assert model.evaluate(evaluated, verbose=0, return_dict=True)["accuracy"] > 0.95
 
 
 def palette():
