@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/augment_libraries.md",
-    "docs/augmentation.md",
+    "docs/augment_on.md",
     "docs/bottlenecks.md",
     "docs/copies.md",
     "docs/feeding.md",
