@@ -30,13 +30,11 @@ class Scenes(Task):
         return images, tf.reduce_max(tf.one_hot(found["classes"], CLASSES).to_tensor(), axis=1)
 
     def build_model(self):
-        return keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
-
-    def loss(self, labels, outputs):
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=-1)
-
-    def metrics(self, labels, outputs):
-        return {"accuracy": tf.reduce_mean(tf.cast((labels > 0.5) == (outputs > 0), tf.float32), axis=-1)}
+        model = keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+        # The mean over the classes of the area under precision and recall: the mean average precision.
+        precision = keras.metrics.AUC(curve="PR", multi_label=True, num_labels=CLASSES, from_logits=True, name="mAP")
+        model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), weighted_metrics=[precision])
+        return model
 
 
 def _decoded(file):

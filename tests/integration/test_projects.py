@@ -143,7 +143,7 @@ def test_a_project_trains_before_and_after(project, tmp_path):
     before = (tmp_path / "submission.csv").read_text() if (tmp_path / "submission.csv").exists() else ""
     found = {words[0]: run(tmp_path, "-m", "stepfeed", *words) for words in commands(project)}
     assert "a new run" in found["train"]
-    assert re.search(r"(validation|train\[75%:\]) accuracy = [01]\.\d+", found["train"])
+    assert re.search(r"(validation|train\[75%:\]) (accuracy|mAP) = [01]\.\d+", found["train"])
     for language, block in blocks(project):
         if language == "python":
             run(tmp_path, "-c", block)
