@@ -10,6 +10,7 @@ import re
 import tensorflow as tf
 from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
 from keras.src.legacy.saving import legacy_h5_format
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.utils import file_utils
 from keras.src.utils.naming import to_snake_case
 from tensorflow.python.distribute import multi_worker_util

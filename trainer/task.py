@@ -346,8 +346,8 @@ def shape_of(model: keras.Model, data: DataSpec) -> Any:
       model: built model. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
       data: spec of the features.
     """
-    known = getattr(model, "output_shape", None)
-    if known is not None:
+    known = getattr(model, "output_shape", None)  # of several outputs a list, also where a call returns a dict
+    if isinstance(known, tuple) and all(size is None or isinstance(size, int) for size in known):
         return known
     features = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), data.features)
     return tf.nest.map_structure(lambda found: tuple(found.shape), model.compute_output_spec(features))
@@ -377,7 +377,7 @@ def gives_probabilities(model: keras.Model) -> bool:
     last = model.layers[-1] if model.layers else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
         return True
-    if not model.compiled:
+    if not model.compiled or isinstance(model.loss, dict | list | tuple):
         return False
     loss = keras.losses.get(model.loss)
     name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))

@@ -79,7 +79,8 @@ def of(model: keras.Model) -> dict[str, Any]:
         }
         if model.compiled:
             found["optimizer"] = _object(model.optimizer)
-            found["loss"] = _canonical(model.loss)
+            weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere
+            found["loss"] = _canonical(model.loss if weights is None else {"loss": model.loss, "loss_weights": weights})
     result: dict[str, Any] = json.loads(json.dumps(found))
     return result
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from pipeline.batch.weights import of_classes, of_rank
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.resolved import ResolvedRequest
+from trainer.runtime import LossFunctionWrapper
 from trainer.task import LOSS, DataSpec, Evaluation, Model, Task, shape_of
 
 WEIGHT = "weight"
@@ -110,43 +113,80 @@ class ClassLosses:
         return losses * of_classes(self._factors, labels, is_image=False)
 
 
-class CompiledMeasure:
-    """The loss and the metrics of `model.compile`, summed exactly over all rows.
+class _Part(NamedTuple):
+    """A compiled loss or metric, with the output that it is of.
 
-    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so that AUC, precision and
-    IoU are exact for the whole batch or split, not means over replicas.
+    Attributes:
+      name: name of the metric, or of the loss' output.
+      path: keys that lead to the output, and to its labels, from all outputs and labels; empty for a single output.
+      compute: metric, or function of labels and outputs that returns losses, one or more per row.
+      weight: factor of a loss (`loss_weights`).
+    """
+
+    name: str
+    path: tuple[Any, ...]
+    compute: Any
+    weight: float = 1.0
+
+    def of(self, labels: Any, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the labels of the output, and the output.
+
+        If the output is single numbers, the labels get its last axis, as Keras does.
+        """
+        for key in self.path:
+            labels, outputs = labels[key], outputs[key]
+        if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
+            raise TypeError(f"labels and outputs have different structures: {labels} and {outputs}")
+        if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1:
+            labels = labels[..., None]
+        return labels, outputs
+
+
+class CompiledMeasure:
+    """The losses and the metrics of `model.compile`, summed exactly over all rows.
+
+    The loss is the weighted mean over rows of the sum of the outputs' losses, times `loss_weights`. Keras keeps a
+    metric's state as sums over rows, so that AUC, precision and IoU are exact for the whole batch or split, not means
+    over replicas.
     """
 
     def __init__(self, model: keras.Model, data: DataSpec, flag: str, class_losses: ClassLosses | None = None) -> None:
         """Builds the metrics.
 
         Args:
-          model: compiled.
-          data: its features and labels.
-          flag: names the model in messages.
-          class_losses: those in training; None: as the compiled loss gives them.
+          model: compiled model.
+          data: features and labels that it gets.
+          flag: name of the model in messages.
+          class_losses: factors in training; None: the losses are as compiled.
 
         Raises:
-          UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
+          UsageError: it is compiled without a loss, or a loss or a metric does not fit outputs and labels.
         """
-        if not isinstance(model.loss, str | keras.Loss) and not callable(model.loss):
-            raise UsageError(f"{flag}: compiled with loss={model.loss!r}; one loss of one output is supported")
-        shape = shape_of(model, data)
-        if not isinstance(shape, tuple) or any(isinstance(size, tuple) for size in shape):
-            raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
-        with _in_one_line(flag):
-            self._loss = keras.losses.get(model.loss)
+        if getattr(model, "_compile_loss", None) is None:  # public nowhere
+            raise UsageError(f"{flag}: compiled with loss={model.loss!r}; give compile a loss")
         self._data, self._class_losses = data, class_losses
-        reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
-        if reduction != "sum_over_batch_size":
-            raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
-        outputs = keras.KerasTensor((1, *shape[1:]), "float32")
-        expected = keras.KerasTensor((1, *data.labels.shape[1:]), data.labels.dtype.name)
+        outputs = _symbolic(shape_of(model, data))
+        labels = tf.nest.map_structure(lambda s: keras.KerasTensor((1, *s.shape[1:]), s.dtype.name), data.labels)
+        count, expected = (len(tf.nest.flatten(some)) for some in (outputs, labels))
+        if count != expected:
+            raise UsageError(
+                f"{flag}: compiled, with {count_of(count, 'output')}, but the data have {count_of(expected, 'label')}; "
+                "the parse of a task returns labels in the structure of the outputs"
+            )
         with _in_one_line(flag):
-            self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
-            rows = [tf.TensorSpec((2, *some.shape[1:]), some.dtype) for some in (expected, outputs)]
+            self._losses = _losses(model, labels, outputs)
+        for loss in self._losses:
+            reduction = getattr(getattr(loss.compute, "__self__", None), "reduction", "sum_over_batch_size")
+            if reduction != "sum_over_batch_size":
+                raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
+        with _in_one_line(flag):
+            self._metrics = _metrics(model, labels, outputs)
+            rows = [
+                tf.nest.map_structure(lambda one: tf.TensorSpec((2, *one.shape[1:]), one.dtype), some)
+                for some in (labels, outputs)
+            ]
             tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
-        for name, metric in self._metrics.items():
+        for name, _, metric, _ in self._metrics:
             if data.has_sample_weights and _is_iou(metric) and tf.as_dtype(metric.total_cm.dtype).is_integer:
                 raise UsageError(
                     f"{flag}: its metric {name} counts in integers, which would cut off sample weights; make it with "
@@ -159,8 +199,7 @@ class CompiledMeasure:
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
         """Returns the loss of each row in training, float32 (rows,)."""
-        outputs = model(features, training=True)
-        losses = self._losses(self._as_outputs(labels, outputs), outputs)
+        losses = self._total(self._of_outputs(labels, model(features, training=True)))
         return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
@@ -168,42 +207,42 @@ class CompiledMeasure:
         return self._sums(labels, model(features, training=False), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean loss, and the metrics computed from their summed states."""
-        found = {LOSS: sums[LOSS] / divisor(sums[WEIGHT])}
-        for name, metric in self._metrics.items():
+        """Returns the mean loss, of several outputs also each one's, and the metrics from their summed states."""
+        weight = divisor(sums[WEIGHT])
+        own = [_loss_key(loss) for loss in self._losses if len(self._losses) > 1]
+        found = {name: sums[name] / weight for name in (LOSS, *own)}
+        for name, _, metric, _ in self._metrics:
             state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
             found[name] = tf.cast(metric.stateless_result(state), tf.float32)
         return found
 
-    def _sums(
-        self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor, class_losses: ClassLosses | None = None
-    ) -> Sums:
-        labels = self._as_outputs(labels, outputs)
-        losses = self._losses(labels, outputs)
-        loss = tf.reduce_sum(weights * (class_losses(losses, labels) if class_losses else losses))
-        sums = {**_counts(weights, self._data), LOSS: loss}
-        row_weights = weights
-        # Several numbers per row, as of pixels or tokens, need weights of their rank. Several classes of a row (rows,
-        # classes) have one loss, and metrics that take (rows,) alone.
-        if labels.shape.rank > 2 or (labels.shape.rank == 2 and outputs.shape.rank == 3):
-            weights = of_rank(weights, labels.shape.rank)
-        for name, metric in self._metrics.items():
-            zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-            own = _weights_of_labels(metric, labels, row_weights) if _is_iou(metric) else weights
-            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=own)
-            sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
+    def _sums(self, labels: Any, outputs: Any, weights: tf.Tensor, class_losses: ClassLosses | None = None) -> Sums:
+        each = self._of_outputs(labels, outputs)
+        total = self._total(each)
+        sums = {**_counts(weights, self._data)}
+        sums[LOSS] = tf.reduce_sum(weights * (class_losses(total, labels) if class_losses else total))
+        if len(each) > 1:
+            sums.update({name: tf.reduce_sum(weights * rows) for name, rows in each.items()})
+        for part in self._metrics:
+            sums.update(_states(part, *part.of(labels, outputs), weights))
         return sums
 
-    def _losses(self, labels: Any, outputs: tf.Tensor) -> tf.Tensor:
-        # Calling the loss would divide by the replica's rows and by the replicas.
-        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
-        each = tf.cast(of_rows(labels, outputs), tf.float32)
-        return tf.reduce_mean(tf.reshape(each, [tf.shape(outputs)[0], -1]), axis=1)
+    def _of_outputs(self, labels: Any, outputs: Any) -> dict[str, tf.Tensor]:
+        """Returns the losses of each output, float32 (rows,)."""
+        found = {}
+        for loss in self._losses:
+            expected, given = loss.of(labels, outputs)
+            # Calling the loss would divide by the replica's rows and by the replicas.
+            each = tf.cast(loss.compute(expected, given), tf.float32)
+            found[_loss_key(loss)] = tf.reduce_mean(tf.reshape(each, [tf.shape(given)[0], -1]), axis=1)
+        return found
 
-    @staticmethod
-    def _as_outputs(labels: Any, outputs: tf.Tensor) -> Any:
-        """Returns labels with the axis that Keras adds if the outputs are single numbers."""
-        return labels[..., None] if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1 else labels
+    def _total(self, of_outputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        scaled = [
+            rows if loss.weight == 1.0 else loss.weight * rows
+            for loss, rows in zip(self._losses, of_outputs.values(), strict=True)
+        ]
+        return scaled[0] if len(scaled) == 1 else tf.add_n(scaled)
 
 
 def divisor(weight: tf.Tensor) -> tf.Tensor:
@@ -299,8 +338,9 @@ def _in_one_line(flag: str) -> Iterator[None]:
     """Context in which Keras' errors about a loss or a metric become a UsageError."""
     try:
         yield
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+    except (ValueError, TypeError, LookupError, tf.errors.InvalidArgumentError) as error:
+        said = error.args[0] if isinstance(error, KeyError) else error  # whose text is a repr
+        reason = " ".join(str(said).split())[:_MOST_CHARACTERS]
         raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
 
 
@@ -326,10 +366,63 @@ def _key(metric: str, number: int) -> str:
     return f"{metric}{_SEPARATOR}{number}"
 
 
-def _metrics(model: keras.Model, labels: keras.KerasTensor, outputs: keras.KerasTensor) -> list[keras.Metric]:
-    """Returns the compiled metrics; `accuracy` becomes the kind that fits labels and outputs."""
+def _symbolic(shape: Any) -> Any:
+    """Returns symbolic outputs, of one row, for a structure of shapes (None, ...)."""
+    if isinstance(shape, dict):
+        return {name: _symbolic(part) for name, part in shape.items()}
+    if all(size is None or isinstance(size, int) for size in shape):
+        return keras.KerasTensor((1, *shape[1:]), "float32")
+    return tuple(map(_symbolic, shape)) if isinstance(shape, tuple) else [*map(_symbolic, shape)]
+
+
+def _losses(model: keras.Model, labels: Any, outputs: Any) -> list[_Part]:
+    """Returns the compiled losses as Keras resolves them: `crossentropy` becomes the kind that fits."""
+    compiled = model._compile_loss  # public nowhere
+    if not compiled.built:
+        compiled.build(labels, outputs)
+    parts: list[_Part] = []
+    for path, loss, weight, name in compiled._flat_losses:
+        # Keras wraps a plain function to reshape labels, which `_Part.of` does.
+        compute = loss.fn if type(loss) is LossFunctionWrapper else loss.call
+        again = sum(part.name == name for part in parts)  # losses of one output are added up
+        parts.append(
+            _Part(f"{name}_{again}" if again else name, path, compute, 1.0 if weight is None else float(weight))
+        )
+    return parts
+
+
+def _metrics(model: keras.Model, labels: Any, outputs: Any) -> list[_Part]:
+    """Returns the compiled metrics, each once; `accuracy` becomes the kind that fits labels and outputs."""
     compiled = getattr(model, "_compile_metrics", None)  # public nowhere
     if compiled is None:
         return []
     compiled.build(labels, outputs)
-    return list(compiled.metrics)
+    paths = [path for path, _ in tree.flatten_with_path(outputs)] if tree.is_nested(outputs) else [()]
+    names = compiled._resolved_output_names
+    if names and isinstance(outputs, dict):  # Keras' order of outputs
+        paths = [(name,) for name in names]
+    found: dict[str, _Part] = {}
+    for path, *lists in zip(paths, compiled._flat_metrics, compiled._flat_weighted_metrics, strict=True):
+        for group in filter(None, lists):
+            for metric in group.metrics:
+                name = f"{group.output_name}_{metric.name}" if group.output_name else metric.name
+                found[name] = _Part(name, path, metric)
+    return [*found.values()]
+
+
+def _states(part: _Part, labels: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
+    """Returns the state of a metric after these rows, by keys in the sums."""
+    metric = part.compute
+    # Several numbers per row, as of pixels or tokens, need weights of their rank. Several classes of a row (rows,
+    # classes) have one loss, and metrics that take (rows,) alone.
+    if _is_iou(metric):
+        weights = _weights_of_labels(metric, labels, weights)
+    elif labels.shape.rank > 2 or (labels.shape.rank == 2 and outputs.shape.rank == 3):
+        weights = of_rank(weights, labels.shape.rank)
+    zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+    state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
+    return {_key(part.name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)}
+
+
+def _loss_key(loss: _Part) -> str:
+    return f"{loss.name}_{LOSS}"

@@ -354,9 +354,6 @@ def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
                     f"--{field.name}={value}: {flag} is compiled with {own} of its own; leave the flag out, or do not "
                     "compile the model"
                 )
-    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere
-    if weights is not None:
-        raise UsageError(f"{flag}: compiled with loss_weights={weights}, which one loss of one output does not need")
 
 
 def mean_of_logits(copies: tf.Tensor) -> tf.Tensor:

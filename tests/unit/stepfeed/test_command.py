@@ -270,11 +270,11 @@ def test_the_folder_of_a_run_may_come_first(tmp_path, monkeypatch):
         assert given[0] == given[1]
         assert given[0].model_dir == "run"
     found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "b.png", "--top=2"])
-    assert (found.model_dir, found.exported, found.images) == ("run", None, ["a.png", "b.png"])
+    assert (found.model_dir, found.exported, found.inputs) == ("run", None, ["a.png", "b.png"])
     found = commandline.parse("x", "x", PredictConfig, ["exported", "a.png"])
-    assert (found.model_dir, found.exported, found.images) == (None, "exported", ["a.png"])
+    assert (found.model_dir, found.exported, found.inputs) == (None, "exported", ["a.png"])
     found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "--model_dir=run"])
-    assert (found.model_dir, found.images) == ("run", ["run", "a.png"])
+    assert (found.model_dir, found.inputs) == ("run", ["run", "a.png"])
     for wrong in (["run"], ["a.png", "b.png"]):
         with pytest.raises(errors.UsageError, match="missing"):
             commandline.parse("x", "x", PredictConfig, wrong)

@@ -38,9 +38,9 @@ class Net(keras.Model):
         return self.act(self.inner(values))
 
 
-def compiled(optimizer="adam", rate=0.1, loss="mse"):
+def compiled(optimizer="adam", rate=0.1, loss="mse", **options):
     model = chain(L.Dense(4))
-    model.compile(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": rate}}), loss)
+    model.compile(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": rate}}), loss, **options)
     return model
 
 
@@ -112,6 +112,11 @@ def test_what_makes_another_model_is_named_with_both_values(was, now, refused):
         ),
         (compiled, lambda: compiled(rate=0.2), "the model's optimizer: learning_rate was 0.1, is 0.2"),
         (compiled, lambda: compiled(loss="mae"), "the model's loss was mse, is mae"),
+        (
+            compiled,
+            lambda: compiled(loss_weights=0.5),
+            "the model's loss was mse, is loss=mse, loss_weights=0.5",
+        ),
     ],
 )
 def test_what_changes_the_training_alone_is_harmless(was, now, harmless):
