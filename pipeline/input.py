@@ -74,12 +74,12 @@ def input_fn(request: Request) -> tf.data.Dataset:
       training: True to shuffle and augment; False for the stored order, with the recipe's evaluation twin.
       seed: seed of the order and the augmentations.
       start_step: global step to begin at; earlier steps are not read.
-      epochs: length of the run, counted from step 0; None: endless when training, else 1.
+      epochs: length of the run, counted from step 0; None is endless when training, else 1.
       augment: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
         `none`; docs/augmentation.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is also
-        called in evaluation, and given `training` if it has an argument of this name. None: images as stored, uint8.
+        called in evaluation, and gets `training` if it has an argument of this name. None for images as stored, uint8.
       augment_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.augment_fn`
         returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does the
         part that keeps pixels uint8, and that function turns them into floats (docs/augmentation.md).

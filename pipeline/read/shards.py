@@ -111,7 +111,7 @@ def in_parallel(
       function: function that computes the result of a task.
       tasks: arguments of the calls.
       is_remote: whether the tasks wait for other machines.
-      text: caption of a bar on the terminal, if it takes long; empty: no bar.
+      text: caption of a bar on the terminal, if it takes long; empty for no bar.
     """
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)
