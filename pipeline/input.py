@@ -92,7 +92,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: data set whose means and deviations recipes such as `normalize` use; None for this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.
-      features: names of other features to feed. The first component is then a dict of these and `image`. `mask`,
+      features: other features to feed, by name. The first component is then a dict of these and `image`. `mask`,
         `boxes` and `points` move with the image: uint8 (rows, height, width, 1) and float32 (rows, most, 4 or 2), the
         last two with weights (rows, most), 0 for what is not in the picture (docs/masks.md).
       label: name of the feature to feed as labels: `label`; or `mask`, `boxes` or `points`, of which the last two are
