@@ -92,7 +92,7 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
 
 
 def compare_in_place(config: BenchmarkConfig, data_dir: str) -> None:
-    """Measures crops of indexed records with TF-Slim's names, in turn with those of the converted ones."""
+    """Measures crops of indexed records with TF-Slim's names, in turn with crops of the converted records."""
     from pipeline.index import __main__ as index  # noqa: PLC0415
 
     recipe = f"random_resized_crop(size={config.size}, normalize=False)"

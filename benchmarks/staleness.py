@@ -2,10 +2,10 @@
 
     python -m benchmarks.staleness --data_dir=MNIST [--delays=0,1,3,8] [--steps=600] [--chart=FILE.svg]
 
-In each step the gradient is that of weights some steps ago, and is applied to those of now by the model's own
-optimizer. An asynchronous job does that: with N workers of one speed, the steps of the N - 1 others come between a
-worker's look at the weights and its gradient. So steps follow each other N times as fast as one worker computes
-gradients. Losses are those of the test split, for which no gradient is computed.
+In each step the gradient is computed from the weights some steps ago, and applied to the current ones by the model's
+own optimizer. An asynchronous job does the same: with N equally fast workers, the steps of the N - 1 others come
+between a worker's reading of the weights and its gradient, and steps are N times as fast as one worker's gradients.
+Losses are computed on the test split.
 """
 
 from __future__ import annotations

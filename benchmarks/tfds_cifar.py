@@ -3,8 +3,8 @@
     python -m benchmarks.tfds_cifar --source=DIR --data_dir=DIR --count=5000 [--beam] [--raw]
 
 Prints the seconds that --count examples take in addition to 20, after a first call that imports everything, so start-up
-is not included. Examples are those of TFDS's `cifar10` (image as PNG, label, id); with --raw the image is a plain
-tensor, as in our raw shards.
+is not included. Examples are as in TFDS's `cifar10` (image as PNG, label, id); with --raw the image is a plain tensor,
+as in our raw shards.
 """
 
 from __future__ import annotations

@@ -265,9 +265,9 @@ def distribute(strategy: tf.distribute.Strategy, options: _DistributeOptions) ->
       options: arguments of `input_fn`, except `shard`; and the next two.
       prefetch: number of batches that wait on each replica's device; 0 keeps batches in host memory until the step.
         Replicas on CPUs read host memory.
-      virtual_replicas: V, a multiple of R that divides the global batch: each replica gets V/R stacked batches,
-        (V/R, rows, ...), of G/V rows each, which are the same to the bit for any R (see
-        `trainer.topology.sum_gradients`); None: one batch of G/R rows.
+      virtual_replicas: V, a multiple of R that divides the global batch: each replica gets V/R stacked batches, (V/R,
+        rows, ...), of G/V rows each, which are the same to the bit for any R (see `trainer.topology.sum_gradients`);
+        None for one batch of G/R rows.
 
     Returns:
       Elements of `input_fn`, such as (images, labels, weights), as distributed values, or as tensors if there is only

@@ -74,12 +74,12 @@ def input_fn(request: Request) -> tf.data.Dataset:
       training: True to shuffle and augment; False for the stored order, with the recipe's evaluation twin.
       seed: seed of the order and the augmentations.
       start_step: global step to begin at; earlier steps are not read.
-      epochs: length of the run, counted from step 0; None: endless when training, else 1.
+      epochs: length of the run, counted from step 0; None is endless when training, else 1.
       augment: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
         `none`; docs/augmentation.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is also
-        called in evaluation, and given `training` if it has an argument of this name. None: images as stored, uint8.
+        called in evaluation, and gets `training` if it has an argument of this name. None for images as stored, uint8.
       augment_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.augment_fn`
         returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does the
         part that keeps pixels uint8, and that function turns them into floats (docs/augmentation.md).
@@ -92,7 +92,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: data set whose means and deviations recipes such as `normalize` use; None for this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.
-      features: names of other features to feed. The first component is then a dict of these and `image`. `mask`,
+      features: other features to feed, by name. The first component is then a dict of these and `image`. `mask`,
         `boxes` and `points` move with the image: uint8 (rows, height, width, 1) and float32 (rows, most, 4 or 2), the
         last two with weights (rows, most), 0 for what is not in the picture (docs/masks.md).
       label: name of the feature to feed as labels: `label`; or `mask`, `boxes` or `points`, of which the last two are

@@ -109,11 +109,11 @@ class RandomAccess:
         """Returns an example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; `mask`
-          uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), parts of the image's height and width,
-          (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and dtype (object for
-          strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if `pipeline.index` made the data
-          set without a feature map.
+          Values by feature name, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes;
+          `mask` uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), parts of the image's height and
+          width, (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and dtype (object
+          for strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if `pipeline.index` made the
+          data set without a feature map.
 
         Raises:
           DataError: the record is corrupt, or does not match the manifest; names its location.

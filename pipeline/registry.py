@@ -39,8 +39,7 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
         """Returns a decorator that registers a class or function, and returns it unchanged.
 
         Raises:
-          ValueError: another thing has one of the names. (A module that is loaded again replaces what it registered
-            before.)
+          ValueError: something else has one of the names. (A module that is reloaded replaces its own registrations.)
         """
 
         def register(defined: _Defined) -> _Defined:

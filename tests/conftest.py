@@ -31,9 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
+@pytest.hookimpl(tryfirst=True)  # before tests that are not selected are dropped
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Makes those cases of a test slow that its mark `quick(COUNT)` leaves over; it takes them evenly."""
+    """Marks all but COUNT evenly spaced cases of a test with the mark `quick(COUNT)` as slow."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("quick"):
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips the tests of GPUs where there is none."""
+    """Skips the GPU tests if there is no GPU."""
     if item.get_closest_marker("gpu"):
         import tensorflow as tf
 
@@ -64,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         cpus = tf.config.list_physical_devices("CPU")
         devices = [tf.config.LogicalDeviceConfiguration()] * LOGICAL_DEVICES
         tf.config.set_logical_device_configuration(cpus[0], devices)
-    gc.freeze()  # what is loaded stays
+    gc.freeze()  # loaded modules stay
     gc.set_threshold(COLLECTED_EVERY)
 
 
@@ -76,7 +76,7 @@ def _warnings_are_logged() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _graphs_are_freed() -> Iterator[None]:
-    """Frees the graphs of a module's tests; TensorFlow would keep those that hold an all-reduce.
+    """Frees the graphs of a module's tests; TensorFlow would keep graphs that contain an all-reduce.
 
     In a graph, `ReplicaContext.all_reduce` is a `tf.custom_gradient`. TensorFlow registers the gradient of each under a
     name that nothing removes, and the gradient holds the graph, with all its functions. What XLA compiled stays in any
@@ -90,6 +90,6 @@ def _graphs_are_freed() -> Iterator[None]:
         for name in [name for name in gradients if name.startswith("CustomGradient-")]:
             del gradients[name]
         gc.collect()
-        gc.freeze()  # what is still there stays; to look at it again takes 0.6 s after each of 200 modules
+        gc.freeze()  # freezes what is left: scanning it again takes 0.6 s after each of 200 modules
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)  # XLA's compiler leaves free pages in the heaps of its threads

@@ -1,4 +1,4 @@
-"""Data sets written without Beam, in this process: the functions that the Beam pipeline calls, one after the other."""
+"""Data sets written without Beam, in this process: the functions that the Beam pipeline calls, in sequence."""
 
 from __future__ import annotations
 

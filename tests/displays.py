@@ -17,7 +17,7 @@ def opened(columns, lines=40):
 
 @contextlib.contextmanager
 def terminal(columns, lines=40):
-    """Puts a terminal of that size in the place of stderr; yields a function that returns what it was sent."""
+    """Replaces stderr by a terminal of that size; yields a function that returns the terminal's input."""
     ours, theirs = opened(columns, lines)
     before, sys.stderr = sys.stderr, theirs
 

@@ -1,4 +1,4 @@
-"""Stands for `trainer.run` in tests of the launcher: it counts steps, beats, saves, and fails as it is told.
+"""Stands in for `trainer.run` in tests of the launcher: it counts steps, beats, saves, and fails on demand.
 
 $FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
 `{"do": "exit", "at": 3, "code": 75, "say": "...", "lost": ["worker 1"]}`; or `kill`, `stop`, `hang` at a step;

@@ -1,6 +1,6 @@
 """Has TensorFlow and Keras load without matplotlib, sklearn and jax, which take half of their 8 s of processor time.
 
-They load what they find of these, for plots and wrappers that neither the trainer nor its tests use.
+They load these packages if installed, for plots and wrappers that neither the trainer nor its tests use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kubernetes manifests against the models that the projects publish, and what a pod makes of them."""
+"""Kubernetes manifests checked against the published models, and how a pod interprets them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check_built_in(manifest: Manifest) -> None:
 
 
 def check_job(spec: Manifest) -> None:
-    """Fails where this is not what a Job is."""
+    """Fails if this is not a valid Job."""
     check_built_in({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec})
 
 
 def check_pod(spec: Manifest) -> None:
-    """Fails where this is not what a pod is."""
+    """Fails if this is not a valid pod."""
     check_built_in({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec})
 
 
@@ -44,7 +44,7 @@ def _check_known(given: Any, read: Any, moments: Sequence[str] = ()) -> None:
 
 
 def unknown(given: Any, read: Any, path: str = "") -> list[str]:
-    """Returns the paths of what was given and is not there, or is another value, after it was read."""
+    """Returns the paths of given values that are missing or different after reading."""
     if isinstance(given, dict) and isinstance(read, dict):
         missing = [f"{path}.{name}" for name in given if name not in read]
         return missing + [line for k in given if k in read for line in unknown(given[k], read[k], f"{path}.{k}")]

@@ -25,7 +25,7 @@ class Job:
     """The processes of a job, by name: `worker 0`, `ps 0`, `chief 0`.
 
     Attributes:
-      processes: those that run now, or ran last.
+      processes: processes that run now, or ran last.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Job:
         cwd: Path = forked.ROOT,
         program: Sequence[str] = ("-m", "trainer.run"),
     ) -> None:
-        """Starts them, but for those that are absent; by flags there is no chief besides worker 0."""
+        """Starts all processes except the absent ones; with flags there is no chief besides worker 0."""
         self._cwd, self._program = cwd, program
         counts = {"worker": workers, "ps": ps} | ({} if by_flags else {"chief": 1})
         ports = iter(free_ports(sum(counts.values())))

@@ -1,4 +1,4 @@
-"""Makes a data set that a small model learns at once, but for some of its records: noise with wrong labels."""
+"""Makes a data set that a small model learns immediately, except for some of its records: noise with wrong labels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sealed(folder: pathlib.Path, shards: list[list[bytes]], shape: tuple[int, in
     count = sum(map(len, shards))
     names = [naming.shard_name("train", i, len(shards)) for i in range(len(shards))]
     infos = tuple(write_shard(folder, name, records) for name, records in zip(names, shards, strict=True))
-    histogram = (count, *[0] * (classes - 1))  # nobody here reads it
+    histogram = (count, *[0] * (classes - 1))  # not read here
     manifest = Manifest(
         dataset="poisoned",
         class_names=tuple(map(str, range(classes))),

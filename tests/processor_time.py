@@ -1,4 +1,4 @@
-"""Prints the tests and files that cost the most processor time, of this process and of those that it started.
+"""Prints the tests and files that cost the most processor time, of this process and its children.
 
 A test's time includes that of the fixtures which were made for it. Of workers of xdist, the reports are merged.
 """

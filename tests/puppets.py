@@ -1,4 +1,4 @@
-"""The processes of a job on this machine, as shells that do what a test tells them: real, and started in an instant."""
+"""The processes of a job on this machine, as shells that follow a test's orders: real, and started instantly."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trainer.launching.local.restarts import Records, Reporter
 from trainer.launching.local.screen import Screen
 
 SECONDS = 60.0  # within which anything happens, on a busy machine
-# It runs the lines of a pipe beside its heartbeat file, one by one, and on SIGTERM ends as a trainer that has saved.
-# `beat 7` writes a heartbeat of step 7, `beat 7 'worker 1'` one that says that worker 1 was lost; `rest` waits for
-# SIGTERM and reads no more orders.
+# It runs the lines of a pipe next to its heartbeat file, and on SIGTERM ends like a trainer that has saved. `beat 7`
+# writes a heartbeat of step 7, `beat 7 'worker 1'` one that says that worker 1 was lost; `rest` waits for SIGTERM and
+# reads no more orders.
 SCRIPT = r"""
 beat() {
   beats=$((beats + 1))
@@ -57,7 +57,7 @@ class Puppets:
         for task in self.placement.tasks(range(self.job.num_workers)):
             pipe = launch / "heartbeats" / f"{task.file}.json.orders"
             os.mkfifo(pipe)
-            self._orders[task.name] = os.open(pipe, os.O_RDWR)  # orders are kept for those who start later
+            self._orders[task.name] = os.open(pipe, os.O_RDWR)  # orders are kept for processes that start later
         self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> Puppets:
@@ -81,11 +81,11 @@ class Puppets:
         return group
 
     def order(self, name: str, *lines: str) -> None:
-        """Tells a process, or those that follow in its place, what to do; a start reads the next line."""
+        """Gives orders to a process, or to its successors; each start reads the next line."""
         os.write(self._orders[name], "".join(f"{line}\n" for line in lines).encode())
 
     def wait(self, group: Group, *names: str) -> list[Process]:
-        """Follows a group until the processes of some names have ended; returns those."""
+        """Follows a group until the processes with some names have ended; returns them."""
         found, end = [named(group, name) for name in names], time.monotonic() + SECONDS
         while any(one.exit_status is None for one in found):
             assert time.monotonic() < end, names

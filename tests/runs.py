@@ -56,7 +56,7 @@ def finish(*processes: forked.Process, timeout: float = forked.TIMEOUT) -> list[
 
 
 def wait_for_step(process: forked.Process, step: int) -> None:
-    """Reads the run's lines until a log line of that step or a later one; fails with its stderr where none comes."""
+    """Reads the run's lines until a log line of that step or a later one; fails with its stderr if none comes."""
     for line in process.stdout:
         match = re.match(r"(?:[\d-]+ [\d:.]+: )?step (\d+), loss", line)  # with --log_time, too
         if match and int(match[1]) >= step:

@@ -100,8 +100,8 @@ class SourceOptions:
     )
     image_dir: str = _option(
         "",
-        "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
-        "follows it: images/{}.jpg",
+        "image_table: folder that the paths are relative to; default: the table's; with {} for the path also "
+        "what follows it: images/{}.jpg",
         "image_table",
         shapes=False,
     )

@@ -574,7 +574,7 @@ def _advice(made: _Listing, row: int) -> str:
         for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
             before, _, after = found.rpartition(path)
             return f"give --image_dir={before}{_NAME + after if after else ''}"
-    return "--image_dir=FOLDER names the folder that the paths begin in, --image_dir=FOLDER/{}.jpg their ending too"
+    return "--image_dir=FOLDER is the folder that the paths start from, --image_dir=FOLDER/{}.jpg also their extension"
 
 
 def _check_folders(made: _Listing) -> None:

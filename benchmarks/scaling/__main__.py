@@ -2,11 +2,11 @@
 
     python -m benchmarks.scaling [--models=mlp,cifar10_cnn] [--links=1000,100] [--json=FILE] [--chart=FILE.svg]
 
-Each worker has a core of its own, and the same number of rows whatever their number is. A step is modelled from parts
-that are measured apart: the step of one worker (for workers of this machine, of one beside others), and what a message
-and a byte cost between two. The model is then compared with jobs of two workers, and of a parameter server, over this
-machine and over links of so many Mbit/s (network namespaces; needs root), before it is drawn to 256 workers. Where
-there are GPUs, replicas on 1, 2, 4, ... of them are measured instead, with their use.
+Each worker has its own core, and the same number of rows for any number of workers. A step is modelled from parts that
+are measured separately: one worker's step (for workers on this machine, while others run), and the cost of a message
+and of a byte between two. The model is then compared with jobs of two workers, and of a parameter server, on this
+machine and over links of the given Mbit/s (network namespaces; needs root), and extrapolated to 256 workers. With GPUs,
+replicas on 1, 2, 4, ... of them are measured instead, with the GPUs' utilisation.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def phase_of(flags: Mapping[str, Any], step: int, steps_per_epoch: int) -> str |
     What a phase does not give is as in the one before.
 
     Args:
-      flags: of the run, by name.
+      flags: flags of the run, by name.
       step: global step.
       steps_per_epoch: T.
     """

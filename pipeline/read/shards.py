@@ -31,7 +31,7 @@ LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _RECOVER = (
-    "the data is not what was converted: copy it again, if it was copied; or convert it again "
+    "the data has changed since its conversion: copy it again, if it was copied; or convert it again "
     f"({to_run('beam_jobs.convert')} ... --overwrite); "
     f"or index it again, if it was indexed ({to_run('pipeline.index')} ... --overwrite)"
 )
@@ -111,7 +111,7 @@ def in_parallel(
       function: function that computes the result of a task.
       tasks: arguments of the calls.
       is_remote: whether the tasks wait for other machines.
-      text: caption of a bar on the terminal, if it takes long; empty: no bar.
+      text: caption of a bar on the terminal, if it takes long; empty for no bar.
     """
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)

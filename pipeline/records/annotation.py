@@ -114,7 +114,7 @@ def in_order(stored: Any, name: str, convention: str, stack: Callable[[list[Any]
     Args:
       stored: numbers (..., 4) or (..., 2), an array or a tensor.
       name, convention: keys of `CONVENTIONS`.
-      stack: makes one array or tensor of several, along a new last axis.
+      stack: function that stacks several arrays or tensors along a new last axis.
     """
     of = {number: stored[..., at] for at, number in enumerate(CONVENTIONS[name][convention])}
     if "width" in of:

@@ -1,4 +1,4 @@
-"""The converter on some runner as a process, and what is left of it."""
+"""The converter as a process on some runner, and what is left of it."""
 
 from __future__ import annotations
 

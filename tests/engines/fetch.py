@@ -39,8 +39,8 @@ class Lock:
 
     Attributes:
       main: the class that starts the job server.
-      roots: group:artifact:version of what the parts were resolved from.
-      excluded: group:artifact of what is left out of that.
+      roots: group:artifact:version that the parts were resolved from.
+      excluded: group:artifact left out of the resolution.
       parts: {group:artifact:version[:classifier]: SHA-256, hexadecimal}.
     """
 

@@ -51,7 +51,7 @@ class Flink(Cluster):
         return int(self.ask("overview")["jobs-running"])
 
     def start_master(self) -> None:
-        """Starts it, after writing what the processes read."""
+        """Starts the master, after writing the processes' configuration."""
         (deployment,) = [each for each in manual.manifests() if each["kind"] == "FlinkDeployment"]
         settings = {
             **deployment["spec"]["flinkConfiguration"],

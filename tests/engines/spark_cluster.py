@@ -38,7 +38,7 @@ class Spark(Cluster):
         return len(self.ask("json/")["activeapps"])
 
     def start_master(self) -> None:
-        """Starts it, after writing what the processes read."""
+        """Starts the master, after writing the processes' configuration."""
         jars = self.folder / "home" / "jars"  # Spark's workers take the class path of executors from there
         jars.mkdir(parents=True)
         (self.folder / "home" / "RELEASE").touch()

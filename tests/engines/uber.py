@@ -1,4 +1,4 @@
-"""Makes the one jar that Beam publishes as a job server, out of its parts: what is submitted to a Flink cluster."""
+"""Makes the single jar that Beam publishes as a job server, for submission to a Flink cluster, from its parts."""
 
 from __future__ import annotations
 

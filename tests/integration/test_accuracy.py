@@ -1,4 +1,4 @@
-"""Trained on the real data, models reach what the tutorials promise: real processes, minutes each."""
+"""Trained on the real data, models reach the accuracy that the tutorials promise: real processes, minutes each."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The audit as a process: what it proves of large jobs, what it exits with, and runs of the real input."""
+"""The audit as a process: its proofs of large jobs, its exit codes, and runs of the real input."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The benchmarks run and print ratios; what the ratios are is for a person to read, on an idle machine."""
+"""The benchmarks run and print ratios; judging the ratios is left to a person with an idle machine."""
 
 import json
 import pathlib

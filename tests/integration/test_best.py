@@ -31,7 +31,7 @@ def last_of(folder):
 
 
 def lines_of(path):
-    """Returns the metrics by step and name, without what is measured in seconds."""
+    """Returns the metrics by step and name, without times."""
     measured = ("time", "train/examples_per_second", "train/input_wait")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in measured} for line in lines]
@@ -70,7 +70,7 @@ def test_beside_a_run_that_ends_early_an_evaluation_ends(undisturbed, tmp_path):
     assert watch.returncode == 0
     *_, last, total = out.splitlines()
     assert f"step {last_of(undisturbed)}, test accuracy = " in last
-    assert re.fullmatch(r"evaluated \d+ of \d+ checkpoints; missed \d+", total)  # those that were rotated away
+    assert re.fullmatch(r"evaluated \d+ of \d+ checkpoints; missed \d+", total)  # checkpoints that were rotated out
 
 
 def test_run_again_it_stays_as_it_is(undisturbed, digits):

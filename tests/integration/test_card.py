@@ -34,7 +34,7 @@ def convert(out, *flags, dataset="digits"):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The digits, and what the command printed."""
+    """The digits' data set, and the command's output."""
     out = tmp_path_factory.mktemp("card") / "digits"
     return out, convert(out)
 

@@ -1,4 +1,4 @@
-"""--jit_compile in whole runs: its forms, what a resume says, the same bits after a stop, what XLA cannot compile."""
+"""--jit_compile in whole runs: its forms, a resume's messages, the same bits after a stop, what XLA cannot compile."""
 
 import pytest
 import yaml

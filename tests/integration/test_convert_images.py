@@ -1,4 +1,4 @@
-"""Conversion of folders of images: larger than their shards, and beside the folder that is written."""
+"""Conversion of folders of images: larger than their shards, and next to the output folder."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Bringing the engines: what is pinned is checked, what is missing is said; without a network."""
+"""Fetching the engines: pinned parts are checked, missing ones reported; without a network."""
 
 import hashlib
 import os
@@ -80,7 +80,7 @@ def test_a_machine_without_java_or_maven_is_one_line(programs, missing, tmp_path
 
 @pytest.mark.skipif(not (shutil.which("mvn") and shutil.which("java")), reason="there is no Maven here")
 def test_a_machine_without_a_network_is_one_line(tmp_path):
-    """Maven through a proxy that is not there, with an empty repository of its own."""
+    """Maven through a proxy that does not exist, with an empty repository."""
     nowhere = f"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9 -Dmaven.repo.local={tmp_path}/repository"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "MAVEN_OPTS": nowhere}
     done = subprocess.run(

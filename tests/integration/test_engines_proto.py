@@ -105,7 +105,7 @@ def shipped(tmp_path_factory):
 
 
 def test_a_worker_with_nothing_but_the_package_can_load_every_step(proto, shipped, tmp_path):
-    """In an interpreter of its own, in another folder, as a worker is."""
+    """In a separate interpreter, in another folder, like a worker."""
     file = tmp_path / "steps.txt"
     file.write_bytes(b"\n".join(pickled(proto).values()))
     script = (
@@ -113,7 +113,7 @@ def test_a_worker_with_nothing_but_the_package_can_load_every_step(proto, shippe
         "for line in open(sys.argv[1], 'rb'): pickler.loads(line.strip())\n"
         "import beam_jobs.shards.writer; print(beam_jobs.shards.writer.__file__, 'tensorflow' in sys.modules)\n"
     )
-    # Without what is installed beside the interpreter, where this checkout may be: -S, and the libraries by name.
+    # Without the interpreter's site-packages, which may contain this checkout: -S, and the libraries by name.
     libraries = os.pathsep.join([str(shipped), *(path for path in sys.path if path.endswith("site-packages"))])
     done = subprocess.run(
         [sys.executable, "-S", "-c", script, str(file)],

@@ -115,7 +115,7 @@ def test_a_worker_pool_that_dies_costs_at_most_a_second_run(session, reference, 
     if session.engine == "flink":  # it waits for the pool
         session.start_pool()
     _, stderr = process.communicate(SECONDS)
-    if session.engine == "spark":  # it tries four times, at once
+    if session.engine == "spark":  # it tries four times, immediately
         assert process.returncode == 1
         (line,) = commands.said(stderr)
         assert line.startswith("beam_jobs.convert: the cluster lost a worker (")

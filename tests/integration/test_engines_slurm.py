@@ -34,7 +34,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster, digits):
-    """Returns a function that submits what the launcher prints; the run is the folder `name` of the nodes."""
+    """Returns a function that submits the launcher's output; the run is in the nodes' folder `name`."""
     jobs = []
 
     def submit(name, flags, *trainer, **variables):

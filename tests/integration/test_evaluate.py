@@ -1,4 +1,4 @@
-"""`trainer.evaluate` of real runs on the digits: once, and beside a run that trains."""
+"""`trainer.evaluate` of real runs on the digits: once, and alongside a run that trains."""
 
 import json
 import re

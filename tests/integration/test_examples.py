@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(folder):
-    """Returns a function from a command to what it printed; each is run once, undisturbed."""
+    """Returns a function from a command to its output; each is run once, undisturbed."""
     known = {}
 
     def run(text):
@@ -89,7 +89,7 @@ def done(folder):
 
 
 def without_loop(text):
-    """Returns the commands that a shell's loop over ranks runs at once, or the command itself."""
+    """Returns the commands that a shell loop over ranks runs concurrently, or the command itself."""
     loop = re.fullmatch(r"for rank in ([\d ]+); do (.+) & done; wait", text)
     return [loop[2].replace("$rank", rank) for rank in loop[1].split()] if loop else [text]
 

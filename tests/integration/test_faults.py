@@ -21,7 +21,7 @@ from beam_jobs import convert
 from tests import forked
 from tests.runs import checkpoint_bytes, finish, start, start_workers, tf_configs, wait_for_step
 
-BOUND = 60  # seconds, on a loaded machine; docs/faults.md has those of an idle one
+BOUND = 60  # seconds on a loaded machine; docs/faults.md has the times on an idle one
 LONG = (
     "--train_steps=100000",
     "--global_batch_size=96",
@@ -168,7 +168,7 @@ class Plain(Task):
 """
 
 
-_CANNOT_BEGIN = {  # the flag, the exit code, and what is said
+_CANNOT_BEGIN = {  # flag, exit code, and message
     "task": (
         "--task=mine:Plain",
         2,

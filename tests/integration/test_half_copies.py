@@ -51,7 +51,7 @@ def replaced(path, kind):
 
 
 def contents(folder):
-    """Returns the files of checkpoints; those that are no files as None."""
+    """Returns the files of checkpoints; None for anything that is not a file."""
     return {path.name: path.read_bytes() if path.is_file() else None for path in folder.glob("c*")}
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_began_in_such_a_folder_or_beside_none_goes_on(digits, copy, 
     shutil.copytree(copy, copy / "logs", dirs_exist_ok=True)  # as an earlier version made it
     train(digits, copy / "logs")
     assert f"resumed from {copy}/logs/ckpt-15" in capfd.readouterr().out
-    train(digits, copy.parent / "logs", 5)  # whose parent is no run
+    train(digits, copy.parent / "logs", 5)  # its parent is not a run
 
 
 RANKED = ("--eval_split=test", "--eval_every=5", "--keep_best=2")

@@ -1,4 +1,4 @@
-"""Images in other people's records, indexed where they are: what is fed, trained, validated, exported and predicted."""
+"""Images in other people's records, indexed in place: feeding, training, validation, export and prediction."""
 
 import io
 import json

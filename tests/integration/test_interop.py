@@ -54,7 +54,7 @@ def converted(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("digits")
     flags = [f"--image_encoding={encoding}", f"--compression={compression}", "--num_shards=2"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(members, "MEMBER_BYTES", 50_000)  # so that a shard of these few has several
+        patch.setattr(members, "MEMBER_BYTES", 50_000)  # so that even a small shard has several
         convert_in_process("--dataset=digits", f"--data_dir={out}", *flags)
     if compression:
         assert len(shard_members(str(out), manifest.load(out).split("test").shards[0]).firsts) - 1 == 4
@@ -103,7 +103,7 @@ def test_beam_reads_them(converted, truth, tmp_path):
 
 
 def test_the_package_tfrecord_reads_them(converted, truth, tmp_path):
-    # In a process of its own: it registers TensorFlow's messages a second time.
+    # In a separate process, since it registers TensorFlow's messages a second time.
     code = f"""
 import pickle
 import tfrecord

@@ -47,7 +47,7 @@ def finish(process):
 
 
 def kill_group(process):
-    """Ends the command and its workers at once, as a machine that loses its power does."""
+    """Ends the command and its workers at once, like a power failure."""
     with contextlib.suppress(ProcessLookupError):  # it has ended
         os.killpg(process.pid, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
@@ -204,7 +204,7 @@ def test_overwritten_data_is_gone_even_if_the_command_was_killed(moment, old_and
     process = forked.Process(["-c", KILLED_IN_PUBLISH, moment, *NEW, f"--data_dir={out}", "--overwrite"])
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    again = ["--overwrite"] if moment <= 3 else []  # afterwards it is replaced already, or there is none
+    again = ["--overwrite"] if moment <= 3 else []  # afterwards it has already been replaced, or there is none
     finish(forked.Process(["-m", "beam_jobs.convert", *NEW, f"--data_dir={out}", *again]))
     assert digests(out) == digests(clean)
     assert {path.name for path in out.rglob("*")} == {path.name for path in clean.rglob("*")}

@@ -30,7 +30,7 @@ TOPOLOGIES = {
 
 @pytest.fixture(scope="module")
 def uninterrupted(digits, tmp_path_factory):
-    """Returns a function from flags to the state at the end of a run that nobody touched."""
+    """Returns a function from flags to the state at the end of an undisturbed run."""
     known = {}
 
     def run(*flags):
@@ -107,7 +107,7 @@ def test_killed_at_any_moment(flags, seed, digits, tmp_path, uninterrupted):
     for _ in range(4):
         process = start(digits, tmp_path, *flags)
         if draw.random() < 0.7:
-            process.stdout.readline()  # not a step's line: an earlier run may have come to the end already
+            process.stdout.readline()  # not a step's line: an earlier run may have finished already
         try:
             process.wait(timeout=draw.uniform(0, 5))
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The launcher's decisions, with a stand-in for the trainer that fails as it is told: real processes and signals."""
+"""The launcher's decisions, with a stand-in for the trainer that fails on demand: real processes and signals."""
 
 import contextlib
 import fcntl
@@ -66,7 +66,7 @@ def test_a_folder_is_emptied_once_and_not_by_a_restart(launch, tmp_path):
     code, _, err = job.end()
     assert code == 0, err
     assert [(model / f"starts-worker-{index}").read_text() for index in (0, 1)] == ["2", "2"]  # of the first start, too
-    kept = {path.name for path in model.glob("ckpt-*.index")}  # worker 0 saves, too, if it is told to end in time
+    kept = {path.name for path in model.glob("ckpt-*.index")}  # worker 0 also saves if it is asked to end in time
     assert "ckpt-4.index" in kept
     assert "ckpt-700.index" not in kept
     assert (model / ".trainer.fresh").read_text().startswith("begun")
@@ -488,7 +488,7 @@ def test_an_asynchronous_worker_is_started_again_alone(launch):
     [((), "starting it again in 0.1 s"), (("--max_restarts=0",), "the others continue without it")],
 )
 def test_what_an_asynchronous_worker_said_is_shown_while_the_others_go_on(flags, decision, launch):
-    """That it lost another one is held back only until its own end is told."""
+    """The report that it lost another process is held back only until its own end is reported."""
     said = "there is no server any more"
     plan = {"worker 1": [{"do": "exit", "at": 50, "code": 75, "say": said, "lost": ["ps 0"]}]}
     job = launch(*PS, *flags, plan=plan, steps=100_000)
@@ -607,7 +607,7 @@ def test_help_is_there_within_a_second():
 
 
 class Terminal:
-    """A launcher that owns a terminal, and what is shown on it."""
+    """A launcher that owns a terminal, and the terminal's content."""
 
     def __init__(self, job_flags, environment):
         self.ours, theirs = os.openpty()
@@ -619,7 +619,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             cwd=ROOT,
-            # Unbuffered, since Python would try to write what is left to a terminal that is closed, and end with 120.
+            # Unbuffered, since Python would try to flush the rest to a closed terminal, and exit with 120.
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509

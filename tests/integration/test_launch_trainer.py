@@ -90,7 +90,7 @@ def test_a_signal_to_the_launcher_saves_without_an_end(launch, tmp_path):
         job.process.send_signal(number)
     saved = job.wait_until(lambda status: status["saved_step"])["saved_step"]
     job.wait_for_step(saved + 100)
-    for pid in pids:  # all at once, as a cluster's manager does
+    for pid in pids:  # all at once, like a cluster manager
         os.kill(pid, signal.SIGUSR2)
     job.wait_until(lambda status: status["saved_step"] > saved)
     job.process.terminate()

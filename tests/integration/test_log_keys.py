@@ -1,4 +1,4 @@
-"""`--log_keys`: the log is what was trained on, `pipeline.audit --observed` accepts it, and nothing else changes."""
+"""`--log_keys`: the log matches the training, `pipeline.audit --observed` accepts it, and nothing else changes."""
 
 import json
 import signal

@@ -72,7 +72,7 @@ def test_each_row_has_its_loss_and_training_is_the_same_with_it(strategy, data, 
 
 
 def test_a_run_that_resumes_has_each_step_once(data, tmp_path):
-    """Killed between two checkpoints, while it wrote a row; then on another number of replicas, and keys beside."""
+    """Killed between two checkpoints, while writing a row; then on another number of replicas, and with a key log."""
     log, model = tmp_path / "log", tmp_path / "run"
     flags = flags_of(data, model, f"--log_losses={log}", "--checkpoint_every=10")
     run.main([*flags, "--train_steps=17"])

@@ -81,7 +81,7 @@ def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
     for _ in range(3):
         workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
         if draw.random() < 0.7:
-            for line in workers[0].stdout:  # not to a step's line: an earlier run may have come to the end already
+            for line in workers[0].stdout:  # not to a step's line: an earlier run may have finished already
                 if line.startswith("multiworker: "):
                     break
         time.sleep(draw.uniform(0, 5))

@@ -1,4 +1,4 @@
-"""A machine that is cut off from the others: nothing is closed and nobody is told; there is only silence.
+"""A machine that is cut off from the others: nothing is closed, no one is notified; there is only silence.
 
 Two hosts of the kernel's own (network namespaces) and a cable between them, which is pulled.
 """

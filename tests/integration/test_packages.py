@@ -1,4 +1,4 @@
-"""The packages: what is in them, and that each extra, in a fresh environment, brings what its commands need.
+"""The packages: their contents, and that each extra, in a fresh environment, brings its commands' requirements.
 
 The environments are made by uv, with the oldest and the newest versions that setup.py allows, where there is a package
 index; 60 of them take an hour on two cores, and 9 GB for what is downloaded.
@@ -87,7 +87,7 @@ def wheel(unpacked: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def without_compiler(tmp_path: pathlib.Path) -> str:
-    """A PATH on which there is no compiler, but what pip and uv may call."""
+    """A PATH without a compiler, but with the programs that pip and uv may call."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sh", "uname", "env", "git"):
@@ -315,7 +315,7 @@ RESOLUTIONS = ("lowest-direct", "highest")
 
 
 def installed(package: str, factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Returns a folder with a package of the index; skips where there is none."""
+    """Returns a folder with a package from the index; skips if there is none."""
     folder = factory.mktemp(package)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries=0", "--timeout=20", f"--target={folder}"]
     done = subprocess.run([*pip, package], capture_output=True, text=True, check=False, timeout=300)
@@ -330,7 +330,7 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def interpreter(version: str) -> str:
-    """Returns the path of a Python; skips where there is none. pyenv has them beside the PATH, too."""
+    """Returns the path of a Python; skips if there is none. pyenv also has some outside the PATH."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")) / "versions"
     paths = [shutil.which(f"python{version}"), *map(str, versions.glob(f"{version}.*/bin/python{version}"))]
     for path in filter(None, paths):

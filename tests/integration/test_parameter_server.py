@@ -265,7 +265,7 @@ def test_synchronous_every_row_of_every_epoch_once(needed, workers, line, tmp_pa
     out = outcomes["chief 0"][1]
     assert f"{workers} workers, 1 ps, synchronous by {needed} of {workers} gradients" in out
     assert ledger_of(out) == (30, 30, 0, 0)
-    computed = rows_of(outcomes)  # those of dropped gradients, too
+    computed = rows_of(outcomes)  # including those of dropped gradients
     assert set(computed) == set(range(ROWS))
     assert len(computed) >= 3 * ROWS
 

@@ -186,7 +186,7 @@ def guard_of(worker):
     ids=["asynchronous", "synchronous"],
 )
 def test_a_worker_whose_machine_freezes_is_given_up_and_the_others_make_its_steps(flags, line, tmp_path):
-    """Its guard is stopped, too, so nobody kills it. When synchronous, the chief is saving meanwhile."""
+    """Its guard is also stopped, so nothing kills it. If synchronous, the chief is saving meanwhile."""
     job = Job(3, 1, line, tmp_path, *LINE, *flags, "--log_every=10", "--collective_timeout=8")
     wait_for_step(job.chief, 20)
     frozen = job.processes.pop("worker 1")
@@ -259,7 +259,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
     chief.send_signal(signal.SIGCONT)
     _, err = chief.communicate(60)
     assert chief.returncode == 75, err
-    assert re.fullmatch(f"trainer.run: {STOPPED.format('the chief')}", err)  # it blames nobody else
+    assert re.fullmatch(f"trainer.run: {STOPPED.format('the chief')}", err)  # it does not blame others
 
 
 @pytest.mark.slow
@@ -365,7 +365,7 @@ def test_a_stopped_worker_of_a_synchronous_job_loses_no_step(needed, line, tmp_p
 
 @pytest.mark.slow
 def test_a_server_that_got_a_signal_serves_for_a_bounded_time(line, tmp_path):
-    """Where the chief cannot save in time: a worker takes longer for what it has in work."""
+    """The chief cannot save in time if a worker takes longer for its current work."""
     environment = {straggler.WORKER: "0", straggler.SECONDS: "12"}
     job = Job(1, 1, line, tmp_path, *LONG, "--collective_timeout=3", environment=environment)
     wait_for_line(job.processes["worker 0"], 'rows "')

@@ -174,7 +174,7 @@ def test_a_pair_of_structures_keeps_them(folder):
 
 
 def test_keras_fits_the_labels_of_a_pair(folder):
-    """One step over all records, of which each is a class of its own: zeros of weights give the loss log(classes)."""
+    """One step over all records, each with its own class: weights of 0 give the loss log(classes)."""
     model = keras.Sequential([keras.Input((COUNT,)), keras.layers.Dense(COUNT, kernel_initializer="zeros")])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(100.0), loss, weighted_metrics=["accuracy"])

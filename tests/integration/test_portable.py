@@ -1,4 +1,4 @@
-"""The dataset as tf.data itself stores, restores and serves it, in other processes: by windows or in memory alike."""
+"""The dataset as stored, restored and served by tf.data itself, in other processes: by windows and in memory."""
 
 import json
 

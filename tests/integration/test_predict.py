@@ -39,7 +39,7 @@ def run(tmp_path_factory, digits):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory, digits):
-    """Digits of the test split as files: {path: label}, sorted, beside a file that is not an image."""
+    """Digits of the test split as files, {path: label}, sorted, together with a file that is not an image."""
     folder, labels = tmp_path_factory.mktemp("photos"), {}
     examples = RandomAccess(digits, "test")
     for number in range(COUNT):
@@ -56,7 +56,7 @@ def predict(*arguments):
 
 
 def answers(text):
-    """Returns {path: [(class, probability), ...]} of what was printed."""
+    """Returns {path: [(class, probability), ...]} from the output."""
     lines = (line.rsplit(": ", 1) for line in text.splitlines())
     pairs = ((path, [one.rsplit(" ", 1) for one in said.split(", ")]) for path, said in lines)
     return {path: [(name, float(probability)) for name, probability in classes] for path, classes in pairs}
@@ -269,7 +269,7 @@ def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_ther
 
 @pytest.mark.slow
 def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on_a_split(tmp_path, digits, photos):
-    """Training and conversion themselves advise --eval_split=none where there is one split."""
+    """Training and conversion themselves advise --eval_split=none if there is a single split."""
     flags = [f"--data_dir={digits}", "--model=lenet", "--train_steps=20", "--log_every=0", "--eval_split=none"]
     done = forked.run(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
     assert done.returncode == 0, done.stderr

@@ -35,11 +35,11 @@ PAGES = (
 )
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
-MORE = {  # flags of Beam, those of a file, and a classic name; see `pipeline.commands.aliases`
+MORE = {  # flags of Beam, flags of a file, and a classic name; see `pipeline.commands.aliases`
     "train": {"--config", "--dump_config", "--task_id"},
     "convert": {"--runner", "--direct_num_workers", "--direct_running_mode"},
 }
-PROGRAMS = {"stepfeed": ["-m", "stepfeed"], "python": []}  # what a page's shell starts, for `forked.run`
+PROGRAMS = {"stepfeed": ["-m", "stepfeed"], "python": []}  # programs that a page's shell starts, for `forked.run`
 PRINTED = {  # by what a snippet has: what it prints last
     "model.predict": "predictions (368, 10)\n",
     "waiting_share": "of the second half\n",
@@ -240,7 +240,7 @@ def test_loops_and_channels_are_ported_in_as_few_lines_as_the_page_says(folder, 
 
 @pytest.mark.slow
 def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
-    """With less data and fewer steps: what the first line says, and the flags of which the page's table speaks."""
+    """With less data and fewer steps: the content of the first line, and the flags in the page's table."""
     page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]
     convert, train = re.findall(r"^    (stepfeed (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert f"become {len([convert, train])} commands" in page

@@ -247,7 +247,7 @@ def test_losses_that_stand_out():
 
 
 def said(*flags):
-    """Returns the object that the command prints in a process of its own, whose threads TensorFlow has not yet made."""
+    """Returns the object that the command prints in a separate process, where TensorFlow has not made threads yet."""
     [(code, out, error)] = finish(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
     assert (code, error) == (0, "")
     return json.loads(out)

@@ -272,7 +272,7 @@ def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_ex
         assert re.search(said, error)
     other = ("--model_dir=begun", "--train_steps=3", "--initialize_from=changed")
     [(ended, _, error)] = finish(start(models, *flags, *other))
-    assert ended == 0, error  # to begin with these weights in another model is what the flag is for
+    assert ended == 0, error  # the flag is meant for starting another model with these weights
     code.write_text(CHANGING.replace("ACTIVATION", "'relu'").replace("0.1", "0.4"))
     [(ended, out, error)] = finish(start(models, *flags, "--train_steps=6"))
     assert ended == 0, error
@@ -312,7 +312,7 @@ def test_keys_are_not_logged_of_data_that_a_task_parses(project):
     assert "--log_keys=keys: not for a task with its own parse function" in error
 
 
-WRONG = [  # flags, and what is said of them
+WRONG = [  # flags, and the message
     (["--model=mine:compild"], ["--model=mine:compild", "has no 'compild'"]),
     (["--model=theirs:model"], ["--model=theirs:model", "No module named 'theirs'"]),
     (["--model=broken:model"], ["importing broken fails: broken.py:1: ", "No module named 'no_such_package'"]),

@@ -15,7 +15,7 @@ CLEAR = "\r\x1b[K"
 
 
 def run_in_terminal(*arguments):
-    """Returns the exit code, all that was shown, and [(seconds from the start, what was shown then)]."""
+    """Returns the exit code, the whole output, and [(seconds from the start, output at that time)]."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 150, 0, 0))
     began, shown = time.monotonic(), list[tuple[float, bytes]]()

@@ -1,4 +1,4 @@
-"""The validator as a user runs it, on damaged data sets: what it says, and how it ends."""
+"""The validator as a user runs it, on damaged data sets: its messages and exit codes."""
 
 import json
 import pathlib

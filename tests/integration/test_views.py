@@ -1,4 +1,4 @@
-"""A run of the trainer under a view: what it is fed, what it evaluates, what it skips, and how it resumes."""
+"""A training run under a view: what it feeds, evaluates and skips, and how it resumes."""
 
 import json
 import shutil

@@ -186,7 +186,7 @@ def test_the_other_models_are_too_with_their_recipes(data, tmp_path, model):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_resnet50_trains_on_photographs_with_every_strategy(tmp_path):
-    """By its own recipe, in bfloat16; the strategies that have virtual replicas come to the same bits."""
+    """With its own recipe, in bfloat16; the strategies with virtual replicas give the same bits."""
     photographs = tmp_path / "photographs"
     write_dataset(photographs, (8, 5), (256, 320, 3), (2,), classes=2, kind=Kind("jpeg", varied=True))
     flags = ("--model=resnet50", "--precision=bfloat16", "--global_batch_size=4", "--log_every=1", "--steps_per_loop=1")

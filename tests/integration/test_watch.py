@@ -1,4 +1,4 @@
-"""The page of real runs: what its files say, and in a browser, beside a job that loses a worker, and afterwards."""
+"""The page of real runs: the content of its files, and in a browser, while a job loses a worker, and afterwards."""
 
 import contextlib
 import dataclasses
@@ -80,7 +80,7 @@ def test_a_run_is_told_by_its_files(ended):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("slow", "why", "least"),  # batches are read ahead, several at once
+    ("slow", "why", "least"),  # several batches are prefetched
     [
         (slow_task.COMPUTING, "has its gradients", 0.6),
         pytest.param(slow_task.READING, "waits for its input", 0.2, marks=pytest.mark.slow),

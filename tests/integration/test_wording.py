@@ -30,7 +30,7 @@ PARQUET = "--dataset=parquet --source={tmp}/animals.parquet --data_dir={tmp}/out
 SHARD = "train-00001-of-00002.tfrecord"
 # What a run, a machine or a release of a library decides.
 VARYING = [
-    (r" \(pip install tensorboard\)$", ""),  # where it is not installed
+    (r" \(pip install tensorboard\)$", ""),  # if it is not installed
     (r"\b\d+(\.\d+)? (s|ms)\b", "N s"),
     (r"[\d,.]+ (MB/s|examples/s(ec)?|records/s)", r"N \1"),
     (r"\d+\.\d+ sec/batch", "N sec/batch"),

@@ -39,11 +39,11 @@ def main(path, cases):
         if opened:
             opened.close()
     print(f"{len(calls)} calls, {refused} refused", flush=True)
-    os._exit(0)  # the interpreter's end is not what is tested
+    os._exit(0)  # the interpreter's shutdown is not under test
 
 
 def memory_of(content, offset):
-    """Returns an array of its own memory, `offset` bytes behind a multiple of 16; it ends where that does."""
+    """Returns an array in its own memory, `offset` bytes after a multiple of 16, which ends where the memory does."""
     whole = np.empty(len(content) + offset % 16, np.uint8)
     memory = whole[offset % 16 :]
     memory[:] = np.frombuffer(content, np.uint8)

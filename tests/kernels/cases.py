@@ -66,7 +66,7 @@ def _ended_early(record: bytes, size: int) -> bytes:
 
 
 def _frames(rng: Random, pixels: int) -> tuple[Array, Array]:
-    """Returns frames that lie one after the other, and where each begins; some are damaged."""
+    """Returns contiguous frames, and the start of each; some are damaged."""
     framed = [framing.frame(record) for record in _records(rng, pixels)]
     block, begins = np.frombuffer(b"".join(framed), np.uint8).copy(), np.cumsum([0, *map(len, framed)])
     for _ in range(int(rng.integers(4)) if len(block) and is_rare(rng, 2) else 0):
@@ -161,7 +161,7 @@ def _offset(rng: Random, array: Array) -> int:
 
 
 def _spoiled(rng: Random, arrays: list[Array], i: int, first: int) -> Buffer | Alias:
-    """Returns an argument in place of one that fits; those from `first` on are buffers."""
+    """Returns an argument to replace a valid one; arguments from `first` on are buffers."""
     array, way, sizes = arrays[i].copy(), int(rng.integers(5)), [each.nbytes for each in arrays]
     if way == 0 and i > first:  # a part of the memory of an argument before it
         of = int(rng.integers(first, i))

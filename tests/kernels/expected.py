@@ -13,7 +13,7 @@ from tests.kernels.calls import Array, Buffer, Case, OpenedFile, Result, Tensor
 
 
 def check(case: Case, result: Result) -> None:
-    """Asserts that a result is right, as far as it is known what is."""
+    """Asserts that a result is right, as far as the right one is known."""
     if case.output:
         expected = _OPERATIONS.get(case.name)
         if expected and not result.value:

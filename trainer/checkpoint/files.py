@@ -232,8 +232,8 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
       steps: global steps of the checkpoints.
       max_to_keep: number of newest checkpoints to keep.
       steps_per_epoch: T.
-      period: period of the steps that count. Others are kept while fewer count than are to be kept, or while they are
-        among the newest two; they do not take the place of those that count. An empty period counts all.
+      period: period of the steps that count. Other steps are kept while too few count, or while they are among the
+        newest two; they never displace steps that count. An empty period counts all.
     """
     # A slow divergence may affect all of the newest. The older of the two is at least one epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.

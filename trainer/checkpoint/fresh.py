@@ -22,15 +22,15 @@ from trainer.checkpoint.files import FILE, LIST, SCRATCH
 from trainer.config import TrainConfig, file
 from trainer.run_folder import EVENTS, RunFolder, check_file
 
-VARIABLE = "STEPFEED_FRESH"  # name of the job, which starts over once, however often its processes are started
+VARIABLE = "STEPFEED_FRESH"  # name of the job; it starts over once, even if its processes are started several times
 _REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
 
 
 def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
     """Carries out --fresh; returns the config without it, for a run that may look for its newest checkpoint.
 
-    With --fresh, the run in the folder is removed first, once per job. Without it, what a killed removal left is
-    removed.
+    With --fresh, the run in the folder is removed first, once per job. Without it, the leftovers of a killed removal
+    are removed.
 
     Args:
       config: flags of the run.

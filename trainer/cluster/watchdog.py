@@ -21,7 +21,7 @@ from trainer.runtime import context
 
 _TICK = 0.5  # seconds between looks, unless the timeout needs more
 _LOOKS = 10  # least number within the timeout
-_MISSED = 5.0  # after a stop of so many seconds TensorFlow may have missed this worker's heartbeats
+_MISSED = 5.0  # after a stop this long, TensorFlow may have missed this worker's heartbeats
 
 
 class Watchdog:

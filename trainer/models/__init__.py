@@ -20,8 +20,8 @@ __all__ = ["build", "pretrained", "takes"]
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    The built-in models scale uint8 images to [0, 1]; those of Keras have their own scaling. Keras' seed determines the
-    weights.
+    The built-in models scale uint8 images to [0, 1]; Keras' own models have their own scaling. Keras' seed determines
+    the weights.
 
     Args:
       flags: flags of the model: name, dropout, and initial weights.

@@ -207,7 +207,7 @@ def _in_words(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(map(str, shapes))
 
 
-class _Asked(Exception):  # noqa: N818, it is no error
+class _Asked(Exception):  # noqa: N818, not an error
     """Raised when Keras asks for a file."""
 
 

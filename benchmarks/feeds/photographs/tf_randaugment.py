@@ -1,7 +1,7 @@
 """RandAugment in TensorFlow operations, like the Model Garden's: an image computes only the operations that it draws.
 
 Keras' layer RandAugment computes all of its operations for each image, which takes some 30 ms for one of 224x224. The
-operations and their ranges are those of torchvision.
+operations and their ranges are torchvision's.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def contents():
 def refused():
     """A function that checks an outcome: the exit code, one line on stderr with these texts, no data set.
 
-    Where shards are kept, another line says so.
+    If shards are kept, another line reports that.
     """
 
     def check(outcome, code, *texts, data_dir):

@@ -32,7 +32,7 @@ def contestant():
 
 
 def state_of(pid):
-    """Returns the letter of a process's state; empty: it has ended."""
+    """Returns the letter of a process's state; empty if it has ended."""
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The trainer beside its peers: what is compared with what, and that all of them train the same model."""
+"""The trainer and its peers: what is compared with what, and that all of them train the same model."""
 
 import importlib.util
 import json

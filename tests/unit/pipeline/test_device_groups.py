@@ -1,4 +1,4 @@
-"""Batches that are copied to devices in groups and cut there: the rows, bytes and steps of those copied one by one."""
+"""Batches copied to devices in groups and cut there have the rows, bytes and steps of batches copied one by one."""
 
 import itertools
 

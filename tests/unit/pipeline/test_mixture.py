@@ -1,4 +1,4 @@
-"""Mixtures: each source an input of its own, on any number of replicas; resuming; what does not fit together."""
+"""Mixtures: each source is an input of its own, on any number of replicas; resuming; incompatible sources."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Registries: what the modules of a package register is found by name, without loading what is heavy."""
+"""Registries: things registered by a package's modules are found by name, without loading heavy modules."""
 
 import importlib
 import pathlib
@@ -38,7 +38,7 @@ def test_modules_are_imported_when_a_name_is_looked_up(package):
     assert f"{package}.cats" not in sys.modules
     assert dict(animals) == {"cat": ("meow", 4), "kitten": ("meow", 4), "dog": ("woof", 4)}
     assert "cow" not in animals
-    assert sys.modules[f"{package}.dogs"].dog() == "woof"  # what is decorated stays as it is
+    assert sys.modules[f"{package}.dogs"].dog() == "woof"  # the decorated object is unchanged
 
 
 def test_a_name_is_registered_once():

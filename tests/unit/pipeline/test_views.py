@@ -1,4 +1,4 @@
-"""Views through the input: what is fed, what is read, how a run resumes; and the columns that they are made of."""
+"""Views through the input: what is fed and read, how a run resumes, and the columns that views are made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package `stepfeed`, beside files of the user's that have the names of our packages."""
+"""The package `stepfeed`, next to user files with the names of our packages."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`--log_losses`: what is in the files, after a resume on any number of workers, and whose folder it is."""
+"""`--log_losses`: the content of the files, after a resume on any number of workers, and which run owns a folder."""
 
 import json
 

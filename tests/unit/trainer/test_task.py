@@ -447,7 +447,7 @@ def test_what_cannot_work_is_one_line(build, flags, message, make_stepper):
 
 class Helps:
     def shuffled(self):
-        """Of a base that is no task."""
+        """A method of a base that is not a task."""
 
 
 class Odd(Helps, Task):
@@ -471,7 +471,7 @@ class Odd(Helps, Task):
 
 class Odder(Odd):
     def restore(self):
-        """Called by nobody, either."""
+        """Never called, either."""
 
 
 def test_methods_that_the_trainer_never_calls_are_named_with_the_one_that_may_be_meant():

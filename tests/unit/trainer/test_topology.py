@@ -80,7 +80,7 @@ def test_summands_in_any_order_and_of_any_magnitude_cancel(make_strategy):
     values = np.array([large, 1.0, -large] + [0.5] * (V - 3), np.float32)
     for order in (values, values[::-1].copy(), np.roll(values, 5)):
         [found] = summed([order], 2, make_strategy)
-        assert found == 0.0  # what is far below the largest summand is rounded away, in every order alike
+        assert found == 0.0  # summands far below the largest are rounded away, in any order
 
 
 def test_what_is_below_the_normal_numbers_is_zero_whether_a_kernel_flushes_it_or_not(make_strategy):
@@ -165,7 +165,7 @@ def summands(draw):
 @settings(max_examples=30, deadline=None)
 @given(summands())
 def test_sums_are_those_of_the_definition(variables):
-    """A run that an earlier release began resumes to the same bits as long as the integers stay those."""
+    """A run begun by an earlier release resumes to the same bits as long as the integers stay the same."""
     count = len(variables[0])
     stacked = sum_gradients([tf.constant(values) for values in variables], count)
     apart = sum_virtual_replicas([[tf.constant(values[i]) for values in variables] for i in range(count)], count)

@@ -160,7 +160,7 @@ def _is_free(port: int) -> bool:
 
 
 def _named(port: int) -> socket.socket | None:
-    """Returns what holds the port's name; None: another launcher does."""
+    """Returns the socket that holds the port's name; None if another launcher holds it."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0stepfeed-port-{port}")

@@ -1,4 +1,4 @@
-"""`--dry_run`: says what the conversion with the same flags then does, and writes nothing anywhere."""
+"""`--dry_run`: reports what the conversion with the same flags then does, and writes nothing anywhere."""
 
 import dataclasses
 import os

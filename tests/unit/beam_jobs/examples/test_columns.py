@@ -1,4 +1,4 @@
-"""Columns joined of the receipts of shards: what that takes in memory, and what is left of the receipts."""
+"""Columns joined from the receipts of shards: their memory, and what is left of the receipts."""
 
 import tracemalloc
 
@@ -19,7 +19,7 @@ def joined(features, splits, flag="records"):
 
 
 def peak_per_value(features, splits, flag="records"):
-    """Returns the most bytes per record that the columns take, beside the receipts, one after the other."""
+    """Returns the peak of bytes per record for the columns, besides the receipts, one column at a time."""
     count = COUNT * sum(map(len, splits.values()))
     tracemalloc.start()
     try:

@@ -188,7 +188,7 @@ def test_a_flag_that_the_runner_reads_passes(flags):
 
 
 class Own(beam.runners.PipelineRunner):
-    """A runner that is not Beam's: what it reads is not known."""
+    """A runner that is not Beam's: the flags that it reads are unknown."""
 
 
 def test_every_flag_of_beam_is_known_to_be_read_by_some_runners_or_none():

@@ -1,4 +1,4 @@
-"""A local folder as a sink: what may become one, one conversion at a time, and what a failed one leaves."""
+"""A local folder as a sink: what can become one, one conversion at a time, and what a failed one leaves."""
 
 import dataclasses
 import itertools

@@ -214,7 +214,7 @@ def test_the_files_of_another_data_set_are_recognised(mnist_folder):
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
-    """235 MB of images, sparse or as gzip: what a process holds stays far below that."""
+    """235 MB of images, sparse or as gzip: a process's memory stays far below that."""
     count = 300_000
     header = (0x803).to_bytes(4, "big") + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2
     for name in ("train", "t10k"):

@@ -137,7 +137,7 @@ def test_the_rows_of_a_column_of_splits_are_kept_apart(tmp_path):
         "validation": [0, 2],
         "test": [1, 1],
     }
-    # The column, the names, or what the flag says; a column of other words needs the flag.
+    # The column, the names, or the flag; a column with other words needs the flag.
     assert opened("parquet", tmp_path, split_column="none").splits == {"train": 8}
     parquet(tmp_path / "c" / "x.parquet", part=column("x", "y", "x", "x"))
     assert opened("parquet", tmp_path / "c", split_column="part").splits == {"x": 3, "y": 1}

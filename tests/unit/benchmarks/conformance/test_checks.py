@@ -1,4 +1,4 @@
-"""The program of tests finds what is broken: real processes of an adapter that breaks one promise at a time."""
+"""The test program finds broken promises: real processes of an adapter that breaks one promise at a time."""
 
 import dataclasses
 import sys

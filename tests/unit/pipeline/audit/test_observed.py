@@ -31,7 +31,7 @@ def source_of(data, **changes):
 
 
 def log(folder, source, steps, workers=2, replicas=4, change=None, weights="mask", only=None):
-    """Writes what a run of `workers` logs of some steps; change(step, replica, keys, weights) edits a line."""
+    """Writes a run's logs of some steps, one per worker; change(step, replica, keys, weights) edits a line."""
     contract, rows = Contract.of(source), 12 // replicas
     for worker in range(workers) if only is None else only:
         with KeyLogWriter(

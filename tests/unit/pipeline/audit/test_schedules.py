@@ -72,7 +72,7 @@ def test_the_schedule_and_each_source_are_proved(folder, flags, capsys):
 
 
 def log(folder, logs, segments, steps, workers=1):
-    """Writes what a run of some steps of a schedule logs, with a replica per worker; returns its flags."""
+    """Writes a run's logs of some steps of a schedule, with a replica per worker; returns its flags."""
     text = ";".join(f"{first}:{folder}/a={a},{folder}/b={b}" for first, (a, b) in segments)
     options = {"global_batch_size": 24, "training": True, "schedule": text}
     data = [(folder / "a", 2), (folder / "b", 1)]

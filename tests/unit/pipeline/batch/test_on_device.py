@@ -1,4 +1,4 @@
-"""`augment_on="device"`: uint8 and keys are fed, and what the step makes of them is what the host would have fed."""
+"""`augment_on="device"`: uint8 and keys are fed, and the step turns them into what the host would have fed."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def compiled(augment):
 
 
 def check_alike(data_dir, place="device", **options):
-    """Compares every batch of an input with what a step makes of it, and returns the element_spec of the latter's x."""
+    """Compares every batch of an input with the result of a step, and returns the element_spec of the latter's x."""
     augment = compiled(augment_fn(data_dir, **options, augment_on=place))
     fed = input_fn(data_dir, **options, augment_on=place)
     expected = list(input_fn(data_dir, **options))

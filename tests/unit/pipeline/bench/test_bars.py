@@ -16,7 +16,7 @@ class Output(io.TextIOWrapper):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Returns a function from where a bar of 5/8 of 4 columns is drawn to what is drawn."""
+    """Returns a function from the place where a bar of 5/8 of 4 columns is drawn to the drawing."""
 
     def draw(is_terminal=True, encoding="utf-8", columns="100", is_bound=True, **environment):
         for name in ("NO_COLOR", "TERM"):

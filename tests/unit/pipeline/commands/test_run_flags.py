@@ -1,4 +1,4 @@
-"""The audit by the flags that a run has stored: its workers, and what of them holds for other data."""
+"""The audit by a run's stored flags: its workers, and which flags also hold for other data."""
 
 import json
 import shutil

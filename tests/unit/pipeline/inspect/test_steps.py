@@ -146,7 +146,7 @@ def test_rows_of_a_mixture_are_of_their_sources(folders, capsys):
 
 
 def places(data, epoch, replicas, split="train", **options):
-    """Returns {key: [(step, row, replica, weight)]} of an epoch, by a scan of what is fed."""
+    """Returns {key: [(step, row, replica, weight)]} of an epoch, by scanning the input."""
     found = {}
     batches = input_fn(data, split, training=True, features=("key",), augment=None, **options).as_numpy_iterator()
     for step, (x, _, weights) in enumerate(batches):

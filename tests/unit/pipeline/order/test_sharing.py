@@ -1,4 +1,4 @@
-"""How often the workers of a job read the split, against a count of the streams of each."""
+"""How many times the workers of a job read the split, compared with a count of each one's streams."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The folder of copies: who holds what, what goes first, and what a killed process leaves."""
+"""The folder of copies: who holds what, what is removed first, and what a killed process leaves."""
 
 import multiprocessing
 import os

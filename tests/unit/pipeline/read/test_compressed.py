@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 
 
 class Counted(Shards):
-    """Shards that note what was opened."""
+    """Shards that record which files were opened."""
 
     def opened(self, segment):
         self.__dict__.setdefault("opens", []).append(segment)

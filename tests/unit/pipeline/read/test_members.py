@@ -1,4 +1,4 @@
-"""Compressed shards in members: only those that are needed are decompressed; flipped bits are in test_readers.py."""
+"""Compressed shards in members: only the needed ones are decompressed; flipped bits are in test_readers.py."""
 
 import dataclasses
 import gzip
@@ -51,7 +51,7 @@ def read(reader, *pieces):
 
 
 def keys_in(found):
-    """Returns the keys of what a reader read."""
+    """Returns the keys of the records from a reader."""
     if hasattr(found, "keys"):
         return found.keys.tolist()
     return [tf_example.decode(record)["key"][0] for record in found.as_bytes()]

@@ -1,4 +1,4 @@
-"""Memory of windows: aligned, used again when nobody refers to it, and never while somebody does."""
+"""Memory of windows: aligned, reused once nothing refers to it, and never before."""
 
 import numpy as np
 

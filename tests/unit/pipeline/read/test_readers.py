@@ -135,7 +135,7 @@ class Damaged:
                 self.streams.add(segment)
 
     def _find(self, segment, file, whole, data, first, begin):
-        """Compares frames with those that were there, which begin at the same places."""
+        """Compares frames with the original ones, which begin at the same places."""
         for frame in framing.walk(io.BytesIO(whole).read, number=first, offset=begin):
             at, stop = frame.offset - begin, frame.end - begin
             self.bad[segment, frame.number] = data[at:stop] != whole[at:stop]

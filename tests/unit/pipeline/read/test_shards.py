@@ -1,4 +1,4 @@
-"""The shards of a selection: what is missing, cut or written again is named, before and between reads."""
+"""The shards of a selection: missing, cut or rewritten ones are named, before and between reads."""
 
 import gc
 import multiprocessing
@@ -181,7 +181,7 @@ def test_what_a_thread_has_taken_is_done_though_the_caller_finds_nothing_left():
 
 
 def test_a_caller_does_not_wait_for_threads_that_stand_still():
-    """As those do in which garbage is collected whose end waits for the caller itself."""
+    """Like threads that collect garbage whose finaliser waits for the caller itself."""
     ends, begun = threading.Event(), threading.Semaphore(0)
 
     def stands_still(_):

@@ -38,7 +38,7 @@ def made(count, pixels, key_bytes=3, seed=0, labels=range(128)):
 
 
 def unpacked(block, begins, pixels, place, rows, offset=0):
-    """Returns images, labels and what is known of the frames; rows that nothing is put into are 7 everywhere."""
+    """Returns images, labels and facts about the frames; rows that nothing is written to are 7 everywhere."""
     memory = np.full(rows * pixels + 128, 7, np.uint8)
     images = memory[offset : offset + rows * pixels].reshape(rows, pixels)
     labels = np.full(rows, 7, np.int64)
@@ -132,7 +132,7 @@ def changed(old, new):
         changed(b"\n\x02\xac", b"\n\x03\xac"),  # lengths that are wrong
         changed(b"\x12\x06\x1a", b"\x12\x05\x1a"),
         changed(b"\x28" + IMAGE, b"\x27" + IMAGE),
-        changed(b"\x28" + IMAGE, b"\xa8\x00" + IMAGE[1:]),  # of two bytes, where one is enough
+        changed(b"\x28" + IMAGE, b"\xa8\x00" + IMAGE[1:]),  # two bytes where one is enough
         changed(b"\x28" + IMAGE, b"\xff" * 9 + b"\x01" + IMAGE[9:]),
         b"\n" + b"\xff" * 9 + b"\x01" + GOOD[11:],
     ],

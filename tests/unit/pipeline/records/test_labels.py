@@ -1,4 +1,4 @@
-"""Class names that lie beside records."""
+"""Class names in files next to records."""
 
 import pytest
 

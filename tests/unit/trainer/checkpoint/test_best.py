@@ -17,7 +17,7 @@ WEIGHT = "optimizer/_trainable_variables/1/.ATTRIBUTES/VARIABLE_VALUE"
 
 @pytest.fixture
 def make(make_strategy, make_state, make_checkpoints):
-    """Returns a function that makes the checkpoint manager of a run of 30 steps, its state, and what was restored."""
+    """Returns a function that makes the checkpoint manager of a run of 30 steps, its state, and the restored values."""
 
     def make(**flags):
         strategy = make_strategy()

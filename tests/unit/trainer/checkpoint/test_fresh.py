@@ -99,7 +99,7 @@ def test_an_empty_folder_is_fine(tmp_path):
 
 
 def test_the_next_start_removes_what_a_kill_left(folder, monkeypatch):
-    """After each removal in turn: the next start is one without the flag, which would resume what is left."""
+    """After each removal in turn: the next start is without the flag, and would resume from the leftovers."""
     unlink, number, kills = pathlib.Path.unlink, 0, 0
     for at in range(12):
 

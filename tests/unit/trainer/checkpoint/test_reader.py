@@ -94,7 +94,7 @@ def cut_index(path):
 
 
 def fifo_of(suffix):
-    """Returns the damage of a FIFO in the place of one of the files, at which TensorFlow would wait for ever."""
+    """Returns the damage of replacing one of the files by a FIFO, for which TensorFlow would wait forever."""
 
     def fifo(path):
         file = path.with_name(f"{path.name}{suffix}")

@@ -27,7 +27,7 @@ def graph(join):
 
 
 class Net(keras.Model):
-    """Its arguments are not those that Keras can write down."""
+    """Its arguments are not ones that Keras can serialize."""
 
     def __init__(self, act, units=4):
         super().__init__()

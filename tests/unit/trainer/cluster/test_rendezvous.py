@@ -347,7 +347,7 @@ def test_strangers_are_not_answered(start, connect, monkeypatch, caplog):
             assert stranger.recv(100) == b""
     workers = [start(1), start(2)]
     assert [worker.result(timeout=30) for worker in (chief, *workers)] == [None] * 3
-    gc.collect()  # asyncio logs exceptions that nobody caught
+    gc.collect()  # asyncio logs uncaught exceptions
     assert not caplog.records
 
 

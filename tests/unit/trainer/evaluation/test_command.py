@@ -77,7 +77,7 @@ def test_each_checkpoint_once_until_the_last_step(follow):
 
 
 def test_of_a_run_that_has_ended_all_are_evaluated_without_waiting(follow):
-    assert follow(start=(20, 60, 100)) == ([20, 60], [])  # to step 60; what is beyond is of a longer run
+    assert follow(start=(20, 60, 100)) == ([20, 60], [])  # to step 60; anything beyond is from a longer run
 
 
 def test_one_that_is_removed_or_damaged_meanwhile_is_left_out(follow, tmp_path):
@@ -134,7 +134,7 @@ def test_of_a_run_that_saves_by_epochs_or_by_the_clock_it_knows_what_its_checkpo
 
 
 def test_one_that_is_removed_while_it_is_evaluated_is_missed_with_those_before_it(follow, tmp_path):
-    """Its evaluation fails halfway; what was missed before it is told with the next one."""
+    """Its evaluation fails halfway; earlier missed steps are reported with the next one."""
 
     def remove(step):
         if step == 30:

@@ -1,4 +1,4 @@
-"""The forms of a judgement, and what the command prints and writes."""
+"""The forms of a report, and the command's output and files."""
 
 import json
 

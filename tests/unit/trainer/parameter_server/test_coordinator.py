@@ -22,7 +22,7 @@ TOLD = {"exit_code": 0, "error": ""}
 
 
 class Other:
-    """A process of the job: it says who it is, and reads what the chief says."""
+    """A process of the job: it introduces itself, and reads the chief's messages."""
 
     def __init__(self, chief, task, description=SAME, failure=None):
         self._socket = socket.create_connection(
@@ -60,7 +60,7 @@ class Chief:
         )
 
     def all_come(self):
-        """Begins the job with all processes, which are alike; returns them by task."""
+        """Begins the job with all processes, which have equal descriptions; returns them by task."""
         self.others = {task: Other(self, task) for task in self.roles.others}
         self.coordinator.wait()
         assert [one.hears() for one in self.others.values()] == [TOLD] * len(self.others)

@@ -15,7 +15,7 @@ GPU = "GPU:0 (NVIDIA T4, 15 GiB)"
     [("worker", GPU, f"worker 0 (b:1): here {GPU}\n"), ("worker", None, ""), ("ps", GPU, "")],
 )
 def test_a_worker_names_its_gpu_where_there_is_one(job, gpu, said, config_of, monkeypatch, capsys):
-    """There is none here: what TensorFlow says of it is given, and nobody is served."""
+    """There is no GPU here: TensorFlow's answers about it are faked, and nothing is served."""
     served = []
     monkeypatch.setattr(strategies, "first_gpu", lambda: gpu)
     monkeypatch.setattr(strategies, "configure", lambda config: None)

@@ -31,7 +31,7 @@ FLAGS = {"optimizer": "adam", "rate": 0.01}
 
 
 class Here:
-    """Stands for TensorFlow's coordinator: it runs functions at once, in this process."""
+    """Stands in for TensorFlow's coordinator: it runs functions immediately, in this process."""
 
     def schedule(self, function, args):
         result = function(*args)

@@ -1,4 +1,4 @@
-"""With which code a process of a job ends, in interpreters of their own."""
+"""The exit codes of a job's processes, in separate interpreters."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A worker that stands still, and what is said of it by the process that kills it."""
+"""A stopped worker, and the message of the process that kills it."""
 
 import signal
 

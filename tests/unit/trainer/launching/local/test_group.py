@@ -1,4 +1,4 @@
-"""A group of processes, which of them failed first, and the line that says so."""
+"""A group of processes: which of them failed first, and the line about it."""
 
 import time
 import types

@@ -129,7 +129,7 @@ def test_delays_double_up_to_a_bound_until_there_is_a_step_beyond_all_earlier_on
 
 
 class Workers(RuleBasedStateMachine):
-    """Asynchronous workers, shells in place of trainers, that fail, are told to end and are silent, in any order.
+    """Asynchronous workers, shells instead of trainers, that fail, are asked to end and fall silent, in any order.
 
     What is expected follows from how often each was started again. With a delay none is, as long as a test takes.
     """

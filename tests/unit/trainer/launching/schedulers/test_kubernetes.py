@@ -288,7 +288,7 @@ def test_a_job_that_begins_anew_has_a_name_of_its_own(documents_of):
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_flags_and_variables_reach_the_process_as_they_are(documents_of, kind):
-    """The pod's command is really run, with a program that prints what it gets instead of the trainer."""
+    """The pod's command is really run, with a program that prints its arguments instead of the trainer."""
     flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
     trainer = ("--data_dir=/data/" + "".join(NASTY), "--model_dir=/runs/one")
     *_, last = documents_of(f"--kind={kind}", *flags, trainer=trainer)

@@ -1,4 +1,4 @@
-"""The batch script, run with stubs of Slurm's commands, and of Python for what the processes do."""
+"""The batch script, run with stubs of Slurm's commands, and of Python for the processes."""
 
 import ast
 import json
