@@ -237,6 +237,16 @@ def root_cause(message: str) -> tuple[str | None, str]:
     return min(roots, key=lambda root: _CONSEQUENCES[::-1].index(root[0]) + 1 if root[0] in _CONSEQUENCES else 0)
 
 
+def message_of(error: Exception) -> str:
+    """Returns the message of an error of TensorFlow.
+
+    A message with bytes of a record in it arrives as a UnicodeDecodeError, which has the message as its object.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return error.object.decode(errors="backslashreplace")
+    return str(getattr(error, "message", error))
+
+
 def _first_line(text: str) -> str:
     """Returns the first line that says more than a location, and the next one if the first ends with a colon."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 from pipeline.batch.compose import judge_of, maker
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, PipelineError, message_of
 from pipeline.files.paths import folder
 from pipeline.graph_calls import kept_error
 from pipeline.order.order import MAX_STEP
@@ -46,8 +46,9 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
     """
     try:
         yield
-    except tf.errors.OpError as error:
-        if _OF_INPUT in error.message and kept_error(error.message) is None:
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        message = message_of(error)
+        if _OF_INPUT in message and kept_error(message) is None:
             for steps in fed():
                 if found := unusable(steps):
                     raise found from None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.errors import UsageError, root_cause
+from pipeline.errors import UsageError, message_of, root_cause
 from pipeline.graph_calls import UserFunction
 
 _MOST_TRIED = 16  # records, of a batch and of others, to find one that a parser takes
@@ -83,8 +83,8 @@ class ParseJudge:
         try:
             with tf.device("CPU:0"):
                 self._parse(tf.constant(batch))
-        except tf.errors.OpError as error:
-            return f"parse: {root_cause(error.message)[1]}"
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            return f"parse: {root_cause(message_of(error))[1]}"
         return None
 
 

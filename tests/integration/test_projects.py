@@ -41,15 +41,6 @@ PARSED = {
         "probabilities",
         r"^channels:validation, record 19: [0-9] 0\.\d+, [0-9] 0\.\d+, [0-9] 0\.\d+$",
     ),
-    "deeplab": Parsed(
-        "voc",
-        "val-*",
-        11,
-        "deeplab_task:Segmentation",
-        ["image/segmentation/class/encoded", "image/segmentation/class/format"],
-        "outputs",
-        "^11 records: masks.npz$",
-    ),
     "scenes": Parsed("scenes", "val-*", 13, "scenes_task:Scenes", ["classes"], "outputs", "^13 records: scenes.npz$"),
 }
 BY_HAND = """
@@ -156,7 +147,7 @@ def test_a_project_trains_before_and_after(project, tmp_path):
     elif "predict" in found:
         assert found["predict"].count("photo.jpg: ") == 1
     else:
-        assert before
+        assert before or (tmp_path / next(tmp_path.glob("*.keras"))).stat().st_size
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline import images
 from pipeline.batch.compose import make_dataset
+from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
 from pipeline.decode.images import decode_file
@@ -81,7 +82,8 @@ def _write_all(
     """Writes each format, compares it with the model, and writes the description of all."""
     batches: Callable[[Format], list[NDArray]]
     if isinstance(model, Parsed):
-        stored, expected = parsed_examples(trained, config.examples, model)
+        with naming_records(lambda: [Fed(trained.split.request)]):
+            stored, expected = parsed_examples(trained, config.examples, model)
         batches = lambda kind: stored  # noqa: E731
     else:
         images = stored_images(trained, config.examples)

@@ -19,7 +19,7 @@ from pipeline import images
 from pipeline.commands import commandline
 from pipeline.commands.text import printable
 from pipeline.decode.images import decode_file
-from pipeline.errors import DataError, UsageError, line_of, location, reason_of, root_cause, to_run
+from pipeline.errors import DataError, UsageError, line_of, location, message_of, reason_of, root_cause, to_run
 from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
 from pipeline.manifest import PixelRule
@@ -254,8 +254,8 @@ class Predictor:
                 try:
                     self._compute(np.array([record], object))
                 except _OF_TENSORFLOW as own:
-                    raise error_of(number, _cause(own)) from None
-            raise DataError(f"{self.name}: {_cause(error)}") from None
+                    raise error_of(number, root_cause(message_of(own))[1]) from None
+            raise DataError(f"{self.name}: {root_cause(message_of(error))[1]}") from None
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Returns the probabilities of fitted images; those of one size are computed at once."""
@@ -340,13 +340,6 @@ class Predictor:
     def _best(self, probabilities: NDArray[np.float32], top: int) -> tuple[tuple[int, str, float], ...]:
         order = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((int(n), self.class_names[n], float(probabilities[n])) for n in order)
-
-
-def _cause(error: Exception) -> str:
-    """Returns the line of an error of `_OF_TENSORFLOW` that says what happened."""
-    if isinstance(error, UnicodeDecodeError):
-        return printable(root_cause(error.object.decode(errors="backslashreplace"))[1])
-    return root_cause(str(getattr(error, "message", error)))[1]
 
 
 def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:

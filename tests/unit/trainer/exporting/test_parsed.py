@@ -176,7 +176,7 @@ def test_what_is_wrong_with_records_is_one_error(data, classes, tmp_path):
         foreign.write(tmp_path / "two" / f"train-0000{name}-of-00002", records)
     index.main([str(tmp_path / "two")])
     with pytest.raises(DataError) as error:
-        predict.main([str(classes), str(tmp_path / "two"), "--split=train[1:]"])
+        predict.main([str(classes), str(tmp_path / "two"), "--split=train[3:]"])
     second = str(tmp_path / "two" / "train-00001-of-00002")
     assert (error.value.path, error.value.record, error.value.offset) == (second, 2, 2 * size)
     with pytest.raises(UsageError, match=r"^--split is missing: .* has test, train; give one"):
@@ -185,6 +185,24 @@ def test_what_is_wrong_with_records_is_one_error(data, classes, tmp_path):
         predict.main([str(classes), str(data), "--split=tset"])
     with pytest.raises(DataError, match="has records: give such files, or python -m pipeline.index the folder"):
         predict.main([str(classes), str(tmp_path)])
+
+
+def test_a_record_that_is_no_example_is_named_whoever_reads_it(classes, tmp_path, monkeypatch):
+    """TensorFlow's message about it has its bytes, and is no text."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as trainer.export sets it, and pytest takes it back
+    file = tmp_path / "bad" / "test.tfrec"
+    foreign.write(file, stored_tests()[:3])
+    file.write_bytes(file.read_bytes() + framing.frame(b"\xff\xff"))
+    index.main([str(file.parent)])
+    of_data = (f"--model_dir={classes}", f"--data_dir={file.parent}", "--split=test")
+    for main, arguments in (
+        (predict.main, [str(classes), str(file)]),
+        (evaluate.main, of_data),
+        (export.main, [*of_data, f"--output={tmp_path}/out"]),
+    ):
+        with pytest.raises(DataError, match=r"Could not parse example input, value: '\\+xff\\+xff'") as error:
+            main(list(arguments))
+        assert (error.value.path, error.value.record) == (str(file), 3)
 
 
 @pytest.mark.slow
