@@ -16,6 +16,7 @@ from pipeline.segments import Segment
 FLAG = "--phases"
 BASE, NOTHING = "base", "none"  # values of `freeze`; any other names layers
 KEYS = ("freeze", "learning_rate", "schedule")
+_OF_IMAGES = ("resize", "augment")
 _STORED = "phases"  # in the content of a checkpoint's record
 _MOST = 3.4e38  # the largest float32
 
@@ -169,6 +170,8 @@ def options_of(segment: Segment) -> dict[str, Any]:
             raise UsageError(
                 f"{where}: gives nothing; write a step and what holds from there on, such as 0: freeze=base"
             )
+        if name in _OF_IMAGES:
+            raise UsageError(f"{where}: {name}: is no key: all phases have the same images; give --{name}")
         if name not in KEYS:
             raise unknown(f"{where}: key", name, KEYS)
         if name in found or not (is_given and value):

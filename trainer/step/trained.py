@@ -33,20 +33,23 @@ class Trained:
     statistics: tuple[int, ...]
     frozen: tuple[keras.layers.Layer, ...] = ()
     updates: tuple[Intervals | None, ...] = ()
+    _entered: list[list[bool]] = dataclasses.field(default_factory=list, init=False)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Context in which frozen layers compute as Keras' do with `trainable = False`: BatchNorm as in inference.
 
-        `trainable` itself would sort the variables of the model anew.
+        `trainable` itself would sort the variables of the model anew. A layer that sums over replicas lets others be
+        traced in between: the last one to leave puts it back.
         """
-        before = [layer._trainable for layer in self.frozen]
+        self._entered.append(self._entered[0] if self._entered else [layer._trainable for layer in self.frozen])
         for layer in self.frozen:
             layer._trainable = False
         try:
             yield
         finally:
-            for layer, was in zip(self.frozen, before, strict=True):
+            before = self._entered.pop()
+            for layer, was in zip(self.frozen, before, strict=True) if not self._entered else ():
                 layer._trainable = was
 
 
