@@ -211,7 +211,11 @@ class Task:
 
     def _check_classes(self) -> None:
         if not self.data.are_classes:
-            kind = f"{self.data.labels.dtype.name} (rows, {', '.join(map(str, self.data.labels.shape[1:]))})"
+            labels = self.data.labels
+            if isinstance(labels, dict):
+                kind = " and ".join(labels)
+            else:
+                kind = f"{labels.dtype.name} (rows, {', '.join(map(str, labels.shape[1:]))})"
             raise UsageError(
                 f"the labels are {kind}, not a class per image, which is what this loss is for: give a Task with loss "
                 "and metrics of its own (--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"

@@ -51,3 +51,10 @@ def test_without_such_a_task_there_is_nothing_to_learn(data, config_of):
 def test_class_weights_need_classes_of_images(data, config_of):
     with pytest.raises(UsageError, check=said("--class_weight", "the labels are mask")):
         plan.make(config(config_of, data, class_weight="0:2"), task=Masks)
+
+
+def test_the_loss_of_classes_is_not_that_of_boxes(data, config_of):
+    own = config(config_of, data)
+    task = Boxes(own, data_spec_of(plan.make(own, task=Boxes).training.first))
+    with pytest.raises(UsageError, check=said("the labels are boxes and boxes_weight", "a Task with loss")):
+        task.loss(None, None)

@@ -101,7 +101,7 @@ def programs(draw):
     return " | ".join(parts or [CROP])
 
 
-@pytest.mark.parametrize("text", [*EXACT[:2], CROP, *RESAMPLING[1:3]])
+@pytest.mark.parametrize("text", [" | ".join(EXACT), CROP, *RESAMPLING[1:3]])
 def test_a_mask_and_a_box_follow_each_recipe(text):
     check_masks(text, 0)
     check_boxes(text, 0)

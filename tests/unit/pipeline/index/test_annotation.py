@@ -180,11 +180,22 @@ def test_what_leaves_the_picture_has_no_weight(tmp_path):
 def test_numbers_in_pixels_of_any_form(tmp_path):
     """Whole numbers, four features, corners as COCO has them; points as (x, y) in pixels."""
     numbers = {f"b/{name}": np.int64([own]) for name, own in {"x": 2, "y": 1, "width": 5, "height": 4}.items()}
-    folder = written(tmp_path, [plain(points=np.int64([15, 5]), **numbers)])
+    nothing = dict.fromkeys(("points", *numbers), np.zeros(0, np.int64))
+    folder = written(tmp_path, [plain(points=np.int64([15, 5]), **numbers), plain(**nothing)])
     run(folder, "--feature_map=boxes:b,points:points", "--box_format=xywh", "--point_format=xy")
-    x, *_ = next(iter(input_fn(folder, global_batch_size=1, training=False, features=("boxes", "points"))))
-    np.testing.assert_allclose(x["boxes"], [[[0.1, 0.1, 0.5, 0.35]]], atol=1e-6)
-    np.testing.assert_allclose(x["points"], [[[0.5, 0.75]]], atol=1e-6)
+    x, *_ = next(iter(input_fn(folder, global_batch_size=2, training=False, features=("boxes", "points"))))
+    np.testing.assert_allclose(x["boxes"], [[[0.1, 0.1, 0.5, 0.35]], [[0] * 4]], atol=1e-6)
+    np.testing.assert_allclose(x["points"], [[[0.5, 0.75]], [[0, 0]]], atol=1e-6)
+    for name in ("boxes", "points"):
+        np.testing.assert_array_equal(x[f"{name}_weight"], [[1], [0]])
+
+
+@pytest.mark.parametrize(("size", "columns"), [("10x10", range(1, 20, 2)), ("10x40", np.repeat(range(20), 2))])
+def test_a_mask_that_is_stretched_has_the_nearest_pixels(size, columns, tmp_path):
+    mask = np.tile(np.arange(20, dtype=np.uint8), (10, 1))
+    run(written(tmp_path, [plain(mask=foreign.png(mask))]), "--feature_map=mask:mask")
+    _, masks, _ = next(iter(input_fn(tmp_path, global_batch_size=1, training=False, resize=size, label="mask")))
+    np.testing.assert_array_equal(masks[0, :, :, 0], np.tile(columns, (10, 1)))
 
 
 def test_the_fill_of_a_mask_is_that_of_the_flag(tmp_path):
