@@ -13,6 +13,7 @@ from pipeline.errors import DataError, PipelineError, message_of
 from pipeline.files.paths import folder
 from pipeline.graph_calls import kept_error
 from pipeline.order.order import MAX_STEP
+from pipeline.order.views import LABEL
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedRequest, resolve_all
 
@@ -83,6 +84,7 @@ def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataEr
         augment_on=HOST,
         resize=None,
         features=(),
+        label=LABEL,
         weights="mask",
         class_weight=None,
         record_ids=True,
