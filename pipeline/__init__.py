@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.input_meter import InputMeter
     from pipeline.keras import ExactResume
+    from pipeline.order.graph_hashing import uniform
     from pipeline.order.sharding import Shard
-    from pipeline.order.tensors import uniform
     from pipeline.random_access import RandomAccess
     from pipeline.read.corruption import skipped_records
     from pipeline.step_iterator import StepIterator
@@ -37,7 +37,7 @@ _HOME = {
     "skipped_records": "pipeline.read.corruption",
     "order_spec": "pipeline.input",
     "steps_per_epoch": "pipeline.input",
-    "uniform": "pipeline.order.tensors",
+    "uniform": "pipeline.order.graph_hashing",
 }
 
 __all__ = [

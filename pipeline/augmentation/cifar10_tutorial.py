@@ -15,7 +15,7 @@ from pipeline.augmentation.base import ImageStatistics, check_argument
 from pipeline.augmentation.geometry import CropFirst
 from pipeline.augmentation.moves import Move
 from pipeline.lazily import tf, xla
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 _EXACT = 1 << 24  # float32 has all whole numbers below it
 _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; to change them changes the images of a seed
@@ -74,15 +74,15 @@ class Cifar10Tutorial(CropFirst):
         return [*(super().moves(size, training) or ()), *flips]
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
-        return tensors.uniform(keys, _FLIP) < 0.5
+        return graph_hashing.uniform(keys, _FLIP) < 0.5
 
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))
-        brightness = (tensors.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
+        brightness = (graph_hashing.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
         spread = self.contrast_high - self.contrast_low
-        contrast = tensors.uniform(keys, _CONTRAST) * spread + self.contrast_low
+        contrast = graph_hashing.uniform(keys, _CONTRAST) * spread + self.contrast_low
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
         if self.flip:  # after the sums, which do not depend on it, so that XLA computes the flip once
             lanes = kernels.flip(lanes, self._is_flipped(keys), channels)

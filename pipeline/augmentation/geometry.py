@@ -12,7 +12,7 @@ from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import Normalize
 from pipeline.lazily import tf
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 _TOP, _LEFT, _FLIP = range(3)  # draws of shifts
 _ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws of affine
@@ -168,7 +168,7 @@ class _FlippedNormalised(Recipe):
         return dataclasses.replace(self, normalize=False), Normalize()  # type: ignore[type-var]
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
-        return tensors.uniform(keys, self.flip_draw) < 0.5
+        return graph_hashing.uniform(keys, self.flip_draw) < 0.5
 
     def _flips(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
         flips = [passes.flip(self._is_flipped)] if self.flip and training else []
@@ -303,7 +303,7 @@ class Flip(Augmentation):
         return kernels.flip_images(images, self._is_flipped(keys))
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
-        return tensors.uniform(keys, 0) < self.prob
+        return graph_hashing.uniform(keys, 0) < self.prob
 
 
 @RECIPES.named("affine")
@@ -548,8 +548,8 @@ class _RandomCrop:
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns random boxes; one that would be wider or taller than the image ends at its border."""
         image_area = tf.cast(height, tf.float32) * tf.cast(width, tf.float32)
-        area = image_area * (self.min_area + (1 - self.min_area) * tensors.uniform(key, 0))
-        shape = tf.exp(math.log(self.max_shape) * (2 * tensors.uniform(key, 1) - 1))
+        area = image_area * (self.min_area + (1 - self.min_area) * graph_hashing.uniform(key, 0))
+        shape = tf.exp(math.log(self.max_shape) * (2 * graph_hashing.uniform(key, 1) - 1))
         wide = tf.clip_by_value(tf.cast(tf.round(tf.sqrt(area * shape)), tf.int32), 1, width)
         tall = tf.clip_by_value(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), 1, height)
         return _box(height, width, tall, wide, key, draw=2)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.lazily import tf, xla, xla_data_pb2
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
 SHARE_BITS = 16  # bits of the fractions of shares and coefficients
@@ -29,12 +29,12 @@ _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are su
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
     """Returns int32 of the shape of `keys`, uniform in 0..bound-1."""
-    return tf.cast(tensors.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
+    return tf.cast(graph_hashing.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
 
 
 def symmetric(keys: tf.Tensor, draw: int) -> tf.Tensor:
     """Returns float64 of the shape of `keys`, uniform in -1..1."""
-    return tf.cast(tensors.uniform(keys, draw), tf.float64) * 2.0 - 1.0
+    return tf.cast(graph_hashing.uniform(keys, draw), tf.float64) * 2.0 - 1.0
 
 
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:

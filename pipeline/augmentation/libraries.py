@@ -21,7 +21,7 @@ import tensorflow as tf
 from pipeline import graph_calls
 from pipeline.augmentation.base import UserAugmented
 from pipeline.errors import UsageError, of_user
-from pipeline.order import hashing, tensors
+from pipeline.order import graph_hashing, hashing
 
 _FIRST_DRAW = 1 << 32  # of a key, for seeds; `pipeline.uniform` of a user's function has those before it
 _CHANNELS = (1, 3, 4)  # of images
@@ -258,7 +258,7 @@ def _needs_evaluation(name: str, why: str) -> UsageError:
 
 def _keras_seed(key: tf.Tensor, number: int, dtype: str) -> tf.Tensor:
     """Returns a state of Keras' generator, (2,): two numbers below 2**30 of a key's draw, to which Keras adds."""
-    drawn = tensors.splitmix64(key + tf.constant(_FIRST_DRAW + number, tf.uint64))
+    drawn = graph_hashing.splitmix64(key + tf.constant(_FIRST_DRAW + number, tf.uint64))
     both = tf.stack([tf.bitwise.right_shift(drawn, tf.constant(bits, tf.uint64)) for bits in (34, 4)])
     return tf.cast(tf.bitwise.bitwise_and(both, tf.constant((1 << 30) - 1, tf.uint64)), dtype)
 

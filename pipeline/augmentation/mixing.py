@@ -15,7 +15,7 @@ from pipeline.augmentation.base import Augmentation, ImageStatistics, Mixing, Sh
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 _MOST_ALPHA = 100.0
 
@@ -58,7 +58,7 @@ class MixingRecipe(Augmentation):
         return images
 
     def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
-        mixed = real & kernels.partners(real) & (tensors.uniform(keys, _PROB) < self.prob)
+        mixed = real & kernels.partners(real) & (graph_hashing.uniform(keys, _PROB) < self.prob)
         if self.until_epoch is not None:
             mixed &= epoch < self.until_epoch
         return self._shares(size, keys, mixed)
@@ -178,7 +178,7 @@ class MixupOrCutMix(MixingRecipe):
         check_argument(self.name, "cutmix_prob", self.cutmix_prob, 0, 1)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
-        cut = tensors.uniform(keys, _WHICH) < self.cutmix_prob
+        cut = graph_hashing.uniform(keys, _WHICH) < self.cutmix_prob
         shares = (1.0 - symmetric_beta(alpha, keys) for alpha in (self.mixup_alpha, self.cutmix_alpha))
         blend_share, cut_share = (tf.where(mixed & which, s, 0.0) for which, s in zip((~cut, cut), shares, strict=True))
         pasted = _pasted(size, keys, cut_share)
@@ -190,8 +190,8 @@ def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
 
     Source: Devroye, Random variate generation in one line of code (1996), after Bailey's polar method for Student's t.
     """
-    power = tf.pow(tf.cast(tensors.uniform(keys, _RADIUS), tf.float64), 1.0 / alpha)
-    cosine = tf.cos(tf.cast(tensors.uniform(keys, _ANGLE), tf.float64) * (2.0 * math.pi))
+    power = tf.pow(tf.cast(graph_hashing.uniform(keys, _RADIUS), tf.float64), 1.0 / alpha)
+    cosine = tf.cos(tf.cast(graph_hashing.uniform(keys, _ANGLE), tf.float64) * (2.0 * math.pi))
     spread = (1.0 - power) * cosine * cosine
     return 0.5 + 0.5 * tf.sign(cosine) * tf.sqrt(spread / (power + spread))
 

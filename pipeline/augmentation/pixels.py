@@ -13,7 +13,7 @@ from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, ch
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which is Pillow's and torchvision's grey
 # NTSC's Y, I and Q of red, green and blue. Hue is an angle in the plane of I and Q.
@@ -231,22 +231,22 @@ class RandomErasing(Augmentation):
     def _box(self, keys: tf.Tensor, size: tuple[int, int]) -> tuple[tf.Tensor, ...]:
         """Returns which images are changed, bool (rows,), and the rectangle's top, left, height and width."""
         height, width = size
-        draw = lambda number: tf.cast(tensors.uniform(keys, number), tf.float64)  # noqa: E731
+        draw = lambda number: tf.cast(graph_hashing.uniform(keys, number), tf.float64)  # noqa: E731
         area = (self.min_area + (self.max_area - self.min_area) * draw(1)) * (height * width)
         shape = tf.exp(math.log(self.max_shape) * (2.0 * draw(2) - 1.0))
         tall = tf.minimum(tf.cast(tf.round(tf.sqrt(area * shape)), tf.int32), height)
         wide = tf.minimum(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), width)
         top = kernels.random_below(height - tall + 1, keys, 3)
         left = kernels.random_below(width - wide + 1, keys, 4)
-        return tensors.uniform(keys, 0) < self.prob, top, left, tall, wide
+        return graph_hashing.uniform(keys, 0) < self.prob, top, left, tall, wide
 
 
 def _noise_key(keys: tf.Tensor) -> tf.Tensor:
-    return tensors.splitmix64(keys + tf.constant(5, tf.uint64))
+    return graph_hashing.splitmix64(keys + tf.constant(5, tf.uint64))
 
 
 def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """Returns uniform noise, uint8 (rows, *shape): the bytes of splitmix64(key + i), lowest first."""
     size = math.prod(shape)
-    hashes = tensors.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
+    hashes = graph_hashing.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
     return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))

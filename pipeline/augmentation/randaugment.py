@@ -21,7 +21,7 @@ from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import GREY, check_channels, mean_grey
 from pipeline.lazily import tf, xla
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 
 Operation: TypeAlias = "Callable[..., tf.Tensor]"
 
@@ -204,7 +204,7 @@ def _choice(operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
 
 def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the operation of each row, int32, and its direction, float64 1 or -1."""
-    sign = tf.where(tensors.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
+    sign = tf.where(graph_hashing.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
     return kernels.random_below(len(OPERATIONS), keys, 2 * number), tf.cast(sign, tf.float64)
 
 

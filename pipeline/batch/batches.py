@@ -19,7 +19,7 @@ from pipeline.batch.weights import of_classes, times
 from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.errors import UsageError
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
@@ -233,8 +233,8 @@ class Batches:
         """
         order = self.resolved.order
         if copy == 0:
-            return tensors.derive_key(Domain.AUGMENT, order.seed, epoch, records)
-        return tensors.derive_key(Domain.AUGMENT, order.seed, epoch if order.training else 0, records, copy)
+            return graph_hashing.derive_key(Domain.AUGMENT, order.seed, epoch, records)
+        return graph_hashing.derive_key(Domain.AUGMENT, order.seed, epoch if order.training else 0, records, copy)
 
     def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
         """Returns the float32 weights of the rows of one or several elements, in a list; empty without weights.

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from pipeline.order import tensors
+from pipeline.order import graph_hashing
 from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig, meaning
@@ -432,7 +432,7 @@ def seeded(state: list[tf.Tensor], *key: Any) -> list[tf.Tensor]:
     def seed(index: int, value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
             return value
-        hashed = tensors.derive_key(Domain.MODEL, key[0], index, *key[1:])
+        hashed = graph_hashing.derive_key(Domain.MODEL, key[0], index, *key[1:])
         low = tf.bitwise.bitwise_and(hashed, tf.constant((1 << _SEED_BITS) - 1, tf.uint64))
         high = tf.bitwise.right_shift(hashed, tf.constant(_SEED_BITS, tf.uint64))
         return tf.cast(tf.stack([high, low]), value.dtype)

@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.order import hashing, tensors
+from pipeline.order import graph_hashing, hashing
 from pipeline.order.hashing import Domain
 
 
@@ -21,7 +21,7 @@ def test_permutation_is_one_and_equal_in_tensorflow(n):
     key = hashing.derive_key(Domain.WINDOW, 7, 3, 0, 1)
     permutation = hashing.permutation(key, n)
     assert np.array_equal(np.sort(permutation), np.arange(n))
-    assert np.array_equal(permutation, tensors.permutation(tf.constant(key), n).numpy())
+    assert np.array_equal(permutation, graph_hashing.permutation(tf.constant(key), n).numpy())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300)), max_size=5))
@@ -44,7 +44,9 @@ def test_short_permutations_order_hashes_with_equal_upper_bits_by_all_bits(monke
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_keys_are_equal_in_tensorflow(arguments):
-    assert int(hashing.derive_key(Domain.AUGMENT, *arguments)) == int(tensors.derive_key(Domain.AUGMENT, *arguments))
+    assert int(hashing.derive_key(Domain.AUGMENT, *arguments)) == int(
+        graph_hashing.derive_key(Domain.AUGMENT, *arguments)
+    )
 
 
 def test_keys_differ_by_every_argument_and_by_domain():
@@ -54,10 +56,10 @@ def test_keys_differ_by_every_argument_and_by_domain():
 
 def test_uniform_is_equal_in_numpy_tensorflow_and_xla_and_uniform():
     keys = hashing.derive_key(Domain.AUGMENT, 0, 0, np.arange(100_000))
-    compiled = tf.function(tensors.uniform, jit_compile=True)
+    compiled = tf.function(graph_hashing.uniform, jit_compile=True)
     for draw in range(3):
         values = hashing.uniform(keys, draw)
-        assert np.array_equal(values, tensors.uniform(tf.constant(keys), draw).numpy())
+        assert np.array_equal(values, graph_hashing.uniform(tf.constant(keys), draw).numpy())
         assert np.array_equal(values, compiled(tf.constant(keys), draw).numpy())
         assert values.min() >= 0
         assert values.max() < 1
