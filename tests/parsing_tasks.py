@@ -70,6 +70,20 @@ class Several(Classes):
         return {"distance": tf.abs(outputs["total"] - labels["sum"])}
 
 
+class Number(Task):
+    """Finds a number of an image."""
+
+    def build_model(self):
+        images = keras.Input(self.data.features.shape[1:])
+        return keras.Model(images, keras.layers.Dense(1)(keras.layers.Flatten()(images))[:, 0])
+
+    def loss(self, labels, outputs):
+        return tf.square(outputs - labels)
+
+    def metrics(self, labels, outputs):
+        return {"distance": tf.abs(outputs - labels)}
+
+
 class Parses(Task):
     """Leaves the model to --model."""
 

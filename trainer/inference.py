@@ -81,6 +81,11 @@ class Trained:
         """Whether the task parses records, so that the model takes what it returns instead of images."""
         return self.split.request.parse is not None
 
+    @property
+    def takes_records(self) -> bool:
+        """Whether predictions and exports take records: the task parses them, or labels of images are no classes."""
+        return self.parses or not self.state.task.data.are_classes
+
     def forward(self) -> Forward:
         """Returns the model as evaluations call it, a function of features, with the weights that it has now."""
         kinds = self.model.trainable_variables, self.model.non_trainable_variables

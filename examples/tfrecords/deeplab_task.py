@@ -28,6 +28,3 @@ class Segmentation(Task):
         present = tf.cast(either > 0, tf.float32)  # a class that is neither in the mask nor found does not count
         iou = tf.reduce_sum(tf.math.divide_no_nan(both, either), axis=1) / tf.reduce_sum(present, axis=1)
         return {"accuracy": tf.reduce_mean(tf.reduce_sum(true * found, axis=-1), axis=[1, 2]), "iou": iou}
-
-    def after_train(self, model, evaluation):
-        model.save("voc.keras")

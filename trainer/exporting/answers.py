@@ -76,8 +76,8 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
         return
     if not are_records:
         raise UsageError(
-            f"{first}: is neither a TFRecord file nor a data set, but {predictor.name} takes records, which its task "
-            "parses; give TFRecord files, or the folder of a data set and --split"
+            f"{first}: is neither a TFRecord file nor a data set, but {predictor.name} takes records; give "
+            "TFRecord files, or the folder of a data set and --split"
         )
     if not predictor.class_names and not is_arrays:
         raise UsageError(f"{predictor.name}: {NOT_CLASSES}; give --output=FILE{ARRAYS}, which gets all as arrays")

@@ -32,7 +32,7 @@ from trainer.cluster import failures
 from trainer.config.trained import EXPORT, FORMATS, ExportConfig, Format
 from trainer.exporting import reading
 from trainer.exporting.formats import README, readme_of
-from trainer.exporting.parsed import Parsed, parsed, parser_of, row_bytes
+from trainer.exporting.parsed import Parsed, parsed, row_bytes
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
 from trainer.task import gives_probabilities
@@ -57,7 +57,7 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
     with failures.in_one_line(1):
         trained = build_first(found, config, print)
         formats = _formats(config, trained)
-        model = parsed(trained, _NO_PYTHON) if trained.parses else served(trained)
+        model = parsed(trained, _NO_PYTHON) if trained.takes_records else served(trained)
         print(trained)
         if (copies := trained.record.config().data.eval_copies) > 1:
             print(f"note: exported programs take no mean over copies of an image (--eval_copies={copies} of the run)")
@@ -128,9 +128,9 @@ def _tolerance(trained: Trained, model: Served | Parsed) -> float:
     without their neighbours. An exported model gets an image that was decoded as a whole.
     """
     in_part = False
-    if isinstance(model, Served):
+    if not trained.parses:
         is_jpeg = trained.split.manifest.features["image"].encoding in ("jpeg", "any")
-        in_part = is_jpeg and model.fitting is not None and not trained.split.request.size
+        in_part = is_jpeg and getattr(model, "fitting", model) is not None and not trained.split.request.size
     return _ROUGH_TOLERANCE if in_part or trained.config.model.precision != "float32" else _TOLERANCE
 
 
@@ -140,11 +140,11 @@ def _formats(config: ExportConfig, trained: Trained) -> list[str]:
     Raises:
       UsageError: one is known not to work.
     """
-    if trained.parses:
+    if trained.takes_records:
         for name in config.formats if config.format else ():
             if not FORMATS[name].holds_parser:
                 raise UsageError(
-                    f"--format={name}: cannot hold the parser of --task={trained.config.model.task}; give saved_model, "
+                    f"--format={name}: cannot hold the parser of {trained.name}; give saved_model, "
                     "whose signature serve_features takes what the parser returns"
                 )
         return [name for name in config.formats if FORMATS[name].holds_parser]
@@ -339,13 +339,10 @@ def parsed_examples(
     """
     specs = {name: spec for name, spec in model.specs.items() if name not in ("class", "class_name")}
     count = min(count, max(1, _MOST_OUTPUT // sum(row_bytes(spec) for spec in specs.values())))
-    parse, compute = parser_of(trained), tf.function(model.outputs, autograph=False)
-
-    def with_records(records: tf.Tensor, keys: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        return parse(records, keys), records
-
+    compute, request = tf.function(model.outputs, autograph=False), trained.split.request
+    stored = dataclasses.replace(request, parse=tf.identity, augment=None, resize=None, label="label", eval_copies=1)
     records, found = list[bytes](), list[dict[str, NDArray]]()
-    for features, given, real in make_dataset(dataclasses.replace(trained.split.request, parse=with_records)):
+    for (given, real), (features, *_) in zip(make_dataset(stored), make_dataset(request), strict=True):
         rows = real.numpy() > 0  # neither padding nor skipped
         records += given.numpy()[rows].tolist()
         outputs = compute(features)

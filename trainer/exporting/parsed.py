@@ -11,14 +11,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.decode.images import decode_file
 from pipeline.decode.user import Supervised
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.order.hashing import Domain, derive_key
-from trainer.exporting.served import told_apart
+from trainer.exporting.served import Fitting, model_of_images, told_apart
 from trainer.inference import Trained
 from trainer.task import classes_of, gives_probabilities
 
@@ -134,10 +136,14 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
     Raises:
       UsageError: the parser needs batches of one size, or calls Python where it may not.
     """
-    traced = _traced(trained, no_python)
-    graph, needs = _without_unused(traced)
     names = told_apart(classes_of(trained.model, trained.state.task.data) or ())
-    answer = functools.partial(_outputs, trained, names)
+    outputs = functools.partial(_outputs, trained, names)
+    if trained.parses:
+        model, answer, traced = trained.model, outputs, _traced(trained, no_python)
+    else:
+        model, fitting = model_of_images(trained)
+        answer, traced = functools.partial(_of_images, model), _traced_images(trained, model, fitting)
+    graph, needs = _without_unused(traced)
 
     def serve(records: tf.Tensor) -> Outputs:
         return answer(_features(traced, graph, records))
@@ -152,12 +158,12 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
         return answer(tf.nest.pack_sequence_as(traced.structured_outputs, tensors))
 
     return Parsed(
-        answer,
+        outputs,
         tf.function(serve, autograph=False, input_signature=[_RECORDS]),
         tf.function(serve_features, autograph=False, input_signature=specs),
         names,
         needs,
-        [*(v.value for v in trained.model.variables), *traced.graph.variables, *_tables(traced)],
+        [*(v.value for v in model.variables), *traced.graph.variables, *_tables(traced)],
     )
 
 
@@ -194,6 +200,40 @@ def _traced(trained: Trained, no_python: str) -> Any:
     return tf.function(lambda records: parse(records, keys_of(records)), autograph=False).get_concrete_function(
         _RECORDS
     )
+
+
+def _traced_images(trained: Trained, model: keras.Model, fitting: Fitting | None) -> Any:
+    """Returns a concrete function from records to {"images": raw images of the model's size}.
+
+    Raises:
+      UsageError: images are to be turned by their EXIF data, for which TensorFlow has no operation.
+    """
+    manifest = trained.split.manifest
+    if manifest.turns_images:
+        raise UsageError(
+            f"{trained.name}: gives no classes, so predictions and exports take records, whose photographs TensorFlow "
+            "cannot turn upright; convert the data set"
+        )
+    image, dct = manifest.features["image"], manifest.pixels.dct
+    name, spec = image.named("image"), tf.TensorSpec(model.input_shape[1:], tf.uint8)
+
+    def pixels(content: tf.Tensor) -> tf.Tensor:
+        if image.encoding == "raw":
+            found = tf.reshape(tf.io.decode_raw(content, tf.uint8), image.shape)
+        else:
+            found = decode_file(content, image.shape[2] or 3, image.encoding or "", dct)
+        return fitting.fit(found[None])[0] if fitting else tf.ensure_shape(found, spec.shape)
+
+    def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
+        contents = tf.io.parse_example(records, {name: tf.io.FixedLenFeature([], tf.string)})[name]
+        return {"images": tf.map_fn(pixels, contents, fn_output_signature=spec)}
+
+    return tf.function(parse, autograph=False).get_concrete_function(_RECORDS)
+
+
+def _of_images(model: keras.Model, features: dict[str, tf.Tensor]) -> Outputs:
+    found = named(model(features["images"], training=False), OUTPUTS, model.output_names)
+    return {name: tf.cast(value, tf.float32) if value.dtype.is_floating else value for name, value in found.items()}
 
 
 def _without_unused(traced: Any) -> tuple[Any, tuple[str, ...]]:

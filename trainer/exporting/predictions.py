@@ -117,7 +117,7 @@ class Predictor:
     @classmethod
     def of_trained(cls, trained: Trained, eval_copies: int | None = None) -> Predictor:
         """Returns the model of a checkpoint; `eval_copies` as for `of_run`."""
-        if trained.parses:
+        if trained.takes_records:
             dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # which refuses copies of records
             of_records = parsed(trained)
             return cls(str(trained), of_records.class_names, None, of_records.answers)

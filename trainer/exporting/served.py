@@ -292,44 +292,55 @@ def served(trained: Trained) -> Served:
     Raises:
       UsageError: its outputs are not classes, or its inputs no images.
     """
-    request, data = trained.split.request, trained.state.task.data
+    data = trained.state.task.data
     names = classes_of(trained.model, data)
-    if not data.are_classes:
-        kind = request.label if trained.split.placed else trained.split.manifest.features["label"]
-        raise UsageError(
-            f"{trained.name}: its labels are {kind}, not a class per image; only a model of classes can predict and be "
-            "exported"
-        )
     if names is None:
         raise UsageError(
             f"{trained.name}: gives outputs of shape {shape_of(trained.model, data)}, not one for each of the "
             f"{len(data.class_names)} classes; only such a model can be exported"
         )
-    manifest = trained.split.manifest
-    recipe = recipe_of(trained.split)
+    images, pixels, fitting = _input(trained)
+    return Served(keras.Model(images, _probabilities(trained, pixels)), fitting, told_apart(names))
+
+
+def model_of_images(trained: Trained) -> tuple[keras.Model, Fitting | None]:
+    """Returns the model of raw images, with its outputs as they are; and what brings images of any size to its own."""
+    images, pixels, fitting = _input(trained)
+    return keras.Model(images, _outputs(trained, pixels)), fitting
+
+
+def _input(trained: Trained) -> tuple[keras.KerasTensor, keras.KerasTensor, Fitting | None]:
+    """Returns raw images, what the model gets for them, and what brings images of any size to their size."""
+    request, manifest, recipe = trained.split.request, trained.split.manifest, recipe_of(trained.split)
     assert recipe is not None
     channels = manifest.features["image"].shape[2] or 3
     fitting = fitting_of(request, recipe, channels)
     shape = (*fitting.crop.size, channels) if fitting else trained.split.image_shape
     images = keras.Input(shape, dtype="uint8", name="images")
     measured = trained.split.statistics
-    pixels = preprocess(recipe, images, ImageStatistics(measured.image_mean, measured.image_std))
-    return Served(keras.Model(images, _probabilities(trained, pixels)), fitting, told_apart(names))
+    return images, preprocess(recipe, images, ImageStatistics(measured.image_mean, measured.image_std)), fitting
 
 
 def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTensor:
+    outputs = _outputs(trained, pixels)
+    if gives_probabilities(trained.model):
+        return keras.layers.Activation("linear", dtype="float32", name="probabilities")(outputs)
+    return keras.layers.Softmax(dtype="float32", name="probabilities")(outputs)
+
+
+def _outputs(trained: Trained, pixels: keras.KerasTensor) -> Any:
     model = trained.model
     wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else "uint8"
     if pixels.dtype == "uint8" and wanted != "uint8":
         pixels = ops.cast(pixels, wanted)  # as `Forward` does in training
     core = without_own_layers(model)
     outputs = core(pixels)
-    if trained.state.eval_flip:
-        both = (outputs, core(ops.flip(pixels, axis=2)))
-        outputs = ops.divide(ops.add(*(ops.cast(each, "float32") for each in both)), 2.0)
-    if gives_probabilities(model):
-        return keras.layers.Activation("linear", dtype="float32", name="probabilities")(outputs)
-    return keras.layers.Softmax(dtype="float32", name="probabilities")(outputs)
+    if not trained.state.eval_flip:
+        return outputs
+    mirrored = core(ops.flip(pixels, axis=2))
+    return keras.tree.map_structure(
+        lambda *both: ops.divide(ops.add(*(ops.cast(each, "float32") for each in both)), 2.0), outputs, mirrored
+    )
 
 
 def told_apart(names: Sequence[str]) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import uniform
+from pipeline import input_fn, uniform
 from pipeline.errors import DataError, UsageError
+from pipeline.images import encoded as encoded_image
 from pipeline.index import __main__ as index
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.records import framing, tf_example
@@ -215,7 +216,7 @@ def test_what_cannot_be_exported_is_said(data, tmp_path, monkeypatch):
     )
     for flags, message in (
         ([], r"^Task\.parse: the function calls Python \(the op PyFunc.*an exported program runs without it"),
-        (["--format=keras"], r"^--format=keras: cannot hold the parser of --task=.*give saved_model, whose signature"),
+        (["--format=keras"], r"^--format=keras: cannot hold the parser of .*give saved_model, whose signature"),
     ):
         with pytest.raises(UsageError, match=message):
             export.main([f"--model_dir={folder}", f"--output={tmp_path}/out", *flags])
@@ -244,3 +245,24 @@ def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
         with pytest.raises(UsageError, match="^the output 'record' has the name of an array beside the outputs"):
             file.add(second, {"record": np.zeros(1)})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "augment"), [("raw", "normalize"), ("PNG", "normalize"), ("PNG", "random_resized_crop(size=3)")]
+)
+def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_path):
+    images = np.random.default_rng(1).integers(0, 256, (24, 4, 5, 3), np.uint8)
+    contents = [one.tobytes() if form == "raw" else encoded_image(one, "png") for one in images]
+    records = [{"image": content, "label": np.float32(number)} for number, content in enumerate(contents)]
+    for split, some in (("train", records[:16]), ("test", records[16:])):
+        foreign.write(tmp_path / "data" / f"{split}.tfrec", some)
+    index.main(
+        [str(tmp_path / "data"), "--feature_map=image:image,label:label", *["--image_shape=4x5x3"] * (form == "raw")]
+    )
+    flags = (f"--augment={augment}", "--global_batch_size=8", f"--train_steps={STEPS}", "--learning_rate=1e-3")
+    task = "--task=tests.parsing_tasks:Number"
+    run.main([f"--data_dir={tmp_path}/data", f"--model_dir={tmp_path}/run", task, *flags])
+    [(features, *_)] = input_fn(tmp_path / "data", "test", global_batch_size=8, training=False, augment=augment)
+    found = Predictor.of_run(tmp_path / "run").outputs([tf_example.encode({"image": one}) for one in contents[16:]])
+    np.testing.assert_allclose(found["outputs"], built(tmp_path / "run").model(features), rtol=1e-4, atol=1e-4)
