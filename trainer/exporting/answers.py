@@ -26,7 +26,7 @@ from pipeline.files import write
 from trainer.cluster import failures
 from trainer.config.trained import ARRAYS, CheckpointFlags, PredictConfig
 from trainer.exporting import inputs
-from trainer.exporting.inputs import Record, RecordFile
+from trainer.exporting.inputs import ImageFile, Record, RecordFile
 from trainer.exporting.predictions import NOT_CLASSES, Prediction, Predictor
 from trainer.inference import build_first
 
@@ -53,7 +53,9 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
             trained = build_first(found, flags, lambda line: print(line, file=sys.stderr))
             predictor = Predictor.of_trained(trained, config.eval_copies)
         _check(predictor, config, are_records=not paths)
-        records = [] if paths else inputs.record_files(config.inputs, config.split)
+        records: Sequence[RecordFile] = [] if paths else inputs.record_files(config.inputs, config.split)
+        if predictor.image is not None and paths:
+            records = [ImageFile.of(path, predictor.record_of) for path in paths]
         print(predictor.name, file=sys.stderr, flush=True)
         if records:
             _answer_records(predictor, config, records)
@@ -74,11 +76,13 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
             flag = f"--split={config.split}" if config.split is not None else f"--output={config.output}"
             raise UsageError(f"{flag}: is for records, but {predictor.name} takes images; leave it out")
         return
-    if not are_records:
+    if not are_records and predictor.image is None:
         raise UsageError(
             f"{first}: is neither a TFRecord file nor a data set, but {predictor.name} takes records; give "
             "TFRecord files, or the folder of a data set and --split"
         )
+    if not are_records and config.split is not None:
+        raise UsageError(f"--split={config.split}: is of data sets, not of image files; leave it out")
     if not predictor.class_names and not is_arrays:
         raise UsageError(f"{predictor.name}: {NOT_CLASSES}; give --output=FILE{ARRAYS}, which gets all as arrays")
 
@@ -89,15 +93,15 @@ def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence
         answers = (predictor.of_outputs(records, outputs, config.top) for records, outputs in batches)
         _told(predictor, config, answers, None)
         return
-    output = pathlib.Path(config.output)
+    output, what = pathlib.Path(config.output), "image" if isinstance(files[0], ImageFile) else "record"
     with named(f"--output={output}", "cannot be written"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tqdm(unit=" records", disable=None) as bar, ArrayFile(output) as file:
+        with tqdm(unit=f" {what}s", disable=None) as bar, ArrayFile(output) as file:
             for records, outputs in batches:
                 file.add(records, outputs)
                 bar.update(len(records))
             file.write(predictor.class_names)
-    print(f"{count_of(file.rows, 'record')}: {output}")
+    print(f"{count_of(file.rows, what)}: {output}")
 
 
 def _told(

@@ -165,6 +165,7 @@ def _about(
             "records": {
                 "needs": list(model.needs),  # features that each must have
                 "outputs": {n: [spec.dtype.name, *spec.shape[1:].as_list()] for n, spec in model.specs.items()},
+                "image": model.image and dataclasses.asdict(model.image),  # by which image files become records
             }
         }
     else:

@@ -6,14 +6,15 @@ import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named, to_run
 from pipeline.files.paths import StoragePath, folder
-from pipeline.files.reading import opened
+from pipeline.files.reading import content_of, opened
 from pipeline.files.remote import is_url
+from pipeline.images import BadImageError
 from pipeline.manifest.naming import MANIFEST
 from pipeline.manifest.splits import select
 from pipeline.read.shards import check_present
@@ -88,6 +89,34 @@ class RecordFile:
         found = itertools.islice(records_of(self.file, self.compression), self.start, self.stop)
         for number, (offset, content) in enumerate(found):
             yield Record(self, number, offset, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFile(RecordFile):
+    """An image file, as the one record that a model takes for it.
+
+    Attributes:
+      as_record: function that returns the record for the content of the file.
+    """
+
+    as_record: Callable[[bytes], bytes] = bytes
+
+    @classmethod
+    def of(cls, path: str, as_record: Callable[[bytes], bytes]) -> ImageFile:
+        """Returns the file at a path."""
+        return cls(path, 0, folder(path), "", as_record=as_record)
+
+    def records(self) -> Iterator[Record]:
+        """Yields the record.
+
+        Raises:
+          DataError: the file cannot be read, or is no usable image.
+        """
+        try:
+            with named(self.name, "cannot be read"):
+                yield Record(self, 0, 0, self.as_record(content_of(self.name)))
+        except BadImageError as error:
+            raise DataError(str(error), path=self.name) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pipeline.decode.images import decode_file
 from pipeline.decode.user import Supervised
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
+from pipeline.manifest import Manifest, PixelRule
 from pipeline.order.hashing import Domain, derive_key
 from trainer.exporting.served import Fitting, model_of_images, told_apart
 from trainer.inference import Trained
@@ -52,6 +53,29 @@ for records in tf.data.TFRecordDataset("records.tfrecord").batch(32):
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class ImageFeature:
+    """The feature of records that holds the image, by which image files become records.
+
+    Attributes:
+      name: name of the feature.
+      shape: (height, width, channels) of each image; None for a size that varies.
+      is_raw: whether it holds pixels instead of a file.
+      pixel_rule: how image files become pixels.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    is_raw: bool
+    pixel_rule: PixelRule
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ImageFeature:
+        """Returns that of a data set."""
+        image = manifest.features["image"]
+        return cls(image.named("image"), image.shape, image.encoding == "raw", manifest.pixels)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parsed:
     """A model of serialized records.
@@ -63,6 +87,7 @@ class Parsed:
       class_names: names by class number, no two alike; empty: the outputs are not one number per class.
       needs: features that every record must have, as far as the graph tells.
       held: variables and tables that the functions use.
+      image: feature of the image; None if the task parses the records.
     """
 
     outputs: Callable[[Any], Outputs]
@@ -71,6 +96,7 @@ class Parsed:
     class_names: tuple[str, ...]
     needs: tuple[str, ...]
     held: Sequence[Any]
+    image: ImageFeature | None = None
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
@@ -164,6 +190,7 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
         names,
         needs,
         [*(v.value for v in model.variables), *traced.graph.variables, *_tables(traced)],
+        None if trained.parses else ImageFeature.of(trained.split.manifest),
     )
 
 

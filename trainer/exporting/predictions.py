@@ -25,11 +25,12 @@ from pipeline.images import BadImageError
 from pipeline.manifest import PixelRule
 from pipeline.manifest.manifest import FAST, UPRIGHT
 from pipeline.order.sharding import whole_number
+from pipeline.records.tf_example import encode
 from trainer.checkpoint import files
 from trainer.config.trained import EXPORT, CheckpointFlags
 from trainer.exporting import inputs, reading
 from trainer.exporting.inputs import Record, RecordFile
-from trainer.exporting.parsed import parsed
+from trainer.exporting.parsed import ImageFeature, parsed
 from trainer.exporting.served import Augmented, Served, served
 from trainer.inference import Trained, build_first
 
@@ -68,6 +69,7 @@ class Predictor:
         compute: Callable[[NDArray[Any]], Any],
         fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
         pixel_rule: PixelRule = _RULE,
+        image: ImageFeature | None = None,
     ) -> None:
         """Makes a predictor of its parts; `of_run` and `of_export` find them.
 
@@ -80,10 +82,11 @@ class Predictor:
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
           pixel_rule: how files become pixels, as in the data set that the model was trained on.
+          image: feature with the image in the records that it takes; None: it takes images, or records of other kinds.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
         self.pixel_rule = pixel_rule
-        self._compute, self._fit = compute, fit
+        self._compute, self._fit, self.image = compute, fit, image
 
     @classmethod
     def of_run(
@@ -120,7 +123,7 @@ class Predictor:
         if trained.takes_records:
             dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # which refuses copies of records
             of_records = parsed(trained)
-            return cls(str(trained), of_records.class_names, None, of_records.answers)
+            return cls(str(trained), of_records.class_names, None, of_records.answers, image=of_records.image)
         model = served(trained)
         if (copies := eval_copies or trained.config.data.eval_copies) > 1:
             return cls._of_copies(trained, Augmented(trained, model, copies), model)
@@ -164,7 +167,10 @@ class Predictor:
         """
         about, kind, file = _exported(pathlib.Path(path))
         if "records" in about:
-            return cls._of_program(file, about["class_names"])
+            image = about["records"].get("image")  # earlier exports have none
+            if image:
+                image = ImageFeature(**{**image, "pixel_rule": PixelRule(**image["pixel_rule"])})
+            return cls._of_program(file, about["class_names"], image)
         if kind == "onnx":
             commandline.require("onnxruntime")
         _, height, width, channels = about["files"][kind]["images"]
@@ -193,9 +199,9 @@ class Predictor:
         return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
 
     @classmethod
-    def _of_program(cls, file: pathlib.Path, class_names: Sequence[str]) -> Predictor:
+    def _of_program(cls, file: pathlib.Path, class_names: Sequence[str], image: ImageFeature | None) -> Predictor:
         try:
-            return cls(str(file), class_names, None, reading.program(str(file)))
+            return cls(str(file), class_names, None, reading.program(str(file)), image=image)
         except Exception as error:  # whatever a damaged file leads to
             raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
 
@@ -301,6 +307,23 @@ class Predictor:
                 else Prediction(path, self._best(next(answers), top))
                 for path, picture in read
             ]
+
+    def record_of(self, file: bytes) -> bytes:
+        """Returns the record for the content of an image file: an Example with its image alone.
+
+        An image of another size than those of the data set is stretched to it, if they have one.
+
+        Raises:
+          UsageError: the model takes images, or records whose parser is the task's own.
+          BadImageError: it is no usable image.
+        """
+        if self.image is None:
+            raise UsageError(f"{self.name}: has no feature for an image file")
+        height, width, channels = self.image.shape
+        found = pixels_of(file, channels or 3, self.image.pixel_rule)
+        if height is not None and width is not None:
+            found = images.resized(found, (height, width))
+        return encode({self.image.name: found.tobytes() if self.image.is_raw else images.encoded(found, "png")})
 
     def record_batches(
         self, files: Iterable[RecordFile], size: int

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
@@ -266,3 +267,22 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
     [(features, *_)] = input_fn(tmp_path / "data", "test", global_batch_size=8, training=False, augment=augment)
     found = Predictor.of_run(tmp_path / "run").outputs([tf_example.encode({"image": one}) for one in contents[16:]])
     np.testing.assert_allclose(found["outputs"], built(tmp_path / "run").model(features), rtol=1e-4, atol=1e-4)
+    # Image files, of any lossless format, become such records, for the run and for its program.
+    photos = [tmp_path / f"{number}.{kind}" for number, kind in enumerate(["png", "bmp"] * 4)]
+    for path, image in zip(photos, images[16:], strict=True):
+        PIL.Image.fromarray(image).save(path)
+    export.main([f"--model_dir={tmp_path}/run", f"--output={tmp_path}/program"])
+    for where in (f"--model_dir={tmp_path}/run", f"--exported={tmp_path}/program"):
+        predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz"])
+        with np.load(tmp_path / "numbers.npz") as file:
+            assert file["file"].tolist() == list(map(str, photos))
+            np.testing.assert_allclose(file["outputs"], found["outputs"], rtol=1e-5, atol=1e-5)
+    photos[3].write_text("no image")
+    (tmp_path / "numbers.npz").unlink()
+    for more, message in (
+        ([], rf"^{photos[3]}: no image of a known format"),
+        (["--split=test"], "^--split=test: is of data sets, not of image files"),
+    ):
+        with pytest.raises(DataError if not more else UsageError, match=message):
+            predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz", *more])
+    assert not (tmp_path / "numbers.npz").exists()
