@@ -49,7 +49,8 @@ napoleon_use_ivar = True
 nitpick_ignore_regex = [  # other libraries' names, and the types of arguments that docstrings describe
     ("py:.*", r"(tf|tensorflow|keras|np|numpy|os|pathlib|collections|typing)\..*"),
     ("py:class", r"PathLike|Sources|Size|Where|User(Augment|Parse)|InputContext|pipeline\.input_meter\.Batch"),
-    ("py:class", r"pipeline\.request\.\w+Options|trainer\.inference\.Trained|trainer\.exporting\.inputs\.\w+"),
+    ("py:class", r"pipeline\.request\.\w+Options|trainer\.inference\.Trained|trainer\.exporting\.\w+\.\w+"),
+    ("py:exc", "BadImageError"),
     ("py:class", r"trainer\.config\.\w+\.(\w+Flags|FirstWeights)"),
 ]
 
