@@ -118,7 +118,8 @@ def test_a_split_in_memory_feeds_the_same_masks_in_another_order(data, windows):
     assert {row.tobytes() for row in whole["mask"]} == {row.tobytes() for row in windows["mask"]}
 
 
-@pytest.mark.parametrize("place", ["device", pytest.param("both", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["device", "both"])
 def test_where_images_are_augmented_masks_do_not_depend_on(data, place):
     options = {**TRAIN, "augment": "flip | pad_crop_flip"}
     host, device = (flattened(input_fn(data, **options, augment_on=on)) for on in ("host", place))
@@ -138,7 +139,10 @@ def test_masks_are_cropped_and_resized_with_their_images(several_sizes, options)
     np.testing.assert_array_equal((mask * STEP)[flat], image[flat])
 
 
-@pytest.mark.parametrize("convention", foreign.CONVENTIONS)
+@pytest.mark.parametrize(
+    "convention",
+    [c if c in ("rel_yxyx", "xywh") else pytest.param(c, marks=pytest.mark.slow) for c in foreign.CONVENTIONS],
+)
 def test_boxes_of_each_convention_are_the_same(convention, tmp_path, data):
     folder = foreign.annotated(tmp_path, {"train": 6}, convention, sizes=3)
     run(folder, "--feature_map=boxes:boxes", f"--box_format={convention}")
