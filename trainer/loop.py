@@ -112,7 +112,7 @@ class Action:
       do: does it.
       seconds, soonest: also due after the first inner loop that ends this long after it was last done, as `Period`
         says; 0: never.
-      at: also due at these steps.
+      at: further steps at which it is due.
       asked: also due after an inner loop if it says so, until it is done; None: never.
       needs: the summaries of the step that it shows; see `LoopResult`.
       pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
@@ -174,14 +174,14 @@ def train(
     """Trains from start_step to last_step, or until told to stop. The first inner loop is one update.
 
     Args:
-      inner_loop: runs the updates.
+      inner_loop: loop that runs the updates.
       start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
       actions: actions in the order in which they are done.
       agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
         returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
-      watch: called after every inner loop, before the actions.
-      phases: of the training; an inner loop ends where one does, and the next is one update.
+      watch: function to call after every inner loop, before the actions.
+      phases: phases of the training; an inner loop ends where one does, and the next is one update.
 
     Returns whether `agree` stopped it.
 
@@ -260,8 +260,8 @@ def made_again(make: Callable[[], InnerLoop], leave: Callable[[Exception], bool]
     """Returns the inner loop that `make` returns; after an error that `leave` takes care of, the one that it then does.
 
     Args:
-      make: makes an inner loop whose updates begin with the step of the state.
-      leave: takes an error, and returns whether to make another loop.
+      make: function that makes an inner loop whose updates begin with the step of the state.
+      leave: function of an error that returns whether to make another loop.
     """
     inner_loop = make()
 
@@ -288,7 +288,7 @@ def logged(
     """Returns an inner loop that runs updates one by one and logs their rows.
 
     Args:
-      step: runs the updates.
+      step: function that runs the updates.
       batches: (features, labels, weights), from the state's step on; with `keys` the features are a dict with `key`,
         and with `losses` there are record ids after the weights.
       first_replica: number of this worker's first replica.

@@ -144,7 +144,7 @@ def request_of(config: TrainConfig, task: type[Task] | None) -> Request:
 
     Args:
       config: the run's flags.
-      task: as in `make`.
+      task: task, as in `make`.
     """
     data_dir = parse_sources(config.data.data_dir)
     return _request(config, task, data_dir, config.data.train_split, None, training=True)
@@ -157,7 +157,7 @@ def evaluation_of(
 
     Args:
       config: the run's flags.
-      task: as in `make`.
+      task: task, as in `make`.
       statistics: the data set whose means and deviations normalise images; None: the first that is trained on.
 
     Raises:

@@ -140,8 +140,8 @@ class Replay:
       config, plan: flags of the run, and what it reads.
       strategy: its replicas compute.
       state: model, optimizer and step.
-      stepper: makes its steps.
-      origin: where it began: `ckpt-400`, or `the first weights`.
+      stepper: stepper that makes its steps.
+      origin: name of what it began from: `ckpt-400`, or `the first weights`.
       first: the global step of that.
     """
 

@@ -71,7 +71,7 @@ def run(
     Args:
       config, plan: flags of the run, and what it reads.
       cluster: workers of the job, of which this process is one.
-      interrupt: says whether a signal came.
+      interrupt: flag that says whether a signal came.
       task: class of the task.
       output: prints the lines.
       callbacks: those that already follow the run; all others are added.
@@ -112,12 +112,12 @@ class Run(abc.ABC):
       agreement: lets the workers agree on when to stop.
       task, state: there when `build_step` is called, which sets the attributes below.
       where, here: the devices of the run, and those of this process, in words.
-      epoch: counts the steps of the epoch so far.
+      epoch: counter of the steps of the epoch so far.
       parts: the parts of a checkpoint that are not variables, by name.
       observers: further callbacks.
       bottleneck: explains the speed; None: nothing does.
       shown: the step whose graph and histograms TensorBoard shows.
-      read_histograms: returns those of this moment; None: they are in the result of a step.
+      read_histograms: function that returns the current ones; None if they are in the result of a step.
     """
 
     io_device: ClassVar[str | None] = None  # reads and writes checkpoints; None: the variables' own devices

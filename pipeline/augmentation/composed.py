@@ -33,7 +33,7 @@ class Composed(Recipe):
     """Recipes that follow each other, each compiled by itself.
 
     Attributes:
-      names: as the user wrote them, for errors.
+      names: names as the user wrote them, for errors.
       recipes: one or more.
       place: number of recipes before the first of these, in the text that they are a part of; see `cut`.
 
@@ -320,8 +320,8 @@ class Augmenter:
 
     Attributes:
       recipe: the augmentation.
-      statistics: of the training images.
-      num_classes: of the labels, for recipes that mix them.
+      statistics: statistics of the training images.
+      num_classes: number of classes, for recipes that mix labels.
       training: False: the recipe's evaluation twin, without mixing.
       by_passes: whether compiled code augments, where the recipe has passes; else XLA.
       keys_of: returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
@@ -342,10 +342,10 @@ class Augmenter:
         """Returns the images and the labels, which are probabilities if the recipe mixes, also in evaluation.
 
         Args:
-          images: for `images_of`; one batch, or several with one axis more in front.
+          images: argument of `images_of`; one batch, or several with one axis more in front.
           labels: int64 (rows,); or a value per class, (rows, classes), or other numbers if the recipe does not mix.
           epoch: int64 scalar, or (rows,).
-          rows: for `keys_of`, (rows,).
+          rows: argument of `keys_of`, (rows,).
           real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """
         if self.recipe.mixing:  # a label that is a vector has a value per class already

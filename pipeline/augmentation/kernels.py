@@ -185,7 +185,7 @@ def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
 
     Args:
       images: uint8 (rows, height, width, channels).
-      places: as the function `places` returns them.
+      places: result of the function `places`.
       fill: value of a pixel.
     """
     rows, height, width, channels = images.shape
@@ -209,7 +209,7 @@ def nearest(masks: tf.Tensor, places: tf.Tensor, size: tuple[int, int], fill: in
 
     Args:
       masks: uint8 (rows, mask height, mask width, 1).
-      places: as the function `places` returns them, for results of `size`.
+      places: result of the function `places` for `size`.
       size: (height, width) of the results.
       fill: value of the pixels that come from outside.
 

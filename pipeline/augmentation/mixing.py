@@ -26,7 +26,7 @@ class MixingRecipe(Augmentation):
 
     Attributes:
       prob: part of the rows to mix.
-      until_epoch: from this epoch on, counted from 0, nothing is mixed; None: rows are always mixed.
+      until_epoch: epoch, from 0, from which on nothing is mixed; None if rows are always mixed.
     """
 
     compiled: ClassVar[bool] = False  # `augment` only hands images on, which XLA would copy; `mix_images` is compiled

@@ -220,7 +220,7 @@ def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float
 
     Args:
       operation: one of OPERATIONS.
-      part: of the greatest magnitude, -1..1.
+      part: fraction of the greatest magnitude, -1..1.
       size: (height, width).
     """
     if operation == "rotate":

@@ -62,7 +62,7 @@ class Annotations:
         """Returns what `decoded` returned as it lies on the images that the recipe has moved.
 
         Args:
-          columns: of one batch, or of several with one axis more in front.
+          columns: columns of one batch, or of several with a leading axis.
           keys: one key per row, uint64 (rows,), or (batches, rows).
         """
         if not self.moves:

@@ -32,7 +32,7 @@ class Examples:
       labels: int64 (rows,), or as the manifest's feature says; or y of `Supervised`; None if the user's parser returned
         something else.
       features: other features, by name.
-      sample_weight: that of `Supervised`; None: there is none.
+      sample_weight: sample weights of `Supervised`; None if there are none.
     """
 
     images: Any
@@ -48,8 +48,8 @@ class Form:
         """Returns the examples of gathered columns.
 
         Args:
-          columns: with a row per record.
-          keys: returns a key for random numbers per row, uint64 (rows,).
+          columns: columns with a row per record.
+          keys: function that returns a key for random numbers per row, uint64 (rows,).
           ids: record ids of the rows, int64 (rows,).
         """
         raise NotImplementedError
@@ -73,8 +73,8 @@ def turns_of(turns: Turns | None, ids: tf.Tensor) -> tf.Tensor | None:
     """Returns EXIF's orientation of records, by which they are turned, int32 (rows,); None: none of them is.
 
     Args:
-      turns: of all records of the selection.
-      ids: of the records; those of copies are larger by a multiple of the number of records.
+      turns: turns of all records of the selection.
+      ids: ids of the records; those of copies are larger by a multiple of the number of records.
     """
     return None if turns is None else tf.cast(tf.gather(turns, ids % len(turns)), tf.int32)
 
@@ -84,7 +84,7 @@ class Decoded(Form):
     """A form that decodes images for every batch.
 
     Attributes:
-      decoder: of a batch's images.
+      decoder: decoder of a batch's images.
       turns: EXIF orientations of all records of the selection; None: no image is turned.
       augmenting: decoder of augmented copies in evaluations; None: the same.
     """
@@ -152,7 +152,7 @@ class Kept(Decoded):
     No record of them is copied for a batch, so that its files are not in memory twice.
 
     Attributes:
-      memory: that the records were read into, uint8 (1, bytes).
+      memory: memory that the records were read into, uint8 (1, bytes).
     """
 
     memory: tf.Tensor

@@ -112,7 +112,7 @@ class InStrings(Encoded):
 
     Attributes:
       strings: string (rows,).
-      bounds: where the image in each string begins and ends, int64 (rows, 2); None: each is a whole string.
+      bounds: first and last byte offset of the image in each string, int64 (rows, 2); None if each is a whole string.
     """
 
     strings: tf.Tensor
@@ -146,7 +146,7 @@ class InMemory(Encoded):
 
     Attributes:
       memory: uint8 (1, bytes).
-      bounds: where each image begins and ends, int64 (rows, 2).
+      bounds: first and last byte offset of each image, int64 (rows, 2).
       known_sizes: what `sizes` returns, int32 (rows, 2); zeros if the files are not JPEG.
     """
 
@@ -188,7 +188,7 @@ def decode_file(image: tf.Tensor, channels: int, encoding: str, dct: str) -> tf.
       image: the file, string scalar.
       channels: 1 or 3.
       encoding: `png`, `jpeg`, or `any` of these.
-      dct: of the data set's `PixelRule`: `exact` or `fast`.
+      dct: DCT of the data set's `PixelRule`: `exact` or `fast`.
     """
     if encoding == "png":
         return tf.io.decode_png(image, channels=channels)
@@ -208,7 +208,7 @@ class ImageDecoder:
       by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
       mirrored: says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,), while they are
         resized by the operation; None: none of them.
-      dct: of the data set's `PixelRule`: `exact` or `fast`.
+      dct: DCT of the data set's `PixelRule`: `exact` or `fast`.
     """
 
     encoding: str
@@ -244,7 +244,7 @@ class ImageDecoder:
 
         Args:
           images: encoded images of a batch.
-          keys: returns a key for random numbers per row, uint64 (rows,).
+          keys: function that returns a key for random numbers per row, uint64 (rows,).
           turns: EXIF's orientation of each, by which it is turned upright, int32 (rows,); None: all are.
         """
         rows, crop = images.rows, self.crop

@@ -27,7 +27,7 @@ class ExampleParser:
 
     Attributes:
       image, label: the manifest's features of these names.
-      features: to parse beside image and label, by name.
+      features: features to parse beside image and label, by name.
     """
 
     image: Feature
@@ -146,7 +146,7 @@ class ImageJudge:
     """Says of which records no image can be decoded, as training decodes them.
 
     Args:
-      manifest: of the data set.
+      manifest: manifest of the data set.
     """
 
     rows = _JUDGED_TOGETHER

@@ -106,8 +106,8 @@ class Supervised(NamedTuple):
         """Returns the parts of a tuple or list of two or three; None for anything else.
 
         Args:
-          given: by the parser.
-          name: of the parser, for messages.
+          given: result of the parser.
+          name: name of the parser, for messages.
 
         Raises:
           UsageError: the third part cannot be weights.
@@ -134,7 +134,7 @@ def parsed(parse: UserFunction, records: tf.Tensor, keys: Callable[[], tf.Tensor
     Args:
       parse: the user's function.
       records: serialized, string (rows,), with a static number of rows.
-      keys: returns the key of each row, uint64 (rows,).
+      keys: function that returns the key of each row, uint64 (rows,).
       training: whether the rows are for training.
 
     Raises:

@@ -358,7 +358,7 @@ def _scanned(
       name: file of records in it.
       compression: compression of the file.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
-      counter: counts the images in the records; None: they may be anything.
+      counter: counter of the images in the records; None if they may be anything.
       suspects: features that may tell splits; sees each record.
 
     Raises:
@@ -434,7 +434,7 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     None, if a record cannot be read by itself: members do not end where records do, one is empty, or one is too large.
 
     Args:
-      stream: has read the file to its end.
+      stream: stream that has read the file to its end.
       begins: byte offset of each record in the decompressed file, and the size of that file; (n + 1,).
     """
     member_begins = np.array([*(given for _, given in stream.members), begins[-1]], np.int64)

@@ -50,7 +50,7 @@ def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
 
     Args:
       features: their names.
-      flag: that names columns, for the message.
+      flag: flag that names columns, for the message.
 
     Raises:
       UsageError: two features would be one column.
@@ -146,7 +146,7 @@ class Columns(Mapping[str, Values]):
 
     Attributes:
       data_dir: the data set's folder.
-      manifest: of the data set.
+      manifest: manifest of the data set.
       selection: the records.
       used: {name: CRC32Cs} of the columns that were read.
     """

@@ -80,7 +80,7 @@ class Feature:
 
     Attributes:
       dtype: `uint8` (image), `int64`, `float32` or `string`.
-      shape: of one example: (height, width, channels) for images, () for scalars; None for a size that varies.
+      shape: shape of one example: (height, width, channels) for images, () for scalars; None for a size that varies.
       encoding: of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for other
         features.
       class_names: one per value, if the feature is a second label; else empty.
@@ -89,7 +89,7 @@ class Feature:
       texts: class names as the records hold them, by label, if they hold names instead of numbers; else empty.
       convention: what the values say of places in the image, a name in `pipeline.records.annotation`; empty: nothing.
       parts: names of the features in the records that hold one number of each box or point; empty: one holds all.
-      fill: of a mask: class of the pixels that a recipe moves in from outside the image.
+      fill: class, in a mask, of the pixels that a recipe moves in from outside the image.
     """
 
     dtype: str
@@ -205,7 +205,7 @@ class ShardInfo:
       file: base name; of a file that `pipeline.index` found in a folder of the data set, `folder/name`.
       num_examples: records in it.
       num_bytes: the file's size.
-      crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
+      crc32c: CRC32C of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
       stride: bytes from one record to the next before compression, container included, if all have the same length;
         else None. None for a compressed shard without a table of its members.
       offsets_crc32c: of the file `naming.offsets_name(file)`. It has the byte offset of each record and the file's
@@ -238,7 +238,7 @@ class ShardInfo:
         """Returns `files` with the names that they have in a folder; in older data sets sidecars lie beside the shards.
 
         Args:
-          exists: returns whether the folder has a file of this name.
+          exists: function that returns whether the folder has a file of this name.
         """
         names = zip(naming.sidecar_names(self.file), naming.beside_names(self.file), strict=True)
         crcs = (self.offsets_crc32c, self.crcs_crc32c)
@@ -260,7 +260,7 @@ class SplitInfo:
     """One split.
 
     Attributes:
-      shards: in order.
+      shards: shards in order.
       label_histogram: count of each label, 0 and up; where labels are vectors with a value per class, of the records
         whose value for the class is not 0; empty if labels are other numbers, or there are none.
       image_sizes: {"<height>x<width>": images}; if these would be more than 100, the sides are `rounded_up`.
@@ -307,7 +307,7 @@ class Column:
     """One value per record, beside the shards: see `pipeline.manifest.columns`.
 
     Attributes:
-      dtype: of the numbers in its files: `int8` to `int64`, `float32` or `float64`.
+      dtype: dtype of the numbers in its files: `int8` to `int64`, `float32` or `float64`.
       files: {split: CRC32C of the file with its values}, 8 hexadecimal digits.
       values: the strings that the numbers stand for, sorted; empty for a column of numbers.
       is_own: whether a user's file or function gave the values, which may then differ from a feature of that name.
@@ -328,13 +328,13 @@ class Manifest:
       class_names: one per label.
       features: by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the manifest
         without a feature map. The records of other writers may have no key.
-      splits: by name.
-      image_mean: of the training images' pixels, 0..255, per channel.
+      splits: splits by name.
+      image_mean: mean of the training images' pixels, 0..255, per channel.
       image_std: standard deviation of these, per channel.
       source: the files it was made from.
-      options: of the conversion that shaped the bytes (seed, number of shards).
+      options: options of the conversion that shaped the bytes (seed, number of shards).
       compression: compression of all shards: `GZIP`, `ZLIB`, or empty: none, or as each shard says.
-      format_version: of this file.
+      format_version: version of this file's format.
       columns: by name; they may be added to a data set that exists, so the data's digest is without them.
       pixel_rule: how its image files become pixels; None: as by releases that had no rule, or it has no image files.
     """

@@ -54,7 +54,7 @@ def sources_of(given: Any, split: str) -> tuple[Source, ...]:
     Args:
       given: the path of a data set; or pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`, where
         a path that is not a text, or ends in a slash, is a `DIR`.
-      split: of the sources that name none.
+      split: split of the sources that name none.
 
     Raises:
       UsageError: it is neither, or a weight is not above 0.
@@ -104,7 +104,7 @@ def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tupl
     """Returns the sources with the views that texts give some of them by name, and the values that are for all.
 
     Args:
-      sources: of a mixture.
+      sources: sources of a mixture.
       given: values of `VIEWS`; `b: score > 0.5; c: label == 3` is a text for the sources b and c alone.
 
     Raises:

@@ -162,7 +162,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "
     Args:
       name: flag for the output.
       path: its value; None: not given.
-      data_dir: as in --data_dir: a folder, or several with weights; None: not given.
+      data_dir: value of --data_dir: a folder, or several with weights; None if not given.
       flag: flag that gives `data_dir`.
     """
     if not data_dir:

@@ -467,8 +467,8 @@ def defaults_of(model: str | None, optimizer: str | None = None, augment: str | 
 
     Args:
       model: a name in MODELS; anything else, or None, is a user's model.
-      optimizer: as in --optimizer, with or without arguments; None: the model's own.
-      augment: as in --augment; None: not given.
+      optimizer: value of --optimizer, with or without arguments; None for the model's own.
+      augment: value of --augment; None if not given.
     """
     known = built_in(model)
     of_model = dict(known.defaults) if known else {}

@@ -29,7 +29,7 @@ class Phase:
       start: its first step: the number of updates before it.
       freeze: `base`, `none`, or patterns of names of layers with + between.
       learning_rate: highest rate; None: --learning_rate.
-      schedule: of the rate; None: --schedule.
+      schedule: schedule of the rate; None for --schedule.
       since: first step of the phase from which the schedule, with its warm-up, is counted: the last that gives a rate
         or a schedule.
     """
@@ -51,7 +51,7 @@ class Phases:
     """The phases of a run; without --phases there is one, which changes nothing.
 
     Attributes:
-      each: in their order; the first begins at step 0.
+      each: phases in their order; the first begins at step 0.
       skips: (first, end) of steps that make no update.
     """
 
@@ -65,7 +65,7 @@ class Phases:
         Args:
           text: the value; empty: there is one phase.
           steps_per_epoch: T.
-          last_step: at which training ends.
+          last_step: step at which training ends.
           skips: (first, end) of steps that make no update.
 
         Raises:
@@ -129,7 +129,7 @@ class Phases:
 
         Args:
           stored: the content of the checkpoint's record.
-          step: of the checkpoint.
+          step: step of the checkpoint.
         """
         was, now = ([one for one in each if _changes(one, each)] for each in (_of_content(stored).each, self.each))
         past, here = ([one for one in each if one.start < step] for each in (was, now))

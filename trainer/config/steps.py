@@ -25,7 +25,7 @@ class Period(NamedTuple):
     """An interval in a training whose steps per epoch are known.
 
     Attributes:
-      steps: between two times; with a fraction, the next whole step after it counts. 0: not by steps.
+      steps: number of steps between two times; with a fraction, the next whole step after it counts. 0: not by steps.
       seconds: since the last time; 0: not by the clock.
       soonest: shortest wait of a clock that slows down: each wait is as long as the training so far, from `soonest` up
         to `seconds`. 0: each is `seconds`.

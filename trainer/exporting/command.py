@@ -207,8 +207,8 @@ class File:
     """An exported file or folder.
 
     Attributes:
-      path: of it.
-      batches: that it is given; rows beyond the expected ones are copies.
+      path: path of the file.
+      batches: batches that it is given; rows beyond the expected ones are copies.
     """
 
     path: pathlib.Path
@@ -220,7 +220,7 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
 
     Args:
       served: the model.
-      images: of the split, (height, width, channels) each.
+      images: images of the split, (height, width, channels) each.
       any_size: whether the file takes images of any size; else they are fitted.
       rows: of each batch if the file takes no other number, so that the last one ends with copies; None: any number.
     """
@@ -240,10 +240,10 @@ def largest_differences(
     """Yields each format with the largest difference between its file's outputs and the expected ones.
 
     Args:
-      files: by format; one process reads all of them, in this order.
+      files: files by format; one process reads all of them, in this order.
       expected: outputs by name, (n, ...) each. Differences of those that exceed 1 are relative to the largest.
-      served: whose class names they give.
-      modules: of the user, whose layers they may have.
+      served: model whose class names they give.
+      modules: modules of the user, whose layers they may have.
 
     Raises:
       DataError: a file cannot be read, or gives a class or a name other than its own probabilities say.

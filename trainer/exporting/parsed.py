@@ -61,7 +61,7 @@ class ImageFeature:
       name: name of the feature.
       shape: (height, width, channels) of each image; None for a size that varies.
       is_raw: whether it holds pixels instead of a file.
-      pixel_rule: how image files become pixels.
+      pixel_rule: rule by which image files become pixels.
     """
 
     name: str

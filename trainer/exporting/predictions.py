@@ -58,7 +58,7 @@ class Predictor:
       name: what it is, in one line.
       class_names: names by class number; of a model of records empty if its outputs are not one number per class.
       image_shape: (height, width, channels) that the model gets; None: it takes records.
-      pixel_rule: how files become pixels: turned upright or not, and by which DCT, as in training.
+      pixel_rule: rule by which files become pixels: turned upright or not, and by which DCT, as in training.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Predictor:
             the outputs by name, (n, ...) each, for records, bytes (n,).
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
-          pixel_rule: how files become pixels, as in the data set that the model was trained on.
+          pixel_rule: rule by which files become pixels, that of the data set that the model was trained on.
           image: feature with the image in the records that it takes; None: it takes images, or records of other kinds.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
@@ -281,7 +281,7 @@ class Predictor:
         Args:
           paths: of the files, or for a model of records of data sets, too. A `Prediction` says why an image cannot be
             read.
-          top: how many of the most likely classes to return for each.
+          top: number of the most likely classes to return for each.
           split: split of the data sets, or a part of one; None: they have only one.
 
         Raises:
@@ -371,7 +371,7 @@ def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
     Args:
       file: its content, in any format that a conversion reads.
       channels: 1 or 3.
-      rule: that of the data set that the model was trained on.
+      rule: rule of the data set that the model was trained on.
 
     Raises:
       BadImageError: it is no usable image; the message says why.

@@ -51,7 +51,7 @@ def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStati
     Args:
       recipe: a named one.
       images: uint8 (None, height, width, channels), static except for the number of rows.
-      statistics: of the training images.
+      statistics: statistics of the training images.
 
     Raises:
       UsageError: the recipe is a user's function that changes images in evaluations.
@@ -153,8 +153,8 @@ class Fitting:
     """Brings raw images of any size to that of the model, as the input does when it decodes them.
 
     Attributes:
-      crop: which part, and the size of the result.
-      channels: of the images.
+      crop: part to take, and the size of the result.
+      channels: number of channels of the images.
     """
 
     crop: Crop
@@ -178,7 +178,7 @@ class Served:
     Attributes:
       core: uint8 images (None, height, width, channels) to probabilities, float32 (None, classes).
       fitting: brings images of any size to that of the core; None: all have it.
-      class_names: by class number, no two alike.
+      class_names: names by class number, no two alike.
     """
 
     core: keras.Model
@@ -259,7 +259,7 @@ class Augmented:
         """Returns the copies in the model's size before their augmentation, uint8 (copies, height, width, channels).
 
         Args:
-          image: of any size.
+          image: image of any size.
           evaluated: the same in the model's size, as an evaluation gets it.
         """
         if self._cropping is None:

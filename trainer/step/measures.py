@@ -89,7 +89,7 @@ class ClassLosses:
 
         Args:
           factors: factors by class number.
-          labels: as in `DataSpec`.
+          labels: labels as in `DataSpec`.
 
         Raises:
           UsageError: they are not one class per row, or probabilities of all classes.
@@ -298,7 +298,7 @@ def result_of(
     Args:
       splits: {name: what was read}.
       totals: {name: the measure's sums over the whole split, float64}.
-      measure: computes loss and metrics from the sums.
+      measure: measure that computes loss and metrics from the sums.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
       averaged: whether the weights were averages over the steps.
 
@@ -353,7 +353,7 @@ def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf
     """Returns the weight of each label: Keras' IoU flattens both and broadcasts nothing else.
 
     Args:
-      metric: gives the weights its dtype.
+      metric: metric, whose dtype the weights get.
       labels: classes, or a number for each class along the metric's axis.
       weights: sample weights, float32 (rows,).
     """

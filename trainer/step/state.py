@@ -39,7 +39,7 @@ class TrainState:
     """The variables of a run, and what is computed with them.
 
     Attributes:
-      task: has built the model.
+      task: task that has built the model.
       model: features -> outputs.
       measure: the loss and the metrics.
       optimizer: built, so that a checkpoint finds its variables.
@@ -47,7 +47,7 @@ class TrainState:
       schedule: global step -> learning rate, set before each update; None: the optimizer has its own.
       phases: what is frozen, and how fast the rest learns.
       trained: what each phase trains of the model.
-      averages: of the weights; None: not kept.
+      averages: averages of the weights; None if not kept.
     """
 
     task: Task
@@ -197,10 +197,10 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int, phases
     (s + 1) / w (Goyal et al. 2017, 2.2).
 
     Args:
-      flags: of the optimizer.
+      flags: flags of the optimizer.
       steps_per_epoch: T; turns epochs in flags into steps, rounded down.
-      last_step: at which training ends, and with it cosine and linear.
-      phases: with rates and schedules of their own.
+      last_step: step at which training ends, and with it cosine and linear.
+      phases: phases, with rates and schedules of their own.
     """
     warmup = int(flags.warmup_epochs * steps_per_epoch)
 
@@ -262,9 +262,9 @@ def build(
     """Returns the state at step 0 with which runs, replays, evaluations and exports begin.
 
     Args:
-      config: of the run.
+      config: config of the run.
       data: shapes of the batches.
-      strategy: in whose scope the variables are made.
+      strategy: strategy in whose scope the variables are made.
       task: class that builds the model.
       schedule: of the learning rate, which a compiled model does not use; None: nothing is trained, and the flags of
         the optimizer are not looked at.

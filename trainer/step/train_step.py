@@ -162,7 +162,7 @@ class TrainStep:
     Attributes:
       strategy: the strategy whose replicas compute.
       state: the state, created in the strategy's scope.
-      gradients: computes the gradients of a replica, or virtual replica.
+      gradients: function of the gradients of a replica, or virtual replica.
       clip_norm: largest norm of all gradients together; None: any.
       virtual_replicas: V, over all replicas; batches then have them as their first axis. None: a replica takes all its
         rows at once.
