@@ -67,7 +67,7 @@ records = [one.numpy() for one in tf.data.TFRecordDataset(sorted(glob.glob("{dat
 task = lazy_imports.load_task("{task}")
 features = {features}
 model = inference.build(reader.read(pathlib.Path("{data}-run/ckpt-20")), CheckpointFlags("{data}-run")).model
-wanted = model(tf.cast(features, model.input.dtype), training=False)
+wanted = model(tf.cast(features, model.inputs[0].dtype), training=False)
 wanted = tf.nn.softmax(wanted) if "{output}" == "probabilities" else wanted
 unlabelled = []
 for record in records:
