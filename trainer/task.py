@@ -24,7 +24,6 @@ from pipeline.order.views import LABEL
 from pipeline.records.annotation import WEIGHT
 from pipeline.resolved import ResolvedRequest
 from trainer import models
-from trainer.checkpoint import reader
 from trainer.config import TrainConfig
 from trainer.config.model import FirstWeights, is_weight_file
 from trainer.models import weight_files
@@ -164,6 +163,8 @@ class Task:
         if source and is_weight_file(source):
             self.first_weights, self.left_out = weight_files.load(model, source)
         elif source:
+            from trainer.checkpoint import reader  # noqa: PLC0415, of another run, which few begin with
+
             reader.load_first_weights(model, source)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
