@@ -224,9 +224,9 @@ def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[
     another. All start with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows
     ("ghost batch norm", Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
-    A replica computes its virtual replicas one at a time, so that only the activations of one of them are in memory. It
-    calls one function V/R times, so that TensorFlow's optimisations of the function depend neither on V/R nor on the
-    consumers of its results.
+    A replica computes one virtual replica at a time on a GPU, and two on a CPU, whose cores are not filled by the
+    operations on the few rows of one of them. So only the activations of these are in memory. It calls one function V/R
+    times, so that TensorFlow's optimisations of the function depend neither on V/R nor on the consumers of its results.
 
     Args:
       function: function from a virtual replica's part of `rows` to a structure of float32 tensors.
@@ -234,9 +234,11 @@ def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[
     """
     of_one = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
     results: list[Any] = []
+    at_once = 1 if tf.config.list_logical_devices("GPU") else 2
     for number in range(tf.nest.flatten(rows)[0].shape[0]):
         part = tf.nest.map_structure(lambda values, number=number: values[number], rows)
-        with tf.control_dependencies(tf.nest.flatten(results[-1:], expand_composites=True)):
+        before = results[-at_once] if number >= at_once else []
+        with tf.control_dependencies(tf.nest.flatten(before, expand_composites=True)):
             results.append(of_one(part))
     return results
 
