@@ -34,7 +34,7 @@ PICTURE = pathlib.Path(__file__).with_name("augmentation.png")
 SIDE = 96  # pixels of an image
 PARTS = ((0, 60, 150), (1, 60, 200), (0, 200, 330), (1, 120, 90))  # photograph, top, left
 EPOCHS = 2  # shown of each image
-LINES = (
+MOVED = (  # in both pictures
     "none",
     "flip",
     "shift(pixels=16)",
@@ -43,6 +43,9 @@ LINES = (
     "random_crop(size=72)",
     "random_resized_crop(size=72)",
     "resize(height=32, width=80)",
+)
+LINES = (
+    *MOVED,
     "normalize",
     "affine(rotate=25, scale=0.2, shear=10)",
     "color_jitter",
@@ -56,14 +59,7 @@ LINES = (
 )
 PICTURE_OF_MASKS = PICTURE.with_name("masks.png")
 MOVING = (
-    "none",
-    "flip",
-    "shift(pixels=16)",
-    "pad_crop_flip(pad=16)",
-    "cifar10_tutorial(crop=72)",
-    "random_crop(size=72)",
-    "random_resized_crop(size=72)",
-    "resize(height=32, width=80)",
+    *MOVED,
     "affine(rotate=25, scale=0.2, shear=10)",
     "affine(rotate=180, scale=0.5, shift=0.4)",
     "randaugment(n=3, m=20)",

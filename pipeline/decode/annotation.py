@@ -40,7 +40,7 @@ class Annotations:
 
         Args:
           records: serialized Examples, string (rows,).
-          images, keys, turns: as for `ImageDecoder.decode`.
+          images, keys, turns: arguments of `ImageDecoder.decode`.
 
         Returns:
           `mask`: uint8 (rows, height, width, 1). `boxes`: float32 (rows, most, 4), `rel_yxyx`, clipped; `points`:

@@ -272,7 +272,7 @@ class ImageDecoder:
         A part is top, left, height and width in the upright image.
 
         Args:
-          images, keys, turns: as for `decode`.
+          images, keys, turns: arguments of `decode`.
           count: number of images, int32 scalar.
         """
         crop, sizes = self.crop, self._sizes(images, count)

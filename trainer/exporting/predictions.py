@@ -279,8 +279,8 @@ class Predictor:
         """Returns the predictions for image files, or for the records of TFRecord files and data sets, in their order.
 
         Args:
-          paths: of the files, or for a model of records of data sets, too. A `Prediction` says why an image cannot be
-            read.
+          paths: paths of the files; for a model of records, of data sets, too. A `Prediction` says why an image cannot
+            be read.
           top: number of the most likely classes to return for each.
           split: split of the data sets, or a part of one; None: they have only one.
 

@@ -99,6 +99,25 @@ def make_stepper(make_strategy, make_state, config_of):
 
 
 @pytest.fixture
+def step_and_evaluation():
+    """Returns a function that makes one update on a batch, then evaluates on it: the values of both, by name."""
+
+    def both(stepper, batch):
+        import tensorflow as tf
+
+        from trainer.step.evaluation import EvaluationStep
+
+        batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat())
+        result = stepper.run(iter(batches), 1)
+        evaluation = EvaluationStep(stepper.strategy, stepper.state, stepper.virtual_replicas)
+        sums = evaluation.evaluate(iter(batches), tf.constant(1, tf.int64))
+        found = {name: float(value) for name, value in stepper.state.measure.results(sums).items()}
+        return dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True)), found
+
+    return both
+
+
+@pytest.fixture
 def make_checkpoints(tmp_path, spec, config_of):
     """Returns a function that makes the CheckpointManager of a state, with changes to the flags or the order.
 

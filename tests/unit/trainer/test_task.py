@@ -316,24 +316,15 @@ def rows():
 
 
 @pytest.fixture
-def steps(make_stepper, rows):
+def steps(make_stepper, rows, step_and_evaluation):
     """Returns a function that makes one update, then evaluates: the stepper, its values, the results."""
-
-    from trainer.step.evaluation import EvaluationStep
 
     def steps(replicas, build, **flags):
         stepper = make_stepper(replicas, optimizer="momentum", build=build, **flags)
         rows_of = rows
         if virtual := flags.get("virtual_replicas"):
             rows_of = [part.reshape(virtual, -1, *part.shape[1:]) for part in rows]
-        batches = stepper.strategy.experimental_distribute_dataset(
-            tf.data.Dataset.from_tensors(tuple(rows_of)).repeat()
-        )
-        result = stepper.run(iter(batches), 1)
-        evaluation = EvaluationStep(stepper.strategy, stepper.state, stepper.virtual_replicas)
-        sums = evaluation.evaluate(iter(batches), tf.constant(1, tf.int64))
-        found = {name: float(value) for name, value in stepper.state.measure.results(sums).items()}
-        return stepper, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True)), found
+        return stepper, *step_and_evaluation(stepper, tuple(rows_of))
 
     return steps
 

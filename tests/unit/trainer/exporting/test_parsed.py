@@ -10,6 +10,7 @@ import tensorflow as tf
 from pipeline import input_fn, uniform
 from pipeline.errors import DataError, UsageError
 from pipeline.images import encoded as encoded_image
+from pipeline.images import resized
 from pipeline.index import __main__ as index
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.records import framing, tf_example
@@ -271,12 +272,17 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
     photos = [tmp_path / f"{number}.{kind}" for number, kind in enumerate(["png", "bmp"] * 4)]
     for path, image in zip(photos, images[16:], strict=True):
         PIL.Image.fromarray(image).save(path)
+    PIL.Image.fromarray(np.kron(images[23], np.ones((3, 2, 1), np.uint8))).save(photos[7])
+    fitted = resized(np.kron(images[23], np.ones((3, 2, 1), np.uint8)), (4, 5))
+    content = fitted.tobytes() if form == "raw" else encoded_image(fitted, "png")
+    (last,) = Predictor.of_run(tmp_path / "run").outputs([tf_example.encode({"image": content})])["outputs"]
+    wanted = np.concatenate([found["outputs"][:7], last[None]])
     export.main([f"--model_dir={tmp_path}/run", f"--output={tmp_path}/program"])
     for where in (f"--model_dir={tmp_path}/run", f"--exported={tmp_path}/program"):
         predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz"])
         with np.load(tmp_path / "numbers.npz") as file:
             assert file["file"].tolist() == list(map(str, photos))
-            np.testing.assert_allclose(file["outputs"], found["outputs"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(file["outputs"], wanted, rtol=1e-5, atol=1e-5)
     photos[3].write_text("no image")
     (tmp_path / "numbers.npz").unlink()
     for more, message in (

@@ -48,20 +48,13 @@ def rows_of(style):
 
 
 @pytest.fixture
-def steps(make_stepper):
+def steps(make_stepper, step_and_evaluation):
     """Returns a function that makes one update, then evaluates: the stepper, its values, the results."""
-    from trainer.step.evaluation import EvaluationStep
 
     def steps(replicas, style, build):
         labels = structured(style, tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 1], tf.float32))
         stepper = make_stepper(replicas, optimizer="momentum", build=build, labels=labels)
-        data = tf.data.Dataset.from_tensors(rows_of(style)).repeat()
-        batches = stepper.strategy.experimental_distribute_dataset(data)
-        result = stepper.run(iter(batches), 1)
-        evaluation = EvaluationStep(stepper.strategy, stepper.state, stepper.virtual_replicas)
-        sums = evaluation.evaluate(iter(batches), tf.constant(1, tf.int64))
-        found = {name: float(value) for name, value in stepper.state.measure.results(sums).items()}
-        return stepper, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True)), found
+        return stepper, *step_and_evaluation(stepper, rows_of(style))
 
     return steps
 
