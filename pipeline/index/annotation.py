@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import BOXES, CONVENTIONS, MASK, RELATIVE
 from pipeline.records import annotation
@@ -55,6 +55,8 @@ class AnnotationFlags:
     def _feature(self, name: str, theirs: str, records: Sequence[Mapping[str, Any]], file: str) -> Feature:
         flag, first = f"--feature_map={name}:{theirs}", records[0]
         if name == MASK:
+            if theirs not in first:
+                raise unknown(f"{flag}: {file}", theirs, first)
             if kind(first.get(theirs, [])) != "bytes" or len(first[theirs]) != 1:
                 raise UsageError(f"{flag}: {file}: a mask must be one value of bytes in each record")
             encoding = "raw" if not image_format(first[theirs][0]) else "png"

@@ -279,6 +279,7 @@ MASK = foreign.png(np.ones((10, 20), np.uint8))
         ([{"mask": foreign.jpeg(1, (10, 20), mode="L")}], "mask:mask", ["record 0", "JPEG", "grey PNG"]),
         ([{"mask": MASK}, {}], "mask:mask", ["record 1", "no feature 'mask'"]),
         ([{"mask": 3}], "mask:mask", ["--feature_map=mask:mask", "one value of bytes"]),
+        ([{"mask": 3}], "mask:maske", ["--feature_map=mask:maske", "unknown 'maske'; did you mean 'mask'?"]),
         ([{"boxes": BOX}, {}], "boxes:boxes", ["record 1", "no feature 'boxes'"]),
         ([{"boxes": BOX}, {"boxes": BOX[:3]}], "boxes:boxes", ["record 1", "3 values", "4 for each"]),
         ([{"boxes": BOX}, {"boxes": BOX[::-1]}], "boxes:boxes", ["record 1", "box 0 is flipped", "--box_format"]),
