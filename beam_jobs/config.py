@@ -22,6 +22,7 @@ _MAX_SEED = 2**63 - 1
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
+_FIRST = ("dataset", "source", "label_column")  # options that --help shows, where it does not show all
 _SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is recorded in the manifest
 
 
@@ -30,12 +31,13 @@ def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, type, Any]:
     is_text = not isinstance(option.default, bool)
     default = "" if is_text and option.default is not dataclasses.MISSING else option.default
     meaning = _SHAPES if option.metadata["shapes"] else None
-    return option.name, str if is_text else bool, flag(default, option.metadata["text"], meaning=meaning)
+    first = option.name in _FIRST
+    return option.name, str if is_text else bool, flag(default, option.metadata["text"], meaning=meaning, first=first)
 
 
 _OPTIONS = dataclasses.fields(SourceOptions)
 _dataset, *_others = map(_text_flag, _OPTIONS)
-_data_dir = ("data_dir", str, flag(text="folder for the shards and manifest.json; made if missing"))
+_data_dir = ("data_dir", str, flag(text="folder for the shards and manifest.json; made if missing", first=True))
 _Flags: Any = dataclasses.make_dataclass("_Flags", [_dataset, _data_dir, *_others], frozen=True)
 
 
@@ -51,8 +53,9 @@ class ConvertConfig(_Flags):
         "source",
         "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
         meaning=_SHAPES,
+        first=True,
     )
-    resize: str = flag("", "HxW: resize every image; default: images keep their sizes", meaning=_SHAPES)
+    resize: str = flag("", "HxW: resize every image; default: images keep their sizes", meaning=_SHAPES, first=True)
     scaled_decoding: bool = flag(
         False,
         "with resize: decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is enough; faster, a little blurred",
@@ -64,11 +67,13 @@ class ConvertConfig(_Flags):
         "",
         "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
         meaning=_SHAPES,
+        first=True,
     )
     num_shards: str = flag(
         "",
         "one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB "
         "up to 64 shards, then of at most max_shard_bytes",
+        first=True,
     )
     max_shard_bytes: int = flag(
         _LARGEST_SHARD, "bytes of the largest shard; a worker holds one or two of this size in memory"
@@ -78,7 +83,9 @@ class ConvertConfig(_Flags):
         "2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks",
         meaning=_SHAPES,
     )
-    max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
+    max_rejects: int = flag(
+        0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl", first=True
+    )
     seed: int = flag(0, "seed of the permutation that spreads the examples over the shards")
     columns: str = flag(
         FROM_RECORDS,
@@ -90,6 +97,7 @@ class ConvertConfig(_Flags):
         False,
         "replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and "
         "the files that it lists",
+        first=True,
     )
     dry_run: bool = flag(
         False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"

@@ -127,12 +127,14 @@ def _train(
     from trainer import plan as plans  # noqa: PLC0415, as in `main`
     from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
 
-    callbacks = Callbacks(live, heartbeat)
+    callbacks, output = Callbacks(live, heartbeat), Output(cluster.rank, live, config.output.log_time)
     with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
         if config.model.task and given is None:
             callbacks.phase("loading TensorFlow")
             given = lazy_imports.load_task(config.model.task)
         plan = plans.make(config, cluster.size, given)
+        if config.of_data:
+            output.line(config.of_data)
         heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
             files.check_to_train(config.run.folder, config.run.fresh)
@@ -155,7 +157,6 @@ def _train(
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.task import Task  # noqa: PLC0415
 
-        output = Output(cluster.rank, live, config.output.log_time)
         return training.run(config, plan, cluster, signals, given or Task, output, callbacks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -19,15 +20,39 @@ from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
-from pipeline.errors import UsageError, to_run
-from pipeline.files.remote import in_command
-from pipeline.manifest import naming
+from pipeline.errors import DataError, UsageError, to_run
+from pipeline.files.remote import in_command, is_url
+from pipeline.manifest import naming, unconverted
 from pipeline.records import columns as stored_columns
 
 
 def _check_source(config: ConvertConfig) -> None:
     commandline.require("apache_beam")  # brings pyarrow, which sources import
     sources.check(config.source_options)
+
+
+def _check_folder(arguments: Sequence[str]) -> None:
+    """Raises UsageError, with the whole command, where a folder of images is all that is given."""
+    folder = arguments[0] if arguments else ""
+    if not os.path.isdir(folder) or any(argument.startswith("--dataset") for argument in arguments):
+        return
+    if os.path.isfile(os.path.join(folder, naming.MANIFEST)):
+        advice = f"it is a data set already; train on it: {to_run('trainer.run')} {in_command(folder)}"
+    else:
+        advice = unconverted.advice(folder)
+    raise UsageError(f"--dataset is missing, and {folder} would be --data_dir, where the data set is written; {advice}")
+
+
+def _check_unconverted(config: ConvertConfig) -> None:
+    """Raises UsageError if the files to convert are those of a data set of ours, which is trained on as it is."""
+    if config.dataset not in ("image_folder", "image_table", "parquet") or is_url(config.source or ""):
+        return
+    try:
+        manifest.load(config.source or "")
+    except (DataError, UsageError):
+        return
+    train = f"{to_run('trainer.run')} {in_command(config.source or '')}"
+    raise UsageError(f"--source={config.source}: is a data set already; train on it: {train}")
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -41,6 +66,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
       PipelineError: bad flags or data, with the exit code and one line of text.
     """
     started, arguments = time.monotonic(), sys.argv[1:] if argv is None else argv
+    _check_folder(arguments)
     description = "Converts a data set into sharded TFRecords and a manifest."
     config, beam_arguments, flags = commandline.parse_known(
         command,
@@ -59,6 +85,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     options = runners.parse(beam_arguments, flags)
     sink = sink_of(config.data_dir)
     sink.check(config.dataset, config.source)
+    _check_unconverted(config)
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir)
         columns.chosen(config.columns, plan.source.features)  # fails before the conversion rather than after it

@@ -18,7 +18,6 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
-from pipeline.manifest.splits import to_evaluate
 from pipeline.read.statistics import entropy
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
@@ -26,12 +25,6 @@ from pipeline.read.statistics import entropy
 _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # of chi-square: safely beyond chance, even with rare classes, whose tail is heavier
 _MOST_LISTED = 10  # labels
-_TRAIN = "train"  # the trainer's own default
-_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default augmentation crops to 24x24
-_LENET_SIDE = 12  # pixels: the least its layers work with
-_SIDE = 32  # pixels: larger images, and images of several sizes, are stretched to it
-# (upper bound on training images, batch size, epochs): a few minutes on two cores, and enough updates for few images.
-_SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
 _LISTED_SIZES = 3
 
 
@@ -274,45 +267,9 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     return [
         *card,
         ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",
-        f"train on it: {_training(made, data_dir, address)}",
+        f"train on it: {to_run('trainer.run')} {remote.in_command(address)}",
         *([f"for both, {missing}"] if missing else []),
     ]
-
-
-def _training(made: Manifest, data_dir: str, address: str) -> str:
-    """Returns a command to train with, as in the README; larger images, or images of several sizes, are stretched."""
-    height, width, channels = made.features["image"].shape
-    resize = ""
-    if not height or not width or max(height, width) > _SIDE:
-        height = width = _SIDE
-        resize = f" --resize={_SIDE}x{_SIDE}"
-    model = _model((height, width, channels or 3))
-    trained, splits = _split_flags(made)
-    count = made.splits[trained].num_examples
-    size, epochs = next((size, epochs) for most, size, epochs in _SIZES if count < most)
-    # Checkpoints go to a local disk, even if the data set is in a store.
-    run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
-    where = f"{remote.in_command(address)} {remote.in_command(run, '--model_dir')}"
-    steps = f"--optimizer=adamw --global_batch_size={size} --epochs={epochs}"
-    return f"{to_run('trainer.run')} {where} --model={model}{resize} {steps}{splits}"
-
-
-def _model(shape: tuple[int, int, int]) -> str:
-    height, width, channels = shape
-    if channels == 3 and min(height, width) >= _TUTORIAL_SIDE:
-        return "cifar10_cnn"
-    return "lenet" if min(height, width) >= _LENET_SIDE else "mlp"
-
-
-def _split_flags(made: Manifest) -> tuple[str, str]:
-    """Returns the split to train on, and the trainer flags that name the splits if its defaults do not fit."""
-    names = [name for name, _ in by_size(made)]
-    trained = _TRAIN if _TRAIN in names else names[0]
-    flags = f" --train_split={trained}" if trained != _TRAIN else ""
-    if to_evaluate(made.splits, [trained]) is None:  # else the trainer finds it by itself
-        others = [name for name in names if name != trained]
-        flags += f" --eval_split={others[0] if others else 'none'}"
-    return trained, flags
 
 
 def _inside(data_dir: str, name: str) -> str:

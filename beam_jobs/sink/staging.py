@@ -26,13 +26,13 @@ from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.write import temporary_name
 from pipeline.manifest import Manifest, naming
 
-FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
+FOLDER = re.compile(rf"{re.escape(naming.CONVERTING)}[0-9a-f]{{16}}")
 FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
 
 
 def folder_name(digest: str) -> str:
     """Returns the folder name for a plan with this digest."""
-    return f".converting.tmp-{digest[:16]}"
+    return f"{naming.CONVERTING}{digest[:16]}"
 
 
 @contextlib.contextmanager

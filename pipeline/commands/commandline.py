@@ -82,6 +82,7 @@ _DIFFERENCES = {
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
 _NO_VALUE = "expected one argument"  # argparse's words
+_ALL = "all"  # value of --help
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, the size of a file
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
 _BOOLS = {
@@ -125,18 +126,34 @@ class _Listing(argparse.Action):
         parser.exit()
 
 
+class _Help(argparse.Action):
+    """Action for `--help`, which shows the flags that people need first, and `--help=all`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(parser.format_first() if values != _ALL and parser.first else parser.format_help(), end="")
+        parser.exit()
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse for flags, with one-line errors."""
 
     def __init__(self, command: str, description: str, kind: type, default: Mapping[str, Any]) -> None:
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
-        super().__init__(prog=errors.name_of(command), description=f"{description} {about(kind)}", allow_abbrev=False)
+        super().__init__(
+            prog=errors.name_of(command),
+            description=f"{description} {about(kind)}",
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.command = command
         self.given: list[str] = []
         self.wrong: set[str] = set()  # flags without a usable value
         self.is_mended = False  # whether another try avoids the last error
         self.actions: dict[str, argparse.Action] = {}  # by name on the command line
         self.num_places = 0
         self.free: list[str] = []  # the flag that takes all unnamed arguments, if there is one
+        self.first: list[argparse.Action] = []
+        self.add_argument("-h", "--help", action=_Help, nargs="?", const="", help=argparse.SUPPRESS)
         self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
         for group in groups:
             section = self.add_argument_group("flags" if group is kind else about(group).rstrip("."))
@@ -144,12 +161,22 @@ class _Parser(argparse.ArgumentParser):
                 value = default.get(flag.name, flag.field.default)
                 action = section.add_argument(*names_of(flag), **options_of(flag, value))
                 self.actions |= dict.fromkeys(action.option_strings, action)
+                self.first += [action] if flag.field.metadata.get("first") else []
                 self.num_places += not action.option_strings and action.nargs in (None, "?")
                 self.free += [action.dest] if action.nargs == "*" else []
 
-    def print_help(self, file: Any = None) -> None:
-        """Prints the help; raises OSError if it cannot be written, which argparse hides."""
-        print(self.format_help(), end="", file=file)
+    def format_first(self) -> str:
+        """Returns the help on the flags that people need first."""
+        formatter = self._get_formatter()
+        takes_data = {"data_dir", "model_dir"} <= {action.dest for action in self.first}
+        formatter.add_usage(f"%(prog)s {'DATA_DIR ' if takes_data else ''}[--flag=value ...]", [], [])
+        formatter.add_text(self.description)
+        formatter.start_section("flags that people need first")
+        formatter.add_arguments(self.first)
+        formatter.end_section()
+        others = len({action.dest for action in self.actions.values()}) - len(self.first)
+        formatter.add_text(f"{others} more flags, by topic: {errors.to_run(self.command)} --help={_ALL}")
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError; first removes the faulty argument, if possible, so that the rest can be parsed again."""

@@ -107,6 +107,7 @@ def flag(
     off: str | None = None,
     parse: Callable[[Any], Any] | None = None,
     needs: str = "",
+    first: bool = False,
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
     """Declares a dataclass field that is a flag of a command.
@@ -130,6 +131,7 @@ def flag(
         value unchanged; raises ValueError that says what it must be. Bounds only apply to numbers. None to parse by the
         type of the field.
       needs: attribute of its dataclass without which the flag has no effect, so that `check_needs` refuses it.
+      first: whether `--help` shows it, where a command has many flags; `--help=all` shows them all.
       meaning: further metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
@@ -146,6 +148,7 @@ def flag(
         "off": off,
         "parse": parse,
         "needs": needs,
+        "first": first,
         **(meaning or {}),
     }
     if repeated and default is dataclasses.MISSING:

@@ -20,7 +20,7 @@ from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
-from pipeline.manifest import naming
+from pipeline.manifest import naming, unconverted
 
 SEAL = "content_sha256"
 FORMAT_VERSION = 2
@@ -504,14 +504,16 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        advice = f"make one with: {to_run('beam_jobs.convert')}; from existing TFRecords: {to_run('pipeline.index')}"
+        advice = unconverted.advice("" if found.is_remote else str(found))
         if _WEIGHTED.search(str(found)):
             advice = "leave out the weight: it is for several sources, with commas between them"
             if "," in str(found):
                 advice = "give the folder of one data set: several, with weights, are for training and audits"
-        raise DataError(
-            f"no manifest, so {found} is not a data set (or its conversion did not finish)", path=path, advice=advice
-        ) from None
+        is_there = found.is_remote or found.exists()
+        problem = f"no manifest, so {found} is not a data set (or its conversion did not finish)"
+        missing = ("there is no such folder", found)
+        problem, place = (problem, path) if is_there else missing
+        raise DataError(problem, path=place, advice=advice) from None
     except NotADirectoryError:
         raise DataError(
             "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"

@@ -13,6 +13,11 @@ REPLACED = ".replaced-manifest.json"  # in the folder of a conversion: the manif
 SIDECARS = "sidecars"
 COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
+CONVERTING = ".converting.tmp-"  # prefix of the folder in which a conversion works until it publishes
+IMAGE_ENDINGS = (
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".jp2", ".avif", ".heic", ".heif", ".ppm"),
+)
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
 FOREIGN_FILES = "file like *.tfrecord* or *-00000-of-00001"  # for errors: what `is_foreign_file` finds
 PACKINGS = ("", "GZIP", "ZLIB")  # TensorFlow's names: how a file of another writer may be compressed

@@ -149,7 +149,9 @@ def page_text(name):
 def test_the_tutorial_runs_to_the_letter(folder, follow):
     """With fewer epochs. README's five commands are among its own."""
     (port,) = free_ports(1)
-    printed = follow("tutorial.md", [("--epochs=40", "--epochs=10"), ("8000", str(port))])
+    printed = follow(
+        "tutorial.md", [("train data --model_dir=run", "train data --model_dir=run --epochs=10"), ("8000", str(port))]
+    )
     names = [line.split()[1] for line in printed if line.startswith("stepfeed")]
     assert names == ["convert", "inspect", "train", "evaluate", "predict", "export"]
     convert, evaluate, predict, ask = (

@@ -303,7 +303,7 @@ def said(command, arguments, tmp, capsys):
 def test_wording(command, tmp, capsys, snapshot, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     if command in ("trainer.evaluate", "trainer.export", "trainer.predict", "trainer.replay"):
-        run = f"--data_dir={tmp}/made --model_dir={tmp}/trained --train_steps=6 --ema=0 {BATCH}"
+        run = f"--data_dir={tmp}/made --model_dir={tmp}/trained --model=mlp --train_steps=6 --ema=0 {BATCH}"
         assert said("trainer.run", run, tmp, capsys).startswith("exit code 0")
     cases = CASES[command].items()
     text = "\n".join(f"== {name}: {line}\n{said(command, line, tmp, capsys)}" for name, line in cases)

@@ -28,6 +28,7 @@ class DataFlags:
         text="the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'",
         shapes_training=False,
         per_machine=True,
+        first=True,
     )
     train_split: str = flag("train", "what to train on; slices such as train[1000:] work", shapes_training=False)
     eval_split: str | None = flag(
@@ -50,8 +51,8 @@ class DataFlags:
     eval_limit: str | None = order_flag(
         "limit", text="number of records to evaluate on, like --limit", shapes_training=False, used_in="evaluation"
     )
-    resize: str | None = order_flag("resize", by_model=True)
-    augment: str = order_flag("augment", "none", by_model=True)
+    resize: str | None = order_flag("resize", by_model=True, first=True)
+    augment: str = order_flag("augment", "none", by_model=True, first=True)
     augment_on: str = flag(
         AUTO,
         "host: in the input; device: in the replicas' steps; both: the input keeps pixels uint8, the steps make floats "
@@ -127,7 +128,7 @@ class OrderFlags:
 
     shapes_training: ClassVar[bool] = False  # a checkpoint compares the order that these result in
 
-    global_batch_size: int = order_flag("global_batch_size", 100, by_model=True)
+    global_batch_size: int = order_flag("global_batch_size", 100, by_model=True, first=True)
     virtual_replicas: int | None = flag(
         None,
         "V: the same weights, to the bit, on any number of replicas that divides V",

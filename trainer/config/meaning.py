@@ -71,7 +71,7 @@ def flag(default: Any = dataclasses.MISSING, text: str = "", **said: Any) -> Any
     """
     names = [field.name for field in dataclasses.fields(Meaning) if field.name in said]
     meaning = Meaning(**{"per_machine": "writes" in said, **{name: said.pop(name) for name in names}})
-    default_of = "the model" if meaning.by_model else ""
+    default_of = said.pop("default_of", "the model" if meaning.by_model else "")
     return flags.flag(default, text, meaning=vars(meaning), default_of=default_of, **said)
 
 

@@ -72,6 +72,8 @@ class ModelFlags:
         "mlp",
         "a built-in one, such as lenet, resnet20, fast_cifar; keras:NAME, of keras.applications; or "
         "my_package.module:function, which makes one",
+        default_of="the data set",
+        first=True,
     )
     task: str | None = flag(
         None, "my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own"
@@ -185,8 +187,9 @@ class OptimizerFlags:
         "momentum",
         "sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'",
         by_model=True,
+        first=True,
     )
-    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32, by_model=True)
+    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32, by_model=True, first=True)
     momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
     schedule: str = flag(
         "exponential",

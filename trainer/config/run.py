@@ -30,7 +30,10 @@ class RunFlags:
     shapes_training: ClassVar[bool] = False
 
     model_dir: str = flag(
-        text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", writes="folder"
+        text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it (default: DATA-run, "
+        "beside the data set)",
+        writes="folder",
+        first=True,
     )
     fresh: bool = flag(
         False,
@@ -43,6 +46,7 @@ class RunFlags:
         "--worker_hosts",
         known=STRATEGIES,
         of_topology=True,
+        first=True,
     )
     num_replicas: int | None = flag(
         None,

@@ -143,6 +143,7 @@ class StepFlags:
         least=1,
         most=10**9,
         ends=True,
+        first=True,
     )
     steps_per_loop: int = flag(
         20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP

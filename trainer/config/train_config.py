@@ -18,7 +18,7 @@ from pipeline.commands.flags import Flag, Mistakes, check_all, check_needs, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views
 from pipeline.order.views import View
-from trainer.config import file, meaning
+from trainer.config import chosen, file, meaning
 from trainer.config.data import DataFlags, OrderFlags
 from trainer.config.meaning import (
     PARAMETER_SERVER,
@@ -45,7 +45,12 @@ _DESCRIPTION = (
     "alone resumes the run that is there with its flags."
 )
 _GIVEN = "_given"  # attribute, not a field: the flags that `TrainConfig.of` was given
+_OF_DATA = "_of_data"  # attribute, not a field: the flags that `parse` took from the data set
 _INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
+_DECIDING = (
+    *("data_dir", "model_dir", "task", "augment", "train_steps", "eval_data_dir", "strategy", "ps_hosts"),
+    *chosen.CHOSEN,
+)
 _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}
 
 
@@ -147,6 +152,12 @@ class TrainConfig:
             return self.of(**{**vars(self)[_GIVEN], **names})
         model: dict[str, Any] = dict(names)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # built from all flags
+
+    @property
+    def of_data(self) -> str:
+        """The flags that the data set decided, for the first line of a run; empty if it decided none."""
+        flags = vars(self).get(_OF_DATA, {})
+        return f"chosen for {self.data.data_dir}: " + " ".join(f"--{n}={v}" for n, v in flags.items()) if flags else ""
 
     @property
     def repeats_on_gpus(self) -> bool:
@@ -336,9 +347,12 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
-    named = _values_of(arguments, "model", "task", "optimizer", "augment", "ps_hosts")
-    model = named.model or ModelFlags.model
-    defaults = defaults_of(named.model or (None if named.task else model), named.optimizer, named.augment)
+    named = _values_of(arguments, *_DECIDING)
+    given = {name: value for name, value in vars(named).items() if value is not None}
+    of_data = chosen.chosen(named.data_dir, given) if named.data_dir and chosen.decides(given) else {}
+    model = named.model or of_data.get("model", ModelFlags.model)
+    optimizer = named.optimizer or of_data.get("optimizer")
+    defaults = {**defaults_of(None if named.task and not named.model else model, optimizer, named.augment), **of_data}
     if named.ps_hosts:  # it means nothing under another strategy
         defaults = {**defaults, "strategy": PARAMETER_SERVER}
     config = commandline.parse(
@@ -351,6 +365,7 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
         unsettled=unsettled,
         most=_INT64,
     )
+    vars(config)[_OF_DATA] = of_data
     if dumps and not unsettled:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
         sys.exit(0)
@@ -376,10 +391,18 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     aliases.check_arguments(given)  # before those of a file are added, which may use the other name
     given = aliases.arguments(given, flags_of(TrainConfig))
     arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
-    named = _values_of(arguments, "data_dir", "model_dir")
+    named = _values_of(arguments, *_DECIDING)
+    if named.data_dir and named.model_dir is None and (beside := chosen.run_beside(named.data_dir)):
+        named.model_dir = beside
+        arguments.append(f"--model_dir={beside}")
     has_file = any(token.split("=")[0] == "--config" for token in given)
+    folder = RunFolder(pathlib.Path(named.model_dir or "").expanduser())
+    if named.data_dir and "--fresh" not in arguments and folder.config.is_file():
+        decided = {name: value for name, value in vars(named).items() if value is not None}
+        if chosen.decides(decided):
+            arguments = [*chosen.of_run(folder, decided, flags_of(TrainConfig)), *arguments]
     if named.data_dir is None and named.model_dir and not has_file:
-        stored = RunFolder(pathlib.Path(named.model_dir).expanduser()).config
+        stored = folder.config
         check_file(stored)
         if stored.is_file():
             places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))

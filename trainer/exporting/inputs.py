@@ -15,13 +15,11 @@ from pipeline.files.paths import StoragePath, folder
 from pipeline.files.reading import content_of, opened
 from pipeline.files.remote import is_url
 from pipeline.images import BadImageError
-from pipeline.manifest.naming import MANIFEST
+from pipeline.manifest.naming import IMAGE_ENDINGS, MANIFEST
 from pipeline.manifest.splits import select
 from pipeline.read.shards import check_present
 from pipeline.records import framing
 from pipeline.records.stream import records_of
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".heic", ".heif", ".ppm")
 
 
 def image_files(given: Sequence[str]) -> list[str]:
@@ -43,10 +41,10 @@ def image_files(given: Sequence[str]) -> list[str]:
                 for name in names
                 if not name.startswith(".")
             )
-        chosen = [name for name in inside if name.lower().endswith(ENDINGS)]
+        chosen = [name for name in inside if name.lower().endswith(IMAGE_ENDINGS)]
         found, others = found + chosen, others + [name for name in inside if name not in set(chosen)]
     if others:
-        skipped = f"{count_of(len(others), 'file')} not named like an image ({', '.join(ENDINGS[:3])}, ...)"
+        skipped = f"{count_of(len(others), 'file')} not named like an image ({', '.join(IMAGE_ENDINGS[:3])}, ...)"
         if not found:
             records = f"; {others[0]} has records: give such files, or {to_run('pipeline.index')} the folder"
             is_records = _start_of(others[0]) is not None

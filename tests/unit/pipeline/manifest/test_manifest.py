@@ -86,7 +86,7 @@ def test_the_identity_of_the_data_is_that_of_a_manifest_without_crcs_and_seal(fo
 def test_no_manifest_says_how_to_make_one(tmp_path):
     with pytest.raises(DataError, match=r"python -m beam_jobs.convert", check=at("manifest.json")):
         manifests.load(tmp_path)
-    with pytest.raises(DataError, check=at("nowhere/manifest.json")):
+    with pytest.raises(DataError, check=at("nowhere")):
         manifests.load(tmp_path / "nowhere")
 
 

@@ -81,7 +81,7 @@ def test_wrong_texts(text, message):
 
 
 def test_a_weight_of_a_single_source_is_noticed(tmp_path):
-    with pytest.raises(DataError, match="/a=0.7 .*; .* the weight"):
+    with pytest.raises(DataError, match="/a=0.7: .*; .* the weight"):
         manifests.load(tmp_path / "a=0.7")
     with pytest.raises(DataError, match="/a=0.7,b=0.3 .*; .* one data set"):
         manifests.load(tmp_path / "a=0.7,b=0.3")

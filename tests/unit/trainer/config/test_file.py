@@ -201,9 +201,8 @@ def test_a_run_resumes_with_its_own_flags_where_its_folder_alone_is_given(tmp_pa
     assert (again.data.data_dir, again.model.model, again.order.seed) == ("D", "lenet", 7)
     assert (again.steps.epochs, again.optimizer) == (5, first.optimizer)
     assert (again.run.strategy, again.cluster.worker_hosts, again.cluster.task_index) == ("multiworker", None, None)
-    assert (
-        parse(["--data_dir=E", f"--model_dir={tmp_path}"]).model.model != "lenet"
-    )  # another run, whose flags are given
+    other = parse(["--data_dir=E", f"--model_dir={tmp_path}"])  # what is trained alone
+    assert (other.data.data_dir, other.model.model, other.order.seed) == ("E", "lenet", 0)
     (tmp_path / "other.yaml").write_text("seed: 8\n")
     of_file = [f"--model_dir={tmp_path}", f"--config={tmp_path}/other.yaml"]  # a run of its own, too
     for nowhere in ([f"--model_dir={tmp_path / 'none'}"], of_file, " ".join(of_file).replace("g=", "g ").split()):

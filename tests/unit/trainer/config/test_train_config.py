@@ -160,17 +160,27 @@ def test_an_optimizer_in_words(flags, text):
 def test_help_says_something_of_every_flag(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
-        parse(["--help"])
+        parse(["--help=all"])
     said = dict(re.findall(r"^  --(\w+)(?: \[?\w+\]?|, --no\w+)?\s+(.*)$", capsys.readouterr().out, re.MULTILINE))
     assert said.keys() - {"help"} == flat(parse(PATHS)).keys()
     assert [name for name, text in said.items() if text.startswith(("(default", "--")) or not text] == []
     assert said["epochs"].startswith("passes over the training split")
 
 
+def test_help_shows_ten_flags_and_how_to_see_the_others(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = capsys.readouterr().out
+    shown = re.findall(r"^  --(\w+)", said, re.MULTILINE)
+    assert len(shown) == 10
+    assert {"data_dir", "model_dir", "model", "global_batch_size", "epochs"} < {*shown}
+    assert f"{len(flat(parse(PATHS))) - 10} more flags, by topic: python -m trainer.run --help=all" in said
+
+
 def test_help_shows_the_defaults_of_the_named_model(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
-        parse(["--model=cifar10_cnn", "--help"])
+        parse(["--model=cifar10_cnn", "--help=all"])
     assert "(default of the model: 350.0)" in capsys.readouterr().out
 
 
@@ -385,8 +395,8 @@ def test_a_file_with_several_unknown_flags_is_told_whole(tmp_path):
 
 
 def test_paths_are_required():
-    with pytest.raises(UsageError, match="--model_dir"):
-        parse(["--data_dir=D"])
+    with pytest.raises(UsageError, match="^--data_dir and --model_dir are missing"):
+        parse([])
     with pytest.raises(UsageError) as caught:
         parse(["--data_dir=D", "--train_dir=M", "--lr=1"])
     assert str(caught.value).splitlines() == [

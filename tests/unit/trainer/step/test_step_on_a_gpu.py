@@ -99,7 +99,7 @@ def test_each_virtual_replica_is_a_call_of_one_program():
     assert len(counts.operations) == 3
 
 
-@pytest.mark.parametrize("more", [(), ("--precision=bfloat16", "--ema=0.9", "--clip_norm=1")])
+@pytest.mark.parametrize("more", [(), VARIANTS["bfloat16, ema, clip"][2:]], ids=["float32", "bfloat16"])
 def test_xla_takes_the_whole_step(more):
     counts = counted("--model=lenet", "--jit_compile", *more)
     assert (counts.total.programs, counts.total.kernels) == (1, 0)

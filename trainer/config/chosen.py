@@ -1,0 +1,129 @@
+"""What a run trains that names neither a model nor a task: the data set's images and their number decide.
+
+A network for the image size, AdamW, and a batch size and a number of epochs that take a few minutes on two cores:
+
+| images | model |
+|---|---|
+| colour, both sides of 24 pixels or more | `cifar10_cnn`, with its augmentation |
+| others of 12 pixels or more | `lenet` |
+| smaller | `mlp` |
+
+Images larger than 32 pixels, and images of several sizes, are stretched to 32x32.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline.augmentation.recipes import sets_size
+from pipeline.errors import PipelineError, UsageError
+from pipeline.manifest import Manifest, load
+from pipeline.manifest.sources import parse_sources
+from pipeline.manifest.splits import names_of, select, to_evaluate
+from trainer.config import file
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.run_folder import RunFolder
+
+_TRAIN = "train"  # the default of --train_split
+_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's augmentation crops to 24x24
+_LENET_SIDE = 12  # pixels: the least that its layers work with
+_SIDE = 32  # pixels
+# (upper bound on training images, batch size, epochs): few images get small batches, so that there are enough updates.
+_SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
+_INSTEAD = {"epochs": "train_steps", "eval_split": "eval_data_dir"}  # flags that are not chosen beside another
+CHOSEN = ("model", "resize", "optimizer", "global_batch_size", "epochs", "train_split", "eval_split")
+
+
+def decides(given: Mapping[str, Any]) -> bool:
+    """Returns whether the data set decides, given {flag: value} of the user's own flags: they name nothing to train.
+
+    The classic programs of parameter servers keep the defaults of the flags.
+    """
+    return given.get("strategy") != PARAMETER_SERVER and not {"model", "task", "ps_hosts"} & set(given)
+
+
+def run_beside(data_dir: str) -> str | None:
+    """Returns the default of --model_dir: `DATA-run`, here for a data set in a store; None for several data sets.
+
+    Args:
+      data_dir: value of --data_dir.
+    """
+    try:
+        if not isinstance(parse_sources(data_dir), str):
+            return None
+    except UsageError:
+        return None
+    path = data_dir.rstrip("/")
+    if "://" in path:
+        return f"{path.partition('?')[0].rstrip('/').rsplit('/', 1)[-1]}-run"
+    return f"{path if os.path.basename(path) not in ('', '.', '..') else os.path.abspath(path)}-run"
+
+
+def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {flag: value} of the flags that the data set decides; none if its records are no images of classes.
+
+    Args:
+      data_dir: value of --data_dir. Several data sets decide nothing, nor does a folder that cannot be read: what is
+        wrong with it is said when it is needed.
+      given: {flag: value} of the user's own flags, which are left out.
+    """
+    try:
+        sources = parse_sources(data_dir)
+        made = load(sources) if isinstance(sources, str) else None
+        if made is None or not _has_classes(made):
+            return {}
+        found = _of_splits(made, given.get("train_split"))
+    except (PipelineError, OSError):
+        return {}
+    found = {**_of_images(made, given.get("augment")), **found}
+    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) -> list[str]:
+    """Returns the same flags of a run that exists, as arguments, without those that are given.
+
+    Args:
+      folder: the run's folder, with its config.
+      given: names of the user's own flags.
+      names: names of all flags.
+    """
+    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
+    kept = tuple(f"--{name}=" for name in (*CHOSEN, "task") if name not in without)
+    return [flag for flag in file.flags(folder.config, names) if flag.startswith(kept)]
+
+
+def _has_classes(made: Manifest) -> bool:
+    label = made.features.get("label")
+    return "image" in made.features and label is not None and label.is_class
+
+
+def _of_images(made: Manifest, augment: str | None) -> dict[str, Any]:
+    """Returns the model, and the image size unless a recipe decides on it."""
+    height, width, channels = made.features["image"].shape
+    found: dict[str, Any] = {}
+    if not height or not width or max(height, width) > _SIDE:
+        height = width = _SIDE
+        if not sets_size(augment or "none"):
+            found["resize"] = f"{_SIDE}x{_SIDE}"
+    side = min(height, width)
+    if channels in (3, None) and side >= _TUTORIAL_SIDE:
+        return {**found, "model": "cifar10_cnn"}
+    return {**found, "model": "lenet" if side >= _LENET_SIDE else "mlp"}
+
+
+def _of_splits(made: Manifest, given: str | None) -> dict[str, Any]:
+    """Returns the optimizer, batch size and number of epochs, and the splits where the flags' defaults do not fit."""
+    largest = max(made.splits, key=lambda name: made.splits[name].num_examples)
+    trained = given or (_TRAIN if _TRAIN in made.splits else largest)
+    found: dict[str, Any] = {} if trained == _TRAIN else {"train_split": trained}
+    names = names_of(trained)
+    if to_evaluate(made.splits, names) is None:
+        others = sorted((n for n in made.splits if n not in names), key=lambda name: -made.splits[name].num_examples)
+        found["eval_split"] = others[0] if others else "none"
+    count = select(made, trained).num_examples
+    size, epochs = next((size, epochs) for most, size, epochs in _SIZES if count < most)
+    return {"optimizer": "adamw", "global_batch_size": size, "epochs": epochs, **found}
