@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,6 +29,14 @@ from pipeline.request import AUGMENT_EPOCH, AUGMENT_KEY, BOTH, DEVICE, HOST, Job
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 
+class RealRows(NamedTuple):
+    """The part of a `WindowPlan` that makes elements of rows; see there."""
+
+    epoch: tf.Tensor
+    real: tf.Tensor
+    real_rows: tf.Tensor
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
     """Turns a window's rows into the batches that the user receives.
@@ -49,7 +57,7 @@ class Batches:
     annotations: Annotations | None = None
     until: str | None = None
 
-    def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
+    def element(self, taken: Columns, plan: WindowPlan | RealRows, number: tf.Tensor) -> tuple[Any, ...]:
         """Returns an element of a window: (x, labels, weights), and record ids if requested.
 
         If the user's parser returns neither (x, y) nor (x, y, sample_weight), it is (parsed, weights).

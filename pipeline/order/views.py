@@ -413,7 +413,7 @@ class Times:
         return times
 
     def counts(self, firsts: I64) -> I64:
-        """Returns the number of chosen records before each record id, int64."""
+        """Returns the number of chosen records before each record id, int64 (...); for a chosen one, its number."""
         if self.records is None:
             return firsts
         return np.searchsorted(self.records, firsts.astype(self.records.dtype))  # or `records` would be copied

@@ -59,12 +59,20 @@ class Asynchronous:
     rows: Rows
 
     @tf.function(autograph=False)
-    def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor) -> Made:
-        """Runs those of the `count` steps from `first` that are not applied yet; all are in one epoch."""
+    def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor, rows: tf.Tensor) -> Made:
+        """Runs those of the `count` steps from `first` that are not applied yet; all are in one epoch.
+
+        Args:
+          columns: iterator over the worker's columns.
+          first: first step, int64 scalar.
+          count: number of steps, int64 scalar.
+          rows: rows of all these steps, from `ColumnBatches.rows_of`.
+        """
         began = tf.timestamp()
         content, worker = next(columns)
         steps = self.ledger.missing(first, count)
-        batch_of = self.batches.of_epoch(content, first)
+        with tf.name_scope("input"):
+            batch_of = self.batches.of_steps(content, rows, first)
 
         def one(i: tf.Tensor, finite: tf.Tensor, waited: tf.Tensor, rows: tf.TensorArray) -> tuple[Any, ...]:
             with tf.name_scope("loop"):
@@ -91,7 +99,7 @@ class Asynchronous:
             with tf.control_dependencies([before]):  # after the previous step
                 began = tf.timestamp()
             with tf.control_dependencies([began]):
-                batch = batch_of(step, share)
+                batch = batch_of(step)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 seconds = tf.timestamp() - began
         computed, sent = self.compute.of(step, share, batch)
@@ -165,7 +173,8 @@ class AsyncScheduler:
         block = _Block(stop)
         self._pending.append(block)
         numbers = (tf.constant(first, tf.int64), tf.constant(stop - first, tf.int64))
-        self._closures.schedule(block, self._graph.block, self._columns, *numbers)
+        rows = self._graph.batches.rows_of(first, stop)
+        self._closures.schedule(block, self._graph.block, self._columns, *numbers, rows)
         return stop
 
     def _finished(self, block: _Block) -> Finished:

@@ -1,7 +1,7 @@
 """A worker's part of a step: it takes rows, pulls weights from the parameter servers, and pushes gradients back.
 
 It keeps the training split in memory and reads it with TensorFlow's own operations: a worker runs only graphs from the
-chief, no Python. So the order of an epoch is computed in the graph, too.
+chief, no Python. Which rows a step takes comes from the chief with each call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -17,15 +18,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from pipeline.batch import compose
-from pipeline.batch.batches import Batches, DeviceAugmentation
+from pipeline.batch.batches import Batches, DeviceAugmentation, RealRows
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.errors import PipelineError, UsageError
-from pipeline.order.arrays import Array, Arrays
+from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.tensors import TENSORS
-from pipeline.order.views import Intervals, Times
+from pipeline.order.views import Intervals
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
 from pipeline.resolved import ResolvedRequest
@@ -38,21 +40,11 @@ from trainer.step.summaries import COLUMNS, histogram
 from trainer.step.train_step import Traced, clipped, is_compiled, is_skipped
 
 _DECODED_TOGETHER = 256  # images
-
-
-class _Numbers(Times):
-    """Times of a view whose ids are the numbers of the chosen records: a batch's records then take a single gather.
-
-    So the graph contains the chosen records only once, and never gathers the ids of a whole epoch.
-    """
-
-    def ids(self, numbers: Array, arrays: Arrays = TENSORS) -> Array:
-        """Returns the numbers."""
-        return numbers
+_KEPT_EPOCHS = 2  # orders in the chief's memory, 9 bytes per row each
 
 
 class ColumnBatches:
-    """Makes batches of columns.
+    """Makes batches: the chief computes which rows a step takes, and a worker takes them from its columns.
 
     Attributes:
       rows: number of rows in a share of a step.
@@ -70,7 +62,6 @@ class ColumnBatches:
         Raises:
           DataError, UsageError: the same errors as from `pipeline.input_fn`.
         """
-        compose.check_in_graph([resolved])
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
         reader, batches = compose.choose(portable)
         assert isinstance(reader, GraphReader)
@@ -81,10 +72,8 @@ class ColumnBatches:
             assert resolved.image_shape is not None
             self._batches = dataclasses.replace(batches, form=PixelRows(resolved.image_shape))
         self._decodes, self._resolved = decodes, resolved
-        if order.times is not None:
-            fields = (getattr(order.times, field.name) for field in dataclasses.fields(order.times))
-            order = dataclasses.replace(order, times=_Numbers(*fields))
-        self._feed = make_feed(order, None, TENSORS)
+        self._feed = make_feed(order, None, NumpyArrays())
+        self._of_epoch = functools.lru_cache(_KEPT_EPOCHS)(self._planned)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
         self.skips = order.skip_steps
 
@@ -100,23 +89,39 @@ class ColumnBatches:
         options.autotune.enabled = False
         return dataset.with_options(options)
 
-    def of_epoch(self, columns: Columns, step: tf.Tensor) -> Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]:
-        """Returns a function from (step, share) to the batch of that share.
+    def rows_of(self, first: int, stop: int, share: int = 0) -> tf.Tensor:
+        """Returns the rows of a share of steps first..stop-1, all of one epoch, for `of_steps`.
+
+        They are bytes, string scalar, which has the same shape for any number of steps: a graph is traced only once.
+        """
+        epoch, number = divmod(first, self.steps_per_epoch)
+        here = slice(number, number + stop - first), slice(share * self.rows, (share + 1) * self.rows)
+        ids, real = (values[here] for values in self._of_epoch(epoch))
+        times = self._resolved.order.times
+        rows = ids if times is None else times.counts(ids % times.num_stored)
+        return tf.constant(np.stack([ids, rows, real], axis=1).astype(np.int64).tobytes())
+
+    def _planned(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns the record id of each row of each step of an epoch, and a mask of real rows, (steps, rows) each."""
+        plan = self._feed.plan(epoch, 0)
+        return plan.records[plan.take], plan.real
+
+    def of_steps(self, columns: Columns, rows: tf.Tensor, first: tf.Tensor) -> Callable[[tf.Tensor], tuple[Any, ...]]:
+        """Returns a function from a step to its batch, inside a worker's graph.
 
         Args:
           columns: columns from the dataset.
-          step: any step of the epoch, int64 scalar; the function is only valid for steps of this epoch.
+          rows: rows of the steps, from `rows_of`.
+          first: first of these steps, int64 scalar.
         """
-        plan = self._feed.plan(step // self.steps_per_epoch, tf.constant(0, tf.int64))
+        sent = tf.reshape(tf.io.decode_raw(rows, tf.int64), [-1, 3, self.rows])
+        epoch = first // self.steps_per_epoch
 
-        def batch(step: tf.Tensor, share: tf.Tensor) -> tuple[Any, ...]:
-            number = step % self.steps_per_epoch
-            first = share * self.rows
-            part = lambda rows: tf.ensure_shape(rows[first : first + self.rows], [self.rows])  # noqa: E731
-            ids, rows = self._ids_and_rows(tf.gather(plan.records, part(plan.take[number])))
-            taken = {RECORD_ID: ids, **gather(columns, rows)}
-            here = plan._replace(real=part(plan.real[number])[None], real_rows=plan.real_rows[number][None])
-            return self._batches.element(taken, here, tf.constant(0, tf.int64))
+        def batch(step: tf.Tensor) -> tuple[Any, ...]:
+            ids, numbers, real = tf.unstack(sent[step - first])
+            plan = RealRows(epoch, real[None] > 0, tf.reduce_sum(real)[None])
+            taken = {RECORD_ID: ids, **gather(columns, numbers)}
+            return self._batches.element(taken, plan, tf.constant(0, tf.int64))
 
         return batch
 
@@ -153,14 +158,6 @@ class ColumnBatches:
     def _count(self) -> int:
         times = self._resolved.order.times
         return self._resolved.selection.num_examples if times is None else times.num_chosen
-
-    def _ids_and_rows(self, planned: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the ids of planned records, and their rows in the columns, which have each record of a view once."""
-        times = self._resolved.order.times
-        rows = planned % times.num_stored if times is not None and times.repeats else planned
-        if times is None or times.records is None:
-            return planned, rows
-        return planned - rows + times.ids(rows, TENSORS), rows
 
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers, which have no public way to set them

@@ -84,14 +84,22 @@ class Synchronous:
         return room
 
     @tf.function(autograph=False)
-    def share(self, columns: Any, step: tf.Tensor, number: tf.Tensor, place: tf.Tensor) -> Share:
-        """Computes the gradient of a share of a step with the current weights, and stores it in a place."""
+    def share(self, columns: Any, step: tf.Tensor, number: tf.Tensor, place: tf.Tensor, rows: tf.Tensor) -> Share:
+        """Computes the gradient of a share of a step with the current weights, and stores it in a place.
+
+        Args:
+          columns: iterator over the worker's columns.
+          step: global step, int64 scalar.
+          number: number of the share in the step, int64 scalar.
+          place: index of the place, int32 scalar.
+          rows: rows of the share, from `ColumnBatches.rows_of`.
+        """
         with tf.name_scope("input"):
             began = tf.timestamp()
             content, worker = next(columns)
             version = self._state.global_step.read_value()
             with tf.control_dependencies([version]):  # the weights are of this version or newer
-                batch = self.batches.of_epoch(content, step)(step, number)
+                batch = self.batches.of_steps(content, rows, step)(step)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 waited = tf.timestamp() - began
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
@@ -237,7 +245,8 @@ class SyncScheduler:
             self._in_work[share] += 1
             step, number = divmod(share, self._needed)
             arguments = (tf.constant(step, tf.int64), tf.constant(number, tf.int64), tf.constant(place))
-            self._closures.schedule((share, place), self._graph.share, self._columns, *arguments)
+            rows = self._graph.batches.rows_of(step, step + 1, number)
+            self._closures.schedule((share, place), self._graph.share, self._columns, *arguments, rows)
 
     def _next_share(self) -> int | None:
         """Returns the next share in the queue, or else one that only a single worker is computing."""

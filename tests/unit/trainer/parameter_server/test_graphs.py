@@ -75,6 +75,11 @@ def job(config, make_strategy, make_state, monkeypatch):
     return make
 
 
+def batch_of(batches, columns, step, share=0):
+    number = tf.constant(step, tf.int64)
+    return batches.of_steps(columns, batches.rows_of(step, step + 1, share), number)(number)
+
+
 def run(job, first=0, last=STEPS):
     return list(job.scheduler.run(first, last, lambda step: step + 100, lambda: False))
 
@@ -193,9 +198,7 @@ def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, 
     content, _ = next(iter(batches.dataset()))
     wanted = iter(dataset)
     for step in range(2 * batches.steps_per_epoch):
-        number = tf.constant(step, tf.int64)
-        make = batches.of_epoch(content, number)
-        parts = [make(number, tf.constant(share, tf.int64)) for share in range(shares)]
+        parts = [batch_of(batches, content, step, share) for share in range(shares)]
         for mine, theirs in zip(zip(*parts, strict=True), next(wanted), strict=True):
             np.testing.assert_array_equal(np.concatenate(mine), theirs)
 
@@ -215,8 +218,7 @@ def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_pat
     batches = ColumnBatches(resolve(request))
     content, _ = next(iter(batches.dataset()))
     for step, (images, labels, _) in enumerate(make_dataset(request)):
-        number = tf.constant(step, tf.int64)
-        mine = batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
+        mine = batch_of(batches, content, step)
         np.testing.assert_array_equal(mine[0], images)
         np.testing.assert_array_equal(mine[1], labels)
 
@@ -231,34 +233,36 @@ def test_parts_of_images_are_those_of_one_process(text, tmp_path, config_of, mon
     batches = ColumnBatches(training.first)
     content, _ = next(iter(batches.dataset()))
     for step, wanted in enumerate(make_dataset(training.request).take(4)):
-        number = tf.constant(step, tf.int64)
-        made = batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
+        made = batch_of(batches, content, step)
         for mine, theirs in zip(made, wanted, strict=True):
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_each_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of, monkeypatch):
+def test_a_workers_graphs_have_few_bytes_of_a_view_and_nothing_of_its_order(tmp_path, config_of, monkeypatch):
     index_of_worker = "experimental_get_current_worker_index"
     monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
     write_dataset(tmp_path / "data", (2000,), (1, 2, 3), (1,), 5)
     index([str(tmp_path / "data"), "--add_columns=records"])
-    sizes = {}
+    reading, training = [], []
     for where, count in (("label == 1", 400), ("label in (1, 3)", 800)):  # of 5 labels in turns: each apart
-        training = plan.make(
-            config_of(data_dir=tmp_path / "data", model_dir="M", global_batch_size=4, where=where)
-        ).training
-        assert training.first.order.times.num_chosen == count
-        batches = ColumnBatches(training.first)
+        flags = {"data_dir": tmp_path / "data", "model_dir": "M", "global_batch_size": 4, "where": where}
+        resolved = plan.make(config_of(**flags)).training.first
+        assert resolved.order.times.num_chosen == count
+        batches = ColumnBatches(resolved)
         content, _ = next(iter(batches.dataset()))
 
-        def step(number, batches=batches, content=content):
-            return batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
+        def step(number, rows, batches=batches, content=content):
+            return batches.of_steps(content, rows, number)(number)
 
-        reading = tf.function(batches.dataset, autograph=False).get_concrete_function()
-        training = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
-        sizes[count] = [made.graph.as_graph_def().ByteSize() for made in (reading, training)]
-    for few, many in zip(sizes[400], sizes[800], strict=True):
-        assert (many - few) / 400 < 6
+        given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
+        for sizes, made in (
+            (reading, tf.function(batches.dataset, autograph=False).get_concrete_function()),
+            (training, tf.function(step, autograph=False).get_concrete_function(*given)),
+        ):
+            sizes.append(made.graph.as_graph_def().ByteSize())
+    assert (reading[1] - reading[0]) / 400 < 6
+    assert abs(training[1] - training[0]) < 10
+    assert len(batches.rows_of(0, 3).numpy()) == 3 * 4 * 24  # bytes: id, row and mask of each row of 3 steps
 
 
 @pytest.mark.parametrize("shares", [0, 2])

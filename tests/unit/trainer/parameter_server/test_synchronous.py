@@ -20,14 +20,15 @@ class Simulated:
         self.needed, self.slow, self.draw = needed, slow, random.Random(seed)
         self.now, self.version, self.idle = 0.0, 0, list(range(workers))
         self.waiting, self.queued, self.running = 0, [], []
-        self.batches = types.SimpleNamespace(steps_per_epoch=EPOCH)
+        self.batches = types.SimpleNamespace(steps_per_epoch=EPOCH, rows_of=lambda first, stop, share: (first, share))
         self.rows = types.SimpleNamespace(unpacked=lambda row: row, loss=lambda row: 0.0)
         self.places, self.updates, self.ages, self.shared = {}, [], [], set()
         self.share = "share"
 
-    def schedule(self, tag, function, columns, *arguments):
+    def schedule(self, tag, function, columns, step, number, place, rows):
+        assert rows == (int(step), int(number))
         self.waiting += 1
-        self.queued.append((tag, *(int(one) for one in arguments)))
+        self.queued.append((tag, int(step), int(number), int(place)))
 
     def next(self, timeout):
         while self.queued and self.idle:
