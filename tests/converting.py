@@ -9,7 +9,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.command import replacing
 from beam_jobs.drafts import gate
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.shards import manifest_writer, reader, writer
+from beam_jobs.shards import keys, manifest_writer, writer
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.sink import sink_of
 from pipeline.commands import commandline
@@ -53,12 +53,12 @@ def write_data_set(plan: Plan) -> pathlib.Path:
 
 def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
     """Raises DataError if two records have the same key."""
-    buckets: dict[int, list[reader.KeyHashes]] = {}
+    buckets: dict[int, list[keys.KeyHashes]] = {}
     for receipt in receipts:
-        for bucket, hashes in reader.by_bucket(data_dir, receipt.info):
+        for bucket, hashes in keys.by_bucket(data_dir, receipt.info):
             buckets.setdefault(bucket, []).append(hashes)
-    if repeated := [pair for group in buckets.values() for pair in reader.repeats(group)]:
-        raise reader.as_error(data_dir, repeated)
+    if repeated := [pair for group in buckets.values() for pair in keys.repeats(group)]:
+        raise keys.as_error(data_dir, repeated)
 
 
 def write_shard(plan: Plan, split: str, shard: int) -> Receipt:

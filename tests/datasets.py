@@ -9,13 +9,16 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import crc32c
 import numpy as np
 import PIL.Image
 
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Feature, Manifest, ShardInfo, SplitInfo, manifest, naming
 from pipeline.records import framing, tf_example
+from pipeline.records.stream import records_of
 
 MEMBERS_1 = 0x01737265626D656D  # the bytes "members" and 1, as a little-endian number
 GREY_STEP = 4
@@ -178,6 +181,12 @@ def _write_split(
 
 def _lists(features: dict[str, np.ndarray]) -> dict:
     return {name: v.tolist() if v.dtype == object else v for name, v in features.items()}
+
+
+def examples_in(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the decoded records of a shard, which is compressed if its name says so."""
+    found = records_of(LocalPath(path), "GZIP" if path.suffix == ".gz" else "")
+    return [tf_example.decode(record) for _, record in found]
 
 
 def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes], of_member: int = 0) -> ShardInfo:

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.shards import manifest_writer, reader, writer
+from beam_jobs.shards import manifest_writer, writer
 from beam_jobs.sources import image_folder, open_source, parquet_reader, record_files, row_files
 from beam_jobs.sources.base import Source, SourceOptions
 from pipeline import manifest
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
-from pipeline.records import tf_example
 from tests.converting import check_keys, write_data_set
+from tests.datasets import examples_in
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def check(
 
 
 def _examples(plan: Plan, split: str, shard: int) -> list[dict[str, Any]]:
-    return [tf_example.decode(record) for record in reader.records(plan.data_dir / plan.file_name(split, shard))]
+    return examples_in(plan.data_dir / plan.file_name(split, shard))
 
 
 def _check_stored(plan: Plan, table: Mapping[str, Sequence[Row]]) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 from PIL import Image
 
 from beam_jobs.shards import manifest_writer
-from beam_jobs.shards.reader import records
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.manifest import size_histogram
 from pipeline.read.statistics import PixelSums, entropy, moments
 from pipeline.records import framing, tf_example
-from tests.datasets import edit_manifest
+from tests.datasets import edit_manifest, examples_in
 
 CLASSES = 4
 KINDS = ("raw", "png", "gzip")  # raw with a stride; PNG with offsets, of many sizes; the same, compressed
@@ -105,11 +104,10 @@ def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -
 
 def examples_of(folder: pathlib.Path, name: str) -> list[dict]:
     """Returns the features of a shard's examples, as `write_shard` takes them."""
-    found = [tf_example.decode(record) for record in records(folder / name)]
     scalars = ("image", "key", "label", "coarse")
     return [
         {key: (v[0] if isinstance(v, list) else int(v[0])) if key in scalars else v for key, v in one.items()}
-        for one in found
+        for one in examples_in(folder / name)
     ]
 
 

@@ -50,6 +50,15 @@ class Spent(NamedTuple):
     waited: float = 0.0
     exchanged: float = 0.0
 
+    @property
+    def waiting(self) -> float:
+        """Share of the time spent waiting for batches."""
+        return self.waited / self.seconds
+
+    def rate(self, rows: int) -> float:
+        """Returns the rows per second, if each update has `rows` rows."""
+        return self.steps * rows / self.seconds
+
     def plus(self, other: Spent) -> Spent:
         """Returns the time of both."""
         return Spent(*map(operator.add, self, other))

@@ -15,8 +15,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import sources
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs.run import FOUND, Display, ShardJob, run_job
-from beam_jobs.shards import manifest_writer, reader, receipts, writer
-from beam_jobs.shards.reader import KeyHashes, Repeated
+from beam_jobs.shards import keys, manifest_writer, receipts, writer
+from beam_jobs.shards.keys import KeyHashes, Repeated
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.sink import staging
 from beam_jobs.sources.base import SourceOptions
@@ -45,11 +45,11 @@ class Conversion(ShardJob):
         for receipt in writer.write_shards(self.plan, shards):
             yield FOUND, receipt
             if not self.plan.source.unique_keys:
-                yield from reader.by_bucket(self.plan.data_dir, receipt.info)
+                yield from keys.by_bucket(self.plan.data_dir, receipt.info)
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns the first pair, which makes the conversion fail."""
-        return reader.repeats(hashes)[:1]
+        return keys.repeats(hashes)[:1]
 
     def finish(self, found: list[Receipt], repeated: list[Repeated]) -> str:
         """Writes the manifest.
@@ -58,7 +58,7 @@ class Conversion(ShardJob):
           DataError: two records share a key, a receipt is missing, or too many rows are invalid.
         """
         if repeated:
-            raise reader.as_error(self.plan.data_dir, repeated)
+            raise keys.as_error(self.plan.data_dir, repeated)
         return str(manifest_writer.write_manifest(self.plan, found))
 
 

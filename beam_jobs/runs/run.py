@@ -40,7 +40,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from beam_jobs import drafts
 from beam_jobs.runs import runners
-from beam_jobs.shards.reader import KeyHashes, Repeated
+from beam_jobs.shards.keys import KeyHashes, Repeated
 from pipeline import errors
 from pipeline.files.paths import try_lock
 

@@ -15,12 +15,13 @@ from typing import Any
 from beam_jobs import drafts
 from beam_jobs.report import card
 from beam_jobs.runs.run import FOUND, Display, ShardJob
-from beam_jobs.shards import manifest_writer, reader
-from beam_jobs.shards.reader import KeyHashes, Repeated
+from beam_jobs.shards import keys, manifest_writer
+from beam_jobs.shards.keys import KeyHashes, Repeated
 from beam_jobs.sink import present
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, reason_of
+from pipeline.files.fields import as_json, from_json
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo, naming
 from pipeline.manifest.columns import Columns
@@ -28,6 +29,7 @@ from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
+FileProblem = tuple[str, str]  # file of the data set, and what is wrong with it
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey levels: releases of the JPEG library decode slightly differently
 
@@ -58,15 +60,15 @@ class Validation(ShardJob):
     def work(self, shards: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Checks shards and yields their reports and keys."""
         for number in shards:
-            found, keys = check_shard(self.data_dir, self.manifest, number, self.decodes)
+            found, hashes = check_shard(self.data_dir, self.manifest, number, self.decodes)
             yield FOUND, found
-            yield from keys
+            yield from hashes
             with contextlib.suppress(OSError):  # the command is on another machine
                 (self.marks / str(number)).touch()
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns all pairs, as they are counted."""
-        return reader.repeats(hashes)
+        return keys.repeats(hashes)
 
     def finish(self, found: list[ShardReport], repeated: list[Repeated]) -> str:
         """Writes the report.
@@ -76,19 +78,22 @@ class Validation(ShardJob):
         """
         by_number = {shard.shard: shard for shard in found}
         shards = [by_number[number] for number in self.shards]
-        keys = _key_problems(self.data_dir, self.manifest, repeated)
-        totals = _total_problems(self.manifest, shards, self.decodes)
-        checks = (tfds_problems, column_problems)
-        beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
-        beside += [*_card_problems(self.data_dir, self.manifest, self.decodes)]
-        beside += [*_stray_problems(self.data_dir, self.manifest, self.decodes)]
+        of_files = [
+            *_total_problems(self.manifest, shards, self.decodes),
+            *tfds_problems(self.data_dir, self.manifest),
+            *column_problems(self.data_dir, self.manifest),
+            *_card_problems(self.data_dir, self.manifest, self.decodes),
+            *_stray_problems(self.data_dir, self.manifest, self.decodes),
+        ]
+        others = _key_problems(self.data_dir, self.manifest, repeated)
+        others += [Problem(len(shards), -1, file, "", text) for file, text in of_files]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
                 "a worker cannot reach this folder",
                 path=self.report.parent,
                 advice="give --report=FILE in one that it can",
             )
-        drafts.publish(self.report, _combined(shards, [*keys, *totals, *beside]).to_bytes())
+        drafts.publish(self.report, _combined(shards, others).to_bytes())
         return str(self.report)
 
 
@@ -111,7 +116,7 @@ class Report:
 
     def to_bytes(self) -> bytes:
         """Returns the report as JSON."""
-        return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
+        return (json.dumps(as_json(self), indent=1) + "\n").encode()
 
 
 def parse_report(data: bytes, file: str) -> Report:
@@ -121,9 +126,9 @@ def parse_report(data: bytes, file: str) -> Report:
       DataError: it is not a complete report.
     """
     try:
-        content = json.loads(data)
-        return Report(**{**content, "problems": tuple(content["problems"])})
-    except (ValueError, TypeError, KeyError) as error:
+        report: Report = from_json(Report, json.loads(data))
+        return report
+    except ValueError as error:
         raise DataError(f"is not a validation report ({error})", path=file) from None
 
 
@@ -169,7 +174,7 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
     for pair in pairs[:MOST_LISTED]:
         wanted[pair.second[0]].add(pair.second[1])
     found = {
-        file: reader.located_keys(
+        file: keys.located_keys(
             data_dir / file,
             records,
             manifest.shards[numbers[file]].compression,
@@ -187,7 +192,7 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
     return problems
 
 
-def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
+def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[FileProblem]:
     """Yields problems with the manifest's totals, leaving out splits with unreadable records.
 
     Args:
@@ -195,80 +200,80 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
       shards: reports in manifest order.
       decodes: whether the pixels were checked.
     """
-    by_split, first, texts = {}, 0, []
+    by_split, first = {}, 0
     for name, split in manifest.splits.items():
         by_split[name] = shards[first : first + len(split.shards)]
         first += len(split.shards)
         if all(shard.is_whole for shard in by_split[name]):
-            texts += [f"split {name!r}: {text}" for text in _split_problems(split, by_split[name])]
+            yield from ((naming.MANIFEST, f"split {name!r}: {text}") for text in _split_problems(split, by_split[name]))
     trained = by_split.get(STATISTICS_SPLIT, shards)
     if decodes and all(shard.is_whole for shard in trained):
-        texts += _pixel_problems(manifest, trained)
-    for text in texts:
-        yield Problem(len(shards), -1, naming.MANIFEST, "", text)
+        yield from ((naming.MANIFEST, text) for text in _pixel_problems(manifest, trained))
 
 
-def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
     """Yields problems with the files for TensorFlow Datasets, unless they are another program's."""
     made = manifest_writer.tfds_files(manifest)
     for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
-        text = _tfds_problem(data_dir / name, made.get(name))
+        found, text = _content_of(data_dir / name)
+        if not text and found != made.get(name):
+            text = _tfds_problem(name, found, made.get(name))
         if text:
-            yield Problem(len(manifest.shards), -1, name, "", text)
+            yield name, text
 
 
-def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
+def _tfds_problem(name: str, found: bytes | None, made: bytes | None) -> str | None:
+    if made is None:
+        return "does not belong to this data set; TensorFlow Datasets would read it"
+    if found is None:
+        return "is missing; TensorFlow Datasets needs it"
+    if name == manifest_writer.TFDS_DATASET_INFO and _in_one_order(found) == _in_one_order(made):
+        return None
+    return "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+
+
+def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[FileProblem]:
     """Yields problems with the card, unless it is another program's.
 
     A data set is complete without a card, so only a deep check reports that a converted one has none.
     """
-    text = None
-    try:
-        text = card.problem_of((data_dir / naming.CARD).read_bytes(), manifest) if manifest.has_images else None
-    except FileNotFoundError:
-        if is_deep and manifest.source:
-            text = "is missing; the same conversion, run again, writes it"
-    except OSError as error:
-        text = f"cannot be read: {reason_of(error)}"
+    found, text = _content_of(data_dir / naming.CARD) if manifest.has_images else (None, None)
+    if found is not None:
+        text = card.problem_of(found, manifest)
+    elif not text and is_deep and manifest.has_images and manifest.source:
+        text = "is missing; the same conversion, run again, writes it"
     if text:
-        yield Problem(len(manifest.shards), -1, naming.CARD, "", text)
+        yield naming.CARD, text
 
 
-def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:
+    """Returns the content of a file, None if it is missing; and why it cannot be read, None if it can."""
+    try:
+        return path.read_bytes(), None
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        return None, f"cannot be read: {reason_of(error)}"
+
+
+def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
     """Yields a problem for each column file that is missing, cut short or from another conversion."""
     for name, column in manifest.columns.items():
         for split, crc in column.files.items():
             try:
                 Columns(data_dir.url, manifest, select(manifest, split))[name]
             except DataError as error:
-                yield Problem(len(manifest.shards), -1, naming.column_name(split, name, crc), "", error.reason)
+                yield naming.column_name(split, name, crc), error.reason
 
 
-def _stray_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
+def _stray_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[FileProblem]:
     """Yields a problem for each file that the manifest does not list and that programs would read as a shard.
 
     A deep check also looks into subfolders, where a pattern such as `**/*.tfrecord*` would find it.
     """
     with contextlib.suppress(DataError):  # if the folder cannot be listed, the shards' own problems say more
         for name in present.unlisted(data_dir, manifest, recursive=is_deep).as_shards:
-            text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
-            yield Problem(len(manifest.shards), -1, name, "", text)
-
-
-def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
-    try:
-        found = path.read_bytes()
-    except FileNotFoundError:
-        return "is missing; TensorFlow Datasets needs it" if made is not None else None
-    except OSError as error:
-        return f"cannot be read: {reason_of(error)}"
-    if made is None:
-        return "does not belong to this data set; TensorFlow Datasets would read it"
-    if found == made or (
-        path.name == manifest_writer.TFDS_DATASET_INFO and _in_one_order(found) == _in_one_order(made)
-    ):
-        return None
-    return "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+            yield name, "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
 
 
 def _in_one_order(dataset_info: bytes) -> Any:

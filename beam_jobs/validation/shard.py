@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
-import math
 import os
 from array import array
 from collections import Counter
@@ -15,14 +14,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.shards import reader
-from beam_jobs.shards.reader import KeyHashes
+from beam_jobs.shards import keys
+from beam_jobs.shards.keys import KeyHashes
 from pipeline import images
-from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import location, reason_of
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, location, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Column, Feature, Manifest, naming
+from pipeline.manifest import Column, Feature, Manifest, ShardInfo, naming
 from pipeline.manifest.columns import ORIENTATION, column_name, values_of
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.read import sidecars
@@ -30,14 +29,12 @@ from pipeline.read.statistics import PixelSums, entropy
 from pipeline.records import tf_example
 from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
-from pipeline.records.members import parse as parse_members
 from pipeline.records.tf_example import Values
 
 _NO_IMAGE = Feature("uint8")  # of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("png",), "jpeg": ("jpeg",), "any": ("png", "jpeg")}
-_BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
-_Numbers = TypeVar("_Numbers", np.int64, np.uint32)
+_Listed = TypeVar("_Listed")
 
 MOST_LISTED = 100  # problems, per shard and for the data set
 _OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they did not record it
@@ -121,7 +118,7 @@ def check_shard(
     except OSError as error:
         check.add(f"cannot be read: {reason_of(error)}")
         report.is_whole = False
-    return report, reader.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    return report, keys.group(manifest.shards[number].file, check.key_hashes, check.key_records)
 
 
 class _Check:
@@ -134,10 +131,6 @@ class _Check:
         self._begins = array("Q")  # of the records, before compression
         self._end = 0  # of the last record
         self._crcs = array("I")  # of the records; 0 of a damaged one
-        places = zip(naming.sidecar_names(self._info.file), naming.beside_names(self._info.file), strict=True)
-        self._sidecars = [
-            beside if (folder / beside).exists() and not (folder / name).exists() else name for name, beside in places
-        ]
         self._known: NDArray[np.int64] | None = None  # offsets in the shard's sidecar
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is damaged
 
@@ -146,41 +139,47 @@ class _Check:
         self._report.add(Problem(self._report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
-        info, names = self._info, self._sidecars
-        table = self._read_offsets(names[0])
-        known_crcs = self._beside(names[1], sidecars.parse_crcs, info.crcs_crc32c)
-        with reader.opened(self._folder / info.file, "" if table else info.compression) as stream:
+        info, table = self._info, None
+        if self._is_compressed:
+            offsets_file, table = self._listed(sidecars.OFFSETS_NAME, sidecars.shard_members, info.offsets_crc32c)
+            self._known = table.begins if table else None
+        else:
+            load = sidecars.shard_offsets
+            offsets_file, self._known = self._listed(sidecars.OFFSETS_NAME, load, info.offsets_crc32c)
+        crcs_file, known_crcs = self._listed(sidecars.CRCS_NAME, sidecars.shard_crcs, info.crcs_crc32c)
+        with keys.opened(self._folder / info.file, "" if table else info.compression) as stream:
             self._report.is_whole = True
             found = _member_frames(stream.read, table, self._size_of, self._add_member) if table else None
             for frame in found or walk(stream.read, self._size_of):
                 self._check_frame(frame)
             stream.finish()
         self._report.num_bytes, self._report.records = stream.num_bytes, len(self._begins)
-        self._report.is_whole &= self._ended and len(self._begins) == self._info.num_examples
+        self._report.is_whole &= self._ended and len(self._begins) == info.num_examples
         self._examples.finish()
         for column in self._examples.columns:
             if column.first_difference:
                 self.add(column.first_difference, column.file)
         self._check_file(f"{stream.crc:08x}")
         if self._known is not None:
-            self._check_offsets(self._known)
+            self._check_offsets(offsets_file, self._known)
         if known_crcs is not None:
-            self._check_crcs(known_crcs)
+            self._check_crcs(crcs_file, known_crcs)
         if self._report.is_whole:
             self._check_entropy()
 
-    def _read_offsets(self, name: str) -> MemberTable | None:
-        """Reads the offsets sidecar; returns the table of GZIP members if the shard is compressed and has one."""
-        info = self._info
-
-        def parse(data: bytes, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
-            del num_bytes
-            return parse_members(data, num_examples, info.num_bytes, info.stride, crc)
-
-        found = self._beside(name, parse if self._is_compressed else sidecars.parse_offsets, info.offsets_crc32c)
-        table = MemberTable.of(found, info.stride) if self._is_compressed and found is not None else None
-        self._known = table.begins if table else found
-        return table
+    def _listed(
+        self, kind: int, load: Callable[[StoragePath, ShardInfo], _Listed], crc: str | None
+    ) -> tuple[str, _Listed | None]:
+        """Returns a sidecar's name and what it lists; None if there is none, it is missing, or it fails its CRC."""
+        name = naming.sidecar_names(self._info.file)[kind]
+        if crc is None:
+            return name, None
+        try:
+            name, _ = sidecars.located(self._folder, self._info, kind)
+            return name, load(self._folder, self._info)
+        except DataError as error:
+            self.add(error.reason, name)
+            return name, None
 
     def _add_member(self, where: str, text: str) -> None:
         self._report.add(Problem(self._report.shard, -1, self._info.file, where, text))
@@ -222,7 +221,7 @@ class _Check:
             problems += more
             self._report.is_whole &= not more
         if key is not None:
-            self.key_hashes.append(reader.hash_of(key))
+            self.key_hashes.append(keys.hash_of(key))
             self.key_records.append(frame.number)
         where = location("", frame.number, frame.offset, self._is_compressed)
         for text in problems:
@@ -240,28 +239,15 @@ class _Check:
         if self._ended and len(self._begins) != info.num_examples:
             self.add(f"has {count_of(len(self._begins), 'record')}, the manifest says {info.num_examples:,}")
 
-    def _beside(self, name: str, parse: Callable[..., NDArray[_Numbers]], crc: str | None) -> NDArray[_Numbers] | None:
-        """Returns the numbers in a sidecar; None if the manifest lists none, or it is missing or fails its CRC."""
-        if crc is None:
-            return None
-        try:
-            data = (self._folder / name).read_bytes()
-            return parse(data, len(data), self._info.num_examples, crc)
-        except OSError as error:
-            self.add(f"cannot be read: {reason_of(error)}", name)
-        except ValueError as error:
-            self.add(str(error), name)
-        return None
-
-    def _check_crcs(self, known: NDArray[np.uint32]) -> None:
+    def _check_crcs(self, file: str, known: NDArray[np.uint32]) -> None:
         real = np.array(self._crcs, np.uint32)[: len(known)]
         wrong = np.flatnonzero((known[: len(real)] != real) & (real != 0))
         if len(wrong):
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
             text = f"says that the CRC of record {first} is {known[first]:08x}; it is {real[first]:08x}{more}"
-            self.add(text, self._sidecars[1])
+            self.add(text, file)
 
-    def _check_offsets(self, known: NDArray[np.int64]) -> None:
+    def _check_offsets(self, file: str, known: NDArray[np.int64]) -> None:
         is_all = self._ended and len(self._begins) == self._info.num_examples
         real = np.array([*self._begins, *([self._end] if is_all else [])], np.int64)[: len(known)]
         wrong = np.flatnonzero(known[: len(real)] != real)
@@ -269,7 +255,7 @@ class _Check:
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
             what = f"record {first} begins" if first < self._info.num_examples else "the file ends"
             text = f"says that {what} at byte offset {known[first]}; it is {real[first]}{more}"
-            self.add(text, self._sidecars[0])
+            self.add(text, file)
 
     def _check_entropy(self) -> None:
         said = self._info.label_entropy
@@ -403,7 +389,6 @@ class ExampleCheck:
         self._classes |= {
             name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
         }
-        self._usual = {name: _usual(feature) for name, feature in self._features.items()}
         self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
         self._decodes = decodes
         self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
@@ -456,8 +441,7 @@ class ExampleCheck:
             self._raw.clear()
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
-        kind = None if isinstance(values, list) else values.dtype
-        if (kind, len(values)) != self._usual[name] and (problem := _kind_problem(feature, values)):
+        if problem := tf_example.problem_of(feature, values):
             return f"feature {name!r} {problem}"
         if name == "image":
             return self._image_problem(values[0])
@@ -490,11 +474,8 @@ class ExampleCheck:
 
     def _image_problem(self, data: bytes) -> str | None:
         if self._raw_shape:
-            if len(data) != math.prod(self._raw_shape):
-                return (
-                    f"its image has {count_of(len(data), 'byte')}, not the "
-                    f"{math.prod(self._raw_shape)} of {shape_of(self._image.shape)}"
-                )
+            if problem := tf_example.raw_problem(self._image, data):
+                return problem
             self._count_size(*self._raw_shape[:2])
             if self._decodes:
                 self._raw.append(data)
@@ -517,8 +498,8 @@ class ExampleCheck:
             pixels = images.pixels(opened, upright=self._upright)
         except BadImageError as error:
             return str(error)
-        if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
-            return f"its image is {shape_of(pixels.shape)}, not {shape_of(self._image.shape)}"
+        if problem := tf_example.shape_problem(self._image, pixels.shape):
+            return problem
         self._count_size(pixels.shape[0], pixels.shape[1])
         if self._upright:
             self._of_image[ORIENTATION] = images.orientation(opened)
@@ -534,23 +515,3 @@ def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
     from pipeline.decode.records import ImageJudge  # noqa: PLC0415, which takes seconds
 
     return ImageJudge(manifest).problem
-
-
-def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
-    """Returns (dtype, number of values) of a feature; None for the dtype of bytes, and for a varying number."""
-    sizes = [1] if feature.dtype == "uint8" else feature.shape
-    count = None if None in sizes else math.prod(size for size in sizes if size is not None)
-    return None if feature.dtype in _BYTES else np.dtype(feature.dtype), count
-
-
-def _kind_problem(feature: Feature, values: Values) -> str | None:
-    """Returns the problem with the type or the number of a feature's values; None if there is none."""
-    kind = "bytes" if isinstance(values, list) else str(values.dtype)
-    expected = "bytes" if feature.dtype in _BYTES else feature.dtype
-    if kind != expected and (kind != "bytes" or values):  # without values there is no kind
-        return f"holds {kind}, the manifest says {feature.dtype}"
-    _, count = _usual(feature)
-    if count is not None:
-        return None if len(values) == count else f"has {count_of(len(values), 'value')}, the manifest says {count}"
-    unit = math.prod(size for size in feature.shape if size is not None)
-    return f"has {count_of(len(values), 'value')}, not a multiple of {unit}" if unit and len(values) % unit else None

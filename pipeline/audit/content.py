@@ -16,21 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline import images
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode.images import decode_file, resize
+from pipeline.decode.images import resize
+from pipeline.decode.records import ImageJudge
 from pipeline.errors import location
 from pipeline.files.paths import folder
-from pipeline.graph_calls import error_of_input
-from pipeline.input import input_fn
-from pipeline.manifest import Feature, Manifest, ShardInfo
+from pipeline.manifest import ShardInfo
 from pipeline.order.reading import Topology
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.step_iterator import StepIterator
 
 _ROWS = 1000  # per worker, roughly: a third each from the beginning, middle and end of the epoch
 _MOST_BYTES = 4 << 30  # 4 GiB of shards to walk at most, but at least one shard
@@ -127,22 +126,11 @@ def rows_fed(request: Request, epoch: int, topology: Topology, worker: int) -> I
         first = epoch * steps + begin
         count = run if len(begins) > 1 else steps
         epochs = None if resolved.order.training else epoch + 1
-        dataset = input_fn(**vars(dataclasses.replace(request, start_step=first, epochs=epochs)))
-        elements = iter(dataset.take(count * topology.local_replicas))
+        batches = StepIterator(**vars(dataclasses.replace(request, start_step=first, epochs=epochs)))
         for number in range(count * topology.local_replicas):
             step, local = first + number // topology.local_replicas, number % topology.local_replicas
             replica = worker * topology.local_replicas + local
-            yield from _of_element(next_element(elements), contract, step, replica * size, topology)
-
-
-def next_element(elements: Iterator[Any]) -> Any:
-    """Returns the next element of a dataset; raises the input's own errors rather than TensorFlow's."""
-    try:
-        return next(elements)
-    except tf.errors.OpError as error:
-        if own := error_of_input(error.message):
-            raise own from None
-        raise
+            yield from _of_element(next(batches), contract, step, replica * size, topology)
 
 
 def _of_element(element: Any, contract: Contract, step: int, first: int, topology: Topology) -> Iterator[Fed]:
@@ -150,11 +138,8 @@ def _of_element(element: Any, contract: Contract, step: int, first: int, topolog
     values = parts[0] if isinstance(parts[0], dict) else {"image" if len(parts) > 1 else "record": parts[0]}
     if len(parts) > 1:
         values = {**values, "label": parts[1]}
-    columns = {name: _array(value) for name, value in values.items()}
     expected, real = contract.batch(step)
-    for i, (record, weight) in enumerate(
-        zip(records.numpy().tolist(), weights.numpy().reshape(-1).tolist(), strict=True)
-    ):
+    for i, (record, weight) in enumerate(zip(records.tolist(), weights.reshape(-1).tolist(), strict=True)):
         row = first + i
         where = f"step {step}, row {row} of the global batch, {topology.name_of_row(row)}"
         if (record, weight > 0) != (expected[row], real[row]):
@@ -163,43 +148,29 @@ def _of_element(element: Any, contract: Contract, step: int, first: int, topolog
                 f"{where}: is fed record {record} ({kinds[weight > 0]}), and the order has {expected[row]} "
                 f"({kinds[bool(real[row])]})"
             )
-        yield Fed(where, step, row, record, {name: column[i] for name, column in columns.items()})
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        return [row.numpy() for row in value]
-    return value.numpy()
+        yield Fed(where, step, row, record, {name: column[i] for name, column in values.items()})
 
 
 def _stored(
     source: ResolvedRequest, shard: ShardInfo, last: int, size: tuple[int, int] | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yields (location, number, values) of a shard's records up to number `last`."""
-    features, compression = source.manifest.features, shard.compression
+    features, is_compressed = source.manifest.features, bool(shard.compression)
+    judge = ImageJudge(source.manifest) if source.manifest.has_images else None
     path = folder(source.request.folder) / shard.file
-    for number, (offset, record) in enumerate(itertools.islice(records_of(path, compression), last + 1)):
-        where = location(path, number, offset, bool(compression))
-        if not source.manifest.has_images:
+    for number, (offset, record) in enumerate(itertools.islice(records_of(path, shard.compression), last + 1)):
+        where = location(path, number, offset, is_compressed)
+        if judge is None:
             yield where, number, {"record": record}
             continue
         try:
             values = tf_example.example(record, features, decode_image=False)
+            pixels = judge.pixels(values["image"])
         except tf_example.BadExampleError as error:
-            raise error.at(path, number, offset, bool(compression)) from None
-        pixels = _pixels(values["image"], features["image"], source.manifest, size)
+            raise error.at(path, number, offset, is_compressed) from None
+        if size is not None and pixels.shape[:2] != size:
+            pixels = resize(tf.constant(pixels), size).numpy()
         yield where, number, {**values, "image": pixels, "label": source.label_of(values["label"])}
-
-
-def _pixels(data: bytes, feature: Feature, made: Manifest, size: tuple[int, int] | None) -> Any:
-    """Decodes a single image, by TensorFlow as other decoders lack its fast DCT."""
-    if feature.encoding == "raw":
-        pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
-    else:
-        dct = made.pixels.dct
-        pixels = decode_file(tf.constant(data), feature.shape[2] or 3, feature.encoding or "", dct).numpy()
-        pixels = images.turned(pixels, images.orientation_of(data)) if made.turns_images else pixels
-    return pixels if size is None or pixels.shape[:2] == size else resize(tf.constant(pixels), size).numpy()
 
 
 def _compare(row: Fed, where: str, stored: dict[str, Any]) -> None:

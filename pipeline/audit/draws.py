@@ -7,22 +7,22 @@ draws of the recipes in `_RESTATED` are restated as well: each row is cropped an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.audit.content import next_element, rows_fed, unaugmented
+from pipeline.audit.content import rows_fed, unaugmented
 from pipeline.audit.contract import Contract, draw, draw_key
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of, parse_calls
-from pipeline.input import input_fn
 from pipeline.order.reading import Topology
 from pipeline.order.views import View
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.step_iterator import StepIterator
 
 _RECORDS = 256  # records whose augmented rows are compared
 _BATCH, _OTHER_BATCH = 32, 16  # batch rows; a row's augmentation must not depend on it
@@ -176,16 +176,12 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
     order: dict[str, Any] = {"global_batch_size": batch, "streams": 1, "remainder": "pad", "start_step": 0}
     small = dataclasses.replace(request, **own, **view, **order)
     steps = resolve(small).order.steps_per_epoch
-    options = vars(dataclasses.replace(small, start_step=epoch * steps))
-    return dict(_rows(iter(input_fn(**options).take(steps)), steps))
-
-
-def _rows(elements: Iterator[Any], steps: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    for _ in range(steps):
-        images, _, weights, records = (part.numpy() for part in next_element(elements))
-        for image, weight, record in zip(images, weights, records.tolist(), strict=True):
-            if weight > 0:
-                yield record, image
+    batches = StepIterator(**vars(dataclasses.replace(small, start_step=epoch * steps)))
+    rows = {}
+    for images, _, weights, records in itertools.islice(batches, steps):
+        real = zip(records.tolist(), images, weights, strict=True)
+        rows |= {record: image for record, image, weight in real if weight > 0}
+    return rows
 
 
 def _differences(rows: _Rows, others: _Rows) -> int:

@@ -24,7 +24,7 @@ from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import BOUNDS, GOOD, MEMORY, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
-_DECODED_TOGETHER = 256  # images at a time, to avoid a second copy of the split in memory
+DECODED_TOGETHER = 256  # images at a time, to avoid a second copy of the split in memory
 _COPIED_BYTES = 16 << 20  # 16 MiB of records, for the same reason
 
 
@@ -141,25 +141,32 @@ def _crops(batches: Batches) -> Crops | None:
     return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
 
-def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Times | None) -> tuple[Columns, Form]:
-    count, shape = selection.num_examples if times is None else times.num_chosen, form.decoder.image_shape
-    matrix = aligned_matrix(count, int(np.prod(shape)))
+def decoder_of(form: Form) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor | None, Columns]]:
+    """Returns a compiled function from serialized records, string (n,), and their ids, int64 (n,), to their examples.
+
+    It returns images, labels and features. The images are whole, so that no keys are needed to choose parts of them.
+    """
 
     @tf.function(autograph=False)
-    def decode(part: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
-        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
+    def decode(records: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
+        examples = form.examples({"record": records}, lambda: tf.zeros(tf.shape(records), tf.uint64), ids)
         return examples.images, examples.labels, examples.features
 
-    parts = []
-    firsts = range(0, count, _DECODED_TOGETHER)
+    return decode
+
+
+def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Times | None) -> tuple[Columns, Form]:
+    count, shape = selection.num_examples if times is None else times.num_chosen, form.decoder.image_shape
+    matrix, decode, parts = aligned_matrix(count, int(np.prod(shape))), decoder_of(form), []
+    firsts = range(0, count, DECODED_TOGETHER)
     for first in progress.bar(firsts, len(firsts), "decoding the images"):
-        ids = np.arange(first, min(first + _DECODED_TOGETHER, count))
+        ids = np.arange(first, min(first + DECODED_TOGETHER, count))
         ids = ids if times is None else times.ids(ids)
         try:
             images, labels, features = decode(_records(columns, first, first + len(ids)), tf.constant(ids, tf.int64))
         except tf.errors.OpError as error:
             raise _undecodable(decode, columns, first, ids.tolist(), selection, error) from None
-        matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
+        matrix[first : first + DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
         parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
     kept = {GOOD: columns[GOOD]} if GOOD in columns else {}

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tqdm
 from numpy.typing import NDArray
 
+from pipeline.batch.resident import DECODED_TOGETHER, decoder_of
 from pipeline.bench.result import Sample
 from pipeline.decode.forms import Form
 from pipeline.errors import DataError, root_cause
@@ -31,7 +32,6 @@ _SHORTEST = 0.1  # of the desired time; a shorter first run says too little abou
 # Below this share of a core for this long, other parts' threads have filled their buffers.
 _IDLE, _IDLE_SECONDS = 0.1, 0.005
 _MOST_WAITS = 100
-_DECODED_TOGETHER = 256  # as for a split that is kept in memory
 MOST_BYTES = 128 << 20  # 128 MiB of shards per round
 _READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as in `RowsReader`
 _FROM_DISK = 0.05  # of the bytes; fewer are the system's own reads
@@ -131,12 +131,7 @@ def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], 
       records: serialized records, string (n,). The function decodes 256 of them, as many times as its argument says.
       ids: ids of the records, int64 (n,).
     """
-    count = min(_DECODED_TOGETHER, int(records.shape[0]))
-
-    @tf.function(autograph=False)
-    def decode(part: tf.Tensor, ids: tf.Tensor) -> Any:
-        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
-        return examples.images, examples.labels, examples.features
+    count, decode = min(DECODED_TOGETHER, int(records.shape[0])), decoder_of(form)
 
     def take(times: int) -> int:
         for i in range(times):

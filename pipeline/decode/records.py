@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from pipeline import operations
-from pipeline.decode.images import InStrings, decode_file, upright
+from pipeline.decode.images import InStrings, decode_file
 from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import NO_LABEL
@@ -154,8 +155,6 @@ class ImageJudge:
     def __init__(self, manifest: Manifest) -> None:
         image = manifest.features["image"]
         self._features, self._image, self._dct = manifest.features, image, manifest.pixels.dct
-        self._channels = image.shape[2] or 3
-        self._shape = (*image.shape[:2], self._channels)
         self._upright = manifest.turns_images
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
@@ -164,21 +163,27 @@ class ImageJudge:
 
     def problem(self, record: bytes) -> str | None:
         """Returns why a record is invalid; None: it is valid."""
+        try:
+            data = tf_example.example(record, self._features, decode_image=False)["image"]
+            found = self.pixels(data)
+        except tf_example.BadExampleError as error:
+            return str(error)
+        return tf_example.shape_problem(self._image, found.shape)
+
+    def pixels(self, data: bytes) -> NDArray[np.uint8]:
+        """Decodes the stored bytes of an image to the pixels that training gets, uint8 (height, width, channels).
+
+        Raises:
+          BadExampleError: TensorFlow cannot decode it.
+        """
         from pipeline import images  # noqa: PLC0415, with Pillow, which raw images do not need
 
         image = self._image
+        if image.encoding == "raw":
+            return tf_example.image(data, image)
         try:
             with tf.device("CPU:0"):
-                stored = tf.constant(tf_example.example(record, self._features, decode_image=False)["image"])
-                if image.encoding == "raw":
-                    return None
-                found = decode_file(stored, self._channels, image.encoding or "", self._dct)
-                if self._upright:
-                    found = upright(found, tf.constant(images.orientation_of(stored.numpy())))
-        except tf_example.BadExampleError as error:
-            return str(error)
+                found = decode_file(tf.constant(data), image.shape[2] or 3, image.encoding or "", self._dct).numpy()
         except tf.errors.OpError as error:
-            return f"its image cannot be decoded: {root_cause(error.message)[1]}"
-        if any(size not in (None, has) for size, has in zip(self._shape, found.shape, strict=True)):
-            return f"its image is of shape {tuple(found.shape)}, not {image.shape}"
-        return None
+            raise tf_example.BadExampleError(f"its image cannot be decoded: {root_cause(error.message)[1]}") from None
+        return images.turned(found, images.orientation_of(data)) if self._upright else found

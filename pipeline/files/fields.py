@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 OPTIONAL = "optional"  # metadata of fields that files of earlier releases lack
-_fields_of = functools.cache(typing.get_type_hints)
+types_of = functools.cache(typing.get_type_hints)
 
 
 def from_json(kind: Any, value: Any, path: str = "") -> Any:
@@ -66,7 +66,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
-    fields = _fields_of(kind)
+    fields = types_of(kind)
     optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
     for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
         raise ValueError(f"{path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")

@@ -15,7 +15,7 @@ from PIL import Image
 from pipeline import manifest, order_flags, step_rows
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, check_ending, check_needs, fields_with, flag, shown
-from pipeline.commands.text import count_of, range_of, size_of, table
+from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import UsageError, name_of, named
 from pipeline.files.paths import PathLike
 from pipeline.input import input_fn
@@ -328,8 +328,7 @@ def _image(made: Manifest) -> str:
 
 
 def _text(feature: Feature) -> str:
-    shape = "x".join("?" if size is None else str(size) for size in feature.shape)
-    return " ".join(part for part in (shape, feature.dtype, feature.encoding) if part)
+    return " ".join(part for part in (shape_of(feature.shape), feature.dtype, feature.encoding) if part)
 
 
 def _more_lines(made: Manifest) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
-from pipeline.files.paths import folder
+from pipeline.files.paths import StoragePath, folder
 from pipeline.files.reading import OpenFile
 from pipeline.manifest import ShardInfo, naming
 from pipeline.records import members
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by name, size and CRC32C
-_OFFSETS_NAME, _CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
+OFFSETS_NAME, CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
 
@@ -137,7 +137,7 @@ class Sidecars:
         return found
 
 
-def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
+def shard_offsets(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
 
     Args:
@@ -153,39 +153,53 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     size = OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, _OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
 def offsets_file(data_dir: str, shard: ShardInfo) -> str:
     """Returns the path of a shard's offsets sidecar, for a caller that reads it directly."""
-    found, beside = (
-        folder(data_dir) / names(shard.file)[_OFFSETS_NAME] for names in (naming.sidecar_names, naming.beside_names)
-    )
+    name = naming.sidecar_names(shard.file)[OFFSETS_NAME]
     if shard.offsets_crc32c is not None:
-        try:
-            found.identity()
-        except DataError:
-            with contextlib.suppress(DataError):
-                beside.identity()
-                return str(beside)
-    return str(found)
+        with contextlib.suppress(DataError):
+            name, _ = located(data_dir, shard, OFFSETS_NAME)
+    return str(folder(data_dir) / name)
 
 
-def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
+def located(data_dir: str | StoragePath, shard: ShardInfo, kind: int) -> tuple[str, int]:
+    """Returns the name of a shard's sidecar in the data set's folder, and its size in bytes.
+
+    Args:
+      data_dir: folder of the data set.
+      shard: the shard.
+      kind: `OFFSETS_NAME` or `CRCS_NAME`.
+
+    Raises:
+      DataError: it is missing.
+    """
+    name, beside = (names(shard.file)[kind] for names in (naming.sidecar_names, naming.beside_names))
+    try:
+        return name, (folder(data_dir) / name).identity().num_bytes
+    except DataError as error:
+        with contextlib.suppress(DataError):  # older data sets have it beside the shard
+            return beside, (folder(data_dir) / beside).identity().num_bytes
+        raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
+
+
+def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
     """Returns the member table of a compressed shard; raises errors like `Sidecars.members`."""
     return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
 
 
-def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
+def _shard_members(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     def parse(data: memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
         del num_bytes
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     size = members.size_bound(shard.num_examples)
-    return _read(data_dir, _OFFSETS_NAME, size, parse, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, OFFSETS_NAME, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
-def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
+def shard_crcs(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
     """Returns the masked CRC32C of each record of a shard that has a list of them: uint32 (records,).
 
     For the arguments see `shard_offsets`.
@@ -194,11 +208,11 @@ def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) ->
       DataError: the file of CRCs is missing or corrupt.
     """
     size = CRCS.itemsize * shard.num_examples
-    return _read(data_dir, _CRCS_NAME, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
+    return _read(data_dir, CRCS_NAME, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
 
 
 def _read(
-    data_dir: str,
+    data_dir: str | StoragePath,
     kind: int,
     num_bytes: int,
     parse: Callable[[memoryview, int, int, str], NDArray[Any]],
@@ -206,15 +220,7 @@ def _read(
     crc: str,
     opener: Opener | None,
 ) -> NDArray[Any]:
-    name, size = naming.sidecar_names(shard.file)[kind], None
-    try:
-        size = (folder(data_dir) / name).identity().num_bytes
-    except DataError as error:
-        beside = naming.beside_names(shard.file)[kind]  # where older data sets have it
-        with contextlib.suppress(DataError):
-            name, size = beside, (folder(data_dir) / beside).identity().num_bytes
-        if size is None:
-            raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
+    name, size = located(data_dir, shard, kind)
     file = folder(data_dir) / name
     with opener(name, size, crc) if opener and size <= num_bytes else file.open_file() as opened:
         data = opened.read_at(0, min(size, num_bytes))

@@ -21,6 +21,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from numpy.typing import NDArray
 
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
@@ -40,7 +41,7 @@ _KINDS = (
     ("int64_list", "Int64List", _Field.TYPE_INT64),
 )
 _INTEGERS = (int, np.integer)
-_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_BYTES = ("string", "uint8")  # dtypes of features that are stored as bytes
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MAX_ONE_BYTE = 0x7F  # largest label whose varint takes one byte
 MAX_LABEL_SIZE = 9  # bytes of the varint of the largest int64
@@ -262,24 +263,53 @@ def example(
     return values
 
 
-def _value(name: str, feature: Feature, found: Any) -> Any:
+def problem_of(feature: Feature, values: Values) -> str | None:
+    """Returns why values of a record cannot be those of a feature, to follow its name; None if they can."""
+    kind, count, unit = _expected(feature.dtype, feature.shape)
+    found = None if isinstance(values, list) else values.dtype
+    if found != kind and (found is not None or values):  # without values there is no kind
+        return f"holds {'bytes' if found is None else found}, the manifest says {feature.dtype}"
+    if count is not None and len(values) != count:
+        return f"has {count_of(len(values), 'value')}, the manifest says {count}"
+    if count is None and unit and len(values) % unit:
+        return f"has {count_of(len(values), 'value')}, not a multiple of {unit}"
+    return None
+
+
+@functools.cache
+def _expected(dtype: str, shape: tuple[int | None, ...]) -> tuple[np.dtype[Any] | None, int | None, int]:
+    """Returns the dtype of a feature's values, None for bytes; their number, None if it varies; and its divisor."""
+    sizes = (1,) if dtype == "uint8" else shape  # an image is one value
+    unit = math.prod(size for size in sizes if size is not None)
+    return None if dtype in _BYTES else np.dtype(dtype), None if None in sizes else unit, unit
+
+
+def _value(name: str, feature: Feature, found: Values) -> Any:
     """Returns a feature's array, its value if the shape is (), or the bytes of an image."""
+    if problem := problem_of(feature, found):
+        raise BadExampleError(f"feature {name!r} {problem}")
     shape = () if feature.encoding else feature.shape
-    kind = _DTYPES.get(feature.dtype)
-    if kind is None and isinstance(found, list):
-        array: NDArray[Any] = np.empty(len(found), object)
-        array[:] = found
-    elif kind is not None and (len(found) == 0 or getattr(found, "dtype", None) == kind):
-        array = np.array(found, kind)
-    else:
-        raise BadExampleError(f"feature {name!r} is not of {feature.dtype}")
-    if len(shape) == 1 and shape[0] is None:
-        return array
-    if None in shape:
+    if None in shape and len(shape) > 1:
         raise BadExampleError(f"feature {name!r} has the shape {shape}, and only vectors may vary in length")
-    if len(array) != math.prod(size for size in shape if size is not None):
-        raise BadExampleError(f"feature {name!r} has {len(array)} values, not those of shape {shape}")
-    return array.reshape([size or 0 for size in shape])[()]
+    kind, _, _ = _expected(feature.dtype, feature.shape)
+    array: NDArray[Any] = np.empty(len(found), object if kind is None else kind)
+    array[:] = found
+    return array.reshape([len(found) if size is None else size for size in shape])[()]
+
+
+def raw_problem(feature: Feature, data: bytes) -> str | None:
+    """Returns why the bytes of an image are not raw pixels of the manifest's shape; None if they are."""
+    size = math.prod(size or 0 for size in feature.shape)
+    if len(data) == size:
+        return None
+    return f"its image has {count_of(len(data), 'byte')}, not the {size} of {shape_of(feature.shape)}"
+
+
+def shape_problem(feature: Feature, shape: Sequence[int]) -> str | None:
+    """Returns why a decoded image of a shape, (height, width, channels), is not as the manifest says; None if it is."""
+    if any(size not in (None, found) for size, found in zip(feature.shape, shape, strict=True)):
+        return f"its image is {shape_of(shape)}, not {shape_of(feature.shape)}"
+    return None
 
 
 def image(data: bytes, feature: Feature, upright: bool = False) -> NDArray[np.uint8]:
@@ -291,13 +321,12 @@ def image(data: bytes, feature: Feature, upright: bool = False) -> NDArray[np.ui
       BadExampleError: it cannot be decoded, or its shape differs from the manifest's.
     """
     if feature.encoding == "raw":
-        shape = [size or 0 for size in feature.shape]
-        if len(data) != math.prod(shape):
-            raise BadExampleError(f"its image has {len(data)} bytes, not those of raw pixels of shape {feature.shape}")
-        return np.frombuffer(data, np.uint8).reshape(shape).copy()
+        if problem := raw_problem(feature, data):
+            raise BadExampleError(problem)
+        return np.frombuffer(data, np.uint8).reshape([size or 0 for size in feature.shape]).copy()
     pixels = _decoded(data, feature.shape[2] or 3, upright)
-    if any(size not in (None, found) for size, found in zip(feature.shape, pixels.shape, strict=True)):
-        raise BadExampleError(f"its image is of shape {pixels.shape}, not {feature.shape}")
+    if problem := shape_problem(feature, pixels.shape):
+        raise BadExampleError(problem)
     return pixels
 
 

@@ -8,11 +8,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from beam_jobs.shards import reader
 from pipeline import manifest
-from pipeline.files.paths import LocalPath
-from pipeline.records import tf_example
 from tests import forked
+from tests.datasets import examples_in
 
 ROWS, CLASSES = 240, ("bird", "cat", "dog")
 
@@ -53,7 +51,7 @@ def convert(out, *given):
 
 def examples(folder, split):
     shards = manifest.load(folder).split(split).shards
-    return [tf_example.decode(record) for shard in shards for record in reader.records(LocalPath(folder / shard.file))]
+    return [one for shard in shards for one in examples_in(folder / shard.file)]
 
 
 def test_every_row_becomes_one_example_or_one_reject(table, tmp_path):

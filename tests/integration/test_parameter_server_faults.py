@@ -239,7 +239,7 @@ def test_a_stopped_server_ends_the_job(line, tmp_path):
     assert re.fullmatch(f"trainer.run: the job has ended: {LOST_PS}.*\n", outcomes["worker 0"][2])
     assert {code for code, _, _ in outcomes.values()} == {75}
     server = f"ps 0 ({job.hosts['ps'][0]})"
-    assert [heartbeat.Beat.read(tmp_path / name).lost for name in ("chief", "worker")] == [[server], [server]]
+    assert [heartbeat.Beat.read(tmp_path / name).lost for name in ("chief", "worker")] == [(server,), (server,)]
     time.sleep(1)  # the others count from its last sign of life, before the stop, which now is as long as the timeout
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(20) == 75

@@ -16,7 +16,7 @@ from pipeline.files.remote import in_command
 from pipeline.request import DEVICE
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig, meaning
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 from trainer.models.layers import has_unfused
 from trainer.plan import Plan
 from trainer.step.gradients import all_sum
@@ -33,48 +33,39 @@ class Times:
     """Times of a run's steps, not counting updates that were compiled.
 
     Attributes:
+      spent: time of these updates.
       rows: number of rows per step.
-      steps: number of updates.
-      seconds: total time of these updates.
-      waited: part of `seconds` spent waiting for batches.
       exchange: seconds of the all-reduce of one step's gradients, measured separately; 0 with one replica; None if not
         measured.
       constant: seconds of a step on one constant batch; None if not measured.
     """
 
+    spent: Spent
     rows: int
-    steps: int
-    seconds: float
-    waited: float
     exchange: float | None = None
     constant: float | None = None
 
     @property
-    def waiting(self) -> float:
-        """Share of the time spent waiting for batches."""
-        return self.waited / self.seconds
-
-    @property
     def communicating(self) -> float:
         """Share of the time spent in all-reduces."""
-        return min((self.exchange or 0.0) * self.steps / self.seconds, 1 - self.waiting)
+        return min((self.exchange or 0.0) * self.spent.steps / self.spent.seconds, 1 - self.spent.waiting)
 
     @property
     def computing(self) -> float:
-        """The remaining share of the time."""
-        return 1 - self.waiting - self.communicating
+        """Share of the time spent neither in all-reduces nor waiting for batches."""
+        return 1 - self.spent.waiting - self.communicating
 
     @property
     def headspace(self) -> float | None:
         """Speed-up with a constant batch, when the input takes no cores from the steps; None if not measured."""
-        return None if self.constant is None else self.seconds / self.steps / self.constant
+        return None if self.constant is None else self.spent.seconds / self.spent.steps / self.constant
 
     @property
     def bound(self) -> str:
         """The bottleneck: what takes the largest share of the time, the input with the cost shown by the headspace."""
         costs = 0.0 if self.headspace is None else 1 - 1 / self.headspace
         shares = {
-            INPUT: max(self.waiting, costs),
+            INPUT: max(self.spent.waiting, costs),
             COMPUTE: min(self.computing, 1 - costs),
             COMMUNICATION: self.communicating,
         }
@@ -83,16 +74,18 @@ class Times:
     def __str__(self) -> str:
         """The verdict without the advice."""
         rest = "computing" if self.exchange is not None else "computing and communicating"
-        parts = [f"{self.waiting:.0%} of {self.seconds:.1f} s waiting for input", f"{self.computing:.0%} {rest}"]
+        parts = [
+            f"{self.spent.waiting:.0%} of {self.spent.seconds:.1f} s waiting for input",
+            f"{self.computing:.0%} {rest}",
+        ]
         if self.exchange:
             parts.append(f"{self.communicating:.0%} communicating")
         text = f"{self.bound}: {', '.join(parts)}"
         if self.constant is None or self.headspace is None:
             return text
-        real, constant = self.rows * self.steps / self.seconds, self.rows / self.constant
         return (
             f"{text}; with one constant batch {self.headspace:.2f} times as fast "
-            f"({constant:,.0f} against {real:,.0f} examples/sec)"
+            f"({self.rows / self.constant:,.0f} against {self.spent.rate(self.rows):,.0f} examples/sec)"
         )
 
 
@@ -165,7 +158,7 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
     if facts.unfused and not is_compiled(config):  # XLA fuses it as well
         yield "trainer.fuse_layers(model), since its BatchNormalization is Keras' own"
-    if times.seconds / times.steps < _SHORT_STEP:
+    if times.spent.seconds / times.spent.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
     if facts.gpus and not is_compiled(config) and not config.repeats_on_gpus:
         yield "--jit_compile"
@@ -197,7 +190,7 @@ class Bottleneck(Callback):
     @property
     def is_worth_telling(self) -> bool:
         """Whether the run was long enough to be measured."""
-        return self._why_not() is None and self._times().seconds >= _LEAST_SECONDS
+        return self._why_not() is None and self._times().spent.seconds >= _LEAST_SECONDS
 
     def text(self, exchange: float | None = None, constant: float | None = None) -> str:
         """Returns the verdict in one line; for the arguments see `Times`."""
@@ -241,8 +234,7 @@ class Bottleneck(Callback):
 
     def _times(self) -> Times:
         assert self._progress is not None
-        steps, seconds, waited, _ = self._progress.since(None)
-        return Times(self._config.order.global_batch_size, steps, seconds, waited, exchange=0.0)
+        return Times(self._progress.since(None), self._config.order.global_batch_size, exchange=0.0)
 
 
 def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:

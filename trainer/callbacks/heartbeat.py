@@ -16,13 +16,14 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from pipeline.errors import EXIT_DATA, PipelineError, line_of
+from pipeline.files.fields import from_json, types_of
 from pipeline.files.reading import content_of
 from pipeline.files.write import replace
-from trainer.callbacks.base import Callback, Expected, Phase
+from trainer.callbacks.base import Callback, Phase
 from trainer.loop import Progress
 from trainer.run_folder import RunFolder
 
@@ -71,7 +72,7 @@ class Beat:
     last_step: int | None = None
     made: int = 0
     achieved: int = 0
-    expects: Expected = "end"
+    expects: str = "end"
     patience: float = 0.0
     quiet: float = 0.0
     examples_per_second: float | None = None
@@ -79,20 +80,32 @@ class Beat:
     seconds_per_step: float | None = None
     waited_per_step: float | None = None
     exchanged_per_step: float | None = None
-    lost: Sequence[str] = ()
+    lost: tuple[str, ...] = ()
     started: float = 0.0
     host: str = ""
-    devices: Sequence[str] = ()
+    devices: tuple[str, ...] = ()
     exit_code: int | None = None
     error: str | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Beat:
+        """Returns the beat that a JSON object is, of this or another release.
+
+        Raises:
+          TypeError, ValueError: it is not a beat.
+        """
+        kinds = types_of(cls)
+        values = {name: from_json(kinds[name], value, name) for name, value in content.items() if name in kinds}
+        if odd := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
+            raise ValueError(f"{odd[0]} is not a finite number")
+        return cls(**values)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
         """Returns the last beat in a file; None if there is none yet."""
         try:
-            content = json.loads(content_of(path))
-            return cls(**content)
-        except (OSError, ValueError, TypeError):
+            return cls.of(json.loads(content_of(path)))
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
 
@@ -218,7 +231,7 @@ class Heartbeat(Callback):
     def on_lost(self, names: Sequence[str]) -> None:
         """Writes the names before the line about them goes to stderr, so that the launcher holds that line back."""
         with self._lock:
-            self._beat = dataclasses.replace(self._beat, lost=names)
+            self._beat = dataclasses.replace(self._beat, lost=tuple(names))
             self._write()
 
     def _achieve(self, **changes: Any) -> None:
@@ -256,13 +269,13 @@ class Heartbeat(Callback):
             return {}
         self._seen.append(self._progress)
         earliest = self._seen[0] if self._seen[0].step < self._progress.step else None
-        steps, seconds, waited, exchanged = self._progress.since(earliest)
-        if seconds <= 0:
+        spent = self._progress.since(earliest)
+        if spent.seconds <= 0:
             return {}
         return {
-            "examples_per_second": round(steps * self._rows / seconds, 1),
-            "input_wait": round(waited / seconds, 3),
-            "seconds_per_step": round(seconds / steps, 6),
-            "waited_per_step": round(waited / steps, 6),
-            "exchanged_per_step": round(exchanged / steps, 6) if exchanged else None,
+            "examples_per_second": round(spent.rate(self._rows), 1),
+            "input_wait": round(spent.waiting, 3),
+            "seconds_per_step": round(spent.seconds / spent.steps, 6),
+            "waited_per_step": round(spent.waited / spent.steps, 6),
+            "exchanged_per_step": round(spent.exchanged / spent.steps, 6) if spent.exchanged else None,
         }

@@ -310,12 +310,12 @@ class ProgressBar(Callback):
         earliest = self._moments[0] if self._moments else None
         if earliest is None or earliest.progress.step == progress.step:
             return {}
-        steps, seconds, waited, _ = progress.since(earliest.progress)
+        spent = progress.since(earliest.progress)
         passed = self._moments[-1].when - earliest.when  # including evaluations and checkpoints
-        left = (self._last_step - progress.step) * passed / steps
+        left = (self._last_step - progress.step) * passed / spent.steps
         return {
-            "speed": f"{steps * self._rows / seconds:,.0f} {self._unit}/s",
-            "wait": f"input wait {waited / seconds:.0%}",
+            "speed": f"{spent.rate(self._rows):,.0f} {self._unit}/s",
+            "wait": f"input wait {spent.waiting:.0%}",
             "left": f"{tqdm.tqdm.format_interval(left)} left",
         }
 

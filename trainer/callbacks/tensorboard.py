@@ -75,7 +75,7 @@ class TrainScalars(Callback):
 
     def write(self, progress: Progress) -> None:
         """Writes the scalars of a step, whose summaries must include NORM."""
-        steps, seconds, waited, _ = progress.since(self._earlier)
+        spent = progress.since(self._earlier)
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         of_batch: dict[str, float] = {}
@@ -89,8 +89,8 @@ class TrainScalars(Callback):
             **{f"train/{name}_average": value for name, value in averages if not math.isnan(value)},  # NaN: none yet
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
             **({"train/phase": phases.number_at(progress.step - 1) + 1.0} if phases.are_given else {}),
-            "train/examples_per_second": steps * self._rows / seconds,
-            "train/input_wait": waited / seconds,
+            "train/examples_per_second": spent.rate(self._rows),
+            "train/input_wait": spent.waiting,
             **self._more(),
         }
         self._write(progress.step, values)

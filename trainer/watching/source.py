@@ -249,8 +249,8 @@ class RunSource:
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
                 if _PROCESS.fullmatch(path.stem) and (content := self._json(path)) is not None:
                     try:
-                        found[path.stem] = _beat_of(content)
-                    except TypeError:
+                        found[path.stem] = Beat.of(content)
+                    except (TypeError, ValueError):
                         self._problems[f"heartbeats/{path.name}"] = "is not a heartbeat"
         return found
 
@@ -476,27 +476,6 @@ class RunSource:
         return tuple(f"{name} {what}" for name, what in found.items())
 
 
-# Types of a heartbeat's fields that are not numbers, or that are integers.
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("pid", "beats", "step", "last_step", "made", "achieved", "exit_code"), (int,)),
-    **dict.fromkeys(("phase", "expects", "host", "error"), (str,)),
-    **dict.fromkeys(("lost", "devices"), (list,)),
-}
-
-
-def _beat_of(content: Mapping[str, Any]) -> Beat:
-    """Returns a heartbeat of this or another version. Raises TypeError if it is not one."""
-    known = {field.name: field for field in dataclasses.fields(Beat)}
-    values = {name: value for name, value in content.items() if name in known}
-    for name, value in values.items():
-        kind = _KINDS.get(name, (int, float))
-        if not isinstance(value, kind) and not (value is None and known[name].default is None):
-            raise TypeError(f"{name} is not what a heartbeat has")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise TypeError(f"{name} is not a finite number")
-    return Beat(**values)
-
-
 def _by_number(path: pathlib.Path) -> tuple[str, int]:
     return _numbered(path.stem)
 
@@ -519,7 +498,7 @@ def _of_this_job(status: Mapping[str, Any] | None, beats: Mapping[str, Beat], no
         processes = [one for one in status["processes"] if isinstance(one, dict)]
         pids = {one["name"].replace(" ", "-"): one.get("pid") for one in processes if isinstance(one.get("name"), str)}
         return {name: beat for name, beat in beats.items() if name in pids and beat.pid == pids[name]}
-    # At some moment all processes of a job run together: one that ended before the others began is from another job. #
+    # At some moment all processes of a job run together: one that ended before the others began is from another job.
     # Once none runs, the newest heartbeat tells when the last job began.
     newest = max(beats.values(), key=lambda beat: beat.time, default=None)
     alive = [beat.started for beat in beats.values() if _is_alive(beat, now)]
@@ -548,7 +527,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
         role=str(one.get("role") or role),
         index=number,
         host=beat.host if beat else "",
-        devices=tuple(map(str, beat.devices)) if beat else (),
+        devices=beat.devices if beat else (),
         pid=_number(one, "pid") or (beat.pid if beat else None),
         state=state,
         phase=str(text),

@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.conversion import dry_run
-from beam_jobs.shards import reader
 from beam_jobs.sink.local import LocalSink
 from beam_jobs.sources import published
 from pipeline import images, manifest
 from pipeline.errors import DataError
-from pipeline.records import tf_example
 from tests.converting import write_shard
+from tests.datasets import examples_in
 from tests.made_source import Content
 
 ROOT = pathlib.Path(__file__).parents[4]
@@ -82,10 +81,7 @@ def test_what_is_said_is_what_the_conversion_does(
         said = float(found[3]) * {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20}[found[4]]
         assert said == pytest.approx(split.num_bytes, rel=0.05)
         shown = [line.split("  ") for line in outcome.out.splitlines() if line.startswith(f"{name} ")]
-        first = [
-            tf_example.decode(record)["key"][0].decode()
-            for record, _ in zip(reader.records(out / split.shards[0].file), range(3), strict=False)
-        ]
+        first = [one["key"][0].decode() for one in examples_in(out / split.shards[0].file)[:3]]
         assert [[part for part in line if part.strip()][1].strip() for line in shown] == first
     again = convert(*flags, "--dry_run")
     assert again.out.endswith(

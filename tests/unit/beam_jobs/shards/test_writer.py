@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 
 from beam_jobs import drafts
-from beam_jobs.shards import reader, receipts, writer
+from beam_jobs.shards import receipts, writer
 from beam_jobs.shards.receipts import Reject
 from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
-from pipeline.records import framing, members, tf_example
+from pipeline.records import framing, members
 from tests.converting import write_shard
+from tests.datasets import examples_in
 from tests.made_source import Content
 from tests.raised import said
 
 
 def decoded(folder, name):
-    return [tf_example.decode(record) for record in reader.records(folder / name)]
+    return examples_in(folder / name)
 
 
 def test_a_shard_holds_its_rows_in_their_order_and_its_receipt_tells_of_it(plan_of, pixels, tmp_path):

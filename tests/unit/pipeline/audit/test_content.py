@@ -2,7 +2,6 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
 from pipeline.audit import content
@@ -24,7 +23,7 @@ class Order:
 
 
 def fed(records, weights):
-    element = (tf.zeros([2, 1]), tf.zeros([2]), tf.constant(weights), tf.constant(records))
+    element = (np.zeros([2, 1]), np.zeros(2), np.array(weights), np.array(records))
     return list(content._of_element(element, Order(), 7, 0, Topology(1, 2, 2)))
 
 

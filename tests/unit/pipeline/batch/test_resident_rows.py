@@ -126,7 +126,7 @@ def test_the_first_image_that_cannot_be_decoded_is_named(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(datasets, "encoded", broken)
     made = write_dataset(tmp_path, (10, 8), kind=Kind("png"))
-    monkeypatch.setattr(resident, "_DECODED_TOGETHER", together)
+    monkeypatch.setattr(resident, "DECODED_TOGETHER", together)
     shard, row = divmod(number, 10)
     file = made.splits["train"].shards[shard].file
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_the_first_image_that_cannot_be_decoded_is_named(tmp_path, monkeypatch, 
 
 def test_images_are_decoded_in_parts_and_keep_their_order(tmp_path, monkeypatch):
     write_dataset(tmp_path, (10, 8), kind=Kind("png", extra=True))
-    monkeypatch.setattr(resident, "_DECODED_TOGETHER", 5)
+    monkeypatch.setattr(resident, "DECODED_TOGETHER", 5)
     columns = rows_of(tmp_path, features=["id"]).columns
     np.testing.assert_array_equal(columns["image"], datasets.images_of(0, 18, (8, 6, 3)).reshape(18, -1))
     assert columns["id"].numpy().tolist() == [*range(1000, 1018)]

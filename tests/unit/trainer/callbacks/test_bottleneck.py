@@ -122,17 +122,19 @@ def test_what_cannot_be_judged(config_of):
     ],
 )
 def test_the_largest_share_bounds_the_speed(waited, exchange, constant, bound, shares):
-    times = Times(100, 1000, 10.0, waited, exchange, constant)
+    times = Times(Spent(1000, 10.0, waited), 100, exchange, constant)
     assert times.bound == bound
-    assert (times.waiting, times.communicating, times.computing) == pytest.approx(shares)
+    assert (times.spent.waiting, times.communicating, times.computing) == pytest.approx(shares)
 
 
 def test_in_words():
-    assert str(Times(100, 1000, 10.0, 6.2)) == (
+    assert str(Times(Spent(1000, 10.0, 6.2), 100)) == (
         "input-bound: 62% of 10.0 s waiting for input, 38% computing and communicating"
     )
-    assert str(Times(100, 1000, 10.0, 6.2, 0.001, 0.004)) == (
+    assert str(Times(Spent(1000, 10.0, 6.2), 100, 0.001, 0.004)) == (
         "input-bound: 62% of 10.0 s waiting for input, 28% computing, 10% communicating; with one constant batch 2.50 "
         "times as fast (25,000 against 10,000 examples/sec)"
     )
-    assert str(Times(100, 1000, 10.0, 0.1, 0.0)) == "compute-bound: 1% of 10.0 s waiting for input, 99% computing"
+    assert (
+        str(Times(Spent(1000, 10.0, 0.1), 100, 0.0)) == "compute-bound: 1% of 10.0 s waiting for input, 99% computing"
+    )

@@ -8,6 +8,7 @@ from trainer.callbacks import progress
 from trainer.callbacks.progress import ProgressBar, RunSummary, epoch_note
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints, Ranking
+from trainer.loop import Spent
 from trainer.run_folder import RunFolder
 
 
@@ -77,7 +78,7 @@ def test_the_live_line_shows_the_wait_and_the_time_left_in_any_terminal(columns,
 
     def at(step):
         seconds = 10 * 32 / speed
-        return types.SimpleNamespace(step=step, means=means, since=lambda earlier: (10, seconds, 0.25 * seconds, 0))
+        return types.SimpleNamespace(step=step, means=means, since=lambda earlier: Spent(10, seconds, 0.25 * seconds))
 
     shown = []
     live = types.SimpleNamespace(is_due=True, columns=columns, show=shown.append)

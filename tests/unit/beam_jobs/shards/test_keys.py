@@ -3,8 +3,7 @@ import random
 import crc32c
 import pytest
 
-from beam_jobs.shards import reader
-from beam_jobs.shards.reader import Repeated
+from beam_jobs.shards.keys import Repeated, as_error, by_bucket, repeats
 from pipeline.manifest import ShardInfo
 from pipeline.records import framing
 from pipeline.records.tf_example import encode
@@ -26,13 +25,13 @@ def groups_of(folder, shards):
     """Groups the hashes of shards by their bucket, as the pipeline does."""
     groups = {}
     for info in shards:
-        for bucket, hashes in reader.by_bucket(folder, info):
+        for bucket, hashes in by_bucket(folder, info):
             groups.setdefault(bucket, []).append(hashes)
     return groups
 
 
 def repeated(folder, shards):
-    return sorted(pair for group in groups_of(folder, shards).values() for pair in reader.repeats(group)[:1])
+    return sorted(pair for group in groups_of(folder, shards).values() for pair in repeats(group)[:1])
 
 
 def keys(start, stop):
@@ -60,7 +59,7 @@ def test_a_key_that_comes_twice_is_found_in_whatever_shards(first, second, shard
 
 def test_of_many_repeats_the_first_is_told(shard, tmp_path):
     shards = [shard("train", keys(0, 50)), shard("test", [*keys(60, 70), *keys(20, 50)])]
-    error = reader.as_error(tmp_path, repeated(tmp_path, shards))
+    error = as_error(tmp_path, repeated(tmp_path, shards))
     assert str(error) == (
         "duplicate key 'key 20': record 10 of test and record 20 of train; "
         "every example needs its own: choose another --key_column"
@@ -73,7 +72,7 @@ def test_the_first_two_of_three_are_told(shard, tmp_path):
 
 
 def test_a_key_that_is_no_text_can_be_told(shard, tmp_path):
-    error = reader.as_error(tmp_path, repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
+    error = as_error(tmp_path, repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
     assert "duplicate key '\\\\xff\\n': record 0 of a and record 1 of a" in str(error)
     assert "\n" not in str(error)
 

@@ -1,7 +1,4 @@
-"""Reads finished shards: their records, each of them checked, and keys that two records share.
-
-Repeated keys are found by their hashes, grouped into buckets by the first byte.
-"""
+"""Finds keys that two records of a data set share, by their hashes, grouped into buckets by the first byte."""
 
 from __future__ import annotations
 
@@ -12,11 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from pipeline.errors import DataError, location, one_line
+from pipeline.errors import DataError, location
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo
+from pipeline.manifest.splits import Segment
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream
+from pipeline.records.tf_example import keys_of
 
 _HASH_BYTES = 16  # any two of 60 million keys share a hash with probability 5e-24
 _HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
@@ -27,28 +26,6 @@ def opened(path: StoragePath, compression: str) -> Iterator[RecordStream]:
     """Opens a shard for reading; raises OSError if it cannot be read."""
     with path.open("rb", 0) as file:
         yield RecordStream(file.read, compression)
-
-
-def records(path: StoragePath) -> Iterator[bytes]:
-    """Yields the records of a shard.
-
-    Raises:
-      DataError: the shard cannot be read, or a record is cut short or corrupt; names its number and byte offset.
-    """
-    compression = compression_of(path)
-    with one_line(path, "read"), opened(path, compression) as stream:
-        for _, _, record in framing.records(stream.read, path, is_compressed=bool(compression)):
-            yield record
-
-
-def compression_of(path: StoragePath) -> str:
-    """Returns the compression of a shard that a conversion wrote, by its name."""
-    return "GZIP" if path.suffix == ".gz" else ""
-
-
-def key_of(record: bytes, feature: str = "key") -> bytes:
-    """Returns the key of an example, which is in the given feature."""
-    return bytes(tf_example.decode(record, [feature])[feature][0])
 
 
 def located_keys(
@@ -74,7 +51,8 @@ def located_keys(
         for frame in framing.walk(stream.read, size_of):
             if frame.number in numbers and frame.record is not None:
                 where = location("", frame.number, frame.offset, bool(compression))
-                found[frame.number] = where, repr(key_of(frame.record, feature).decode(errors="backslashreplace"))
+                key = tf_example.decode(frame.record, [feature])[feature][0]
+                found[frame.number] = where, repr(bytes(key).decode(errors="backslashreplace"))
             if len(found) == len(numbers):
                 break
     return found
@@ -107,8 +85,14 @@ def by_bucket(data_dir: StoragePath, info: ShardInfo) -> Iterator[tuple[int, Key
     Raises:
       DataError: the shard cannot be read.
     """
-    keys = [key_of(record) for record in records(data_dir / info.file)]
-    return group(info.file, [hash_of(key) for key in keys], range(len(keys)))
+    shard = dataclasses.replace(info, compression=_compression_of(info.file))
+    hashes = [hash_of(key) for key in keys_of(data_dir / info.file, Segment(shard, 0, info.num_examples))]
+    return group(info.file, hashes, range(len(hashes)))
+
+
+def _compression_of(file: str) -> str:
+    """Returns the compression of a shard that a conversion wrote, which its receipt does not say."""
+    return "GZIP" if file.endswith(".gz") else ""
 
 
 def hash_of(key: bytes) -> bytes:
@@ -149,8 +133,7 @@ def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
     """Returns an error about the first pair, which names the key."""
     pair = min(repeated)  # independent of the order of bundles
     (file, number), (other, second) = pair.first, pair.second
-    path = data_dir / file
-    _, key = located_keys(path, {number}, compression_of(path))[number]
+    _, key = located_keys(data_dir / file, {number}, _compression_of(file))[number]
     return DataError(
         f"duplicate key {key}: record {number} of {file} and record {second} of {other}; "
         "every example needs its own: choose another --key_column"
