@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import manifest_writer, writer
-from beam_jobs.sources import image_folder, open_source, parquet_reader, record_files, row_files
+from beam_jobs.sources import image_files, open_source, parquet, record_files, row_files
 from beam_jobs.sources.base import Source, SourceOptions
 from pipeline import manifest
 from pipeline.files.paths import LocalPath
@@ -178,8 +178,8 @@ def _check_spread(data: st.DataObject, folder: pathlib.Path, plan: Plan) -> None
     receipts = []
     for worker in range(workers):
         row_files._kept.clear()
-        image_folder._listings.clear()
-        parquet_reader._footer.cache_clear()
+        image_files._kept.clear()
+        parquet._footer.cache_clear()
         record_files._load_offsets.cache_clear()
         receipts += writer.write_shards(pickle.loads(sent), elements[worker::workers])
     plan_there = pickle.loads(sent)

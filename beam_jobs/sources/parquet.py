@@ -8,99 +8,267 @@ https://huggingface.co/docs/datasets.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, streams
-from beam_jobs.sources.base import SOURCES, Block, DealtSource, Files, Source, SourceOptions
-from beam_jobs.sources.parquet_columns import Columns
-from beam_jobs.sources.parquet_reader import BatchedBuilder, OpenFile, ParquetFile
+from beam_jobs.sources import base, columns, listing, streams
+from beam_jobs.sources import table as tables
+from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
+from beam_jobs.sources.blocks import BatchedBuilder, arrow_errors
+from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.streams import KnownFile
+from beam_jobs.sources.table import Put, Table, TableSource
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
 from pipeline.records import splits
 
+MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and the one at a boundary is read by two shards
+_BATCH_BYTES = 16 << 20  # 16 MiB
+_MAX_BATCH = 512  # rows: dictionary-encoded rows can be larger than the footer says
+_BUFFER = 1 << 20  # 1 MiB: reads page by page rather than a whole column of the row group
+_FOOTERS = 256  # files whose footers a process keeps
 _SUFFIX = ".parquet"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_SHOWN = 80  # characters of a value in errors
 _LEAVE_OUT = "--splits names the splits to convert, and leaves out the files of others"
 _TAIL = 8  # bytes: length of the footer, uint32, and PAR1
 
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFile(KnownFile):
+    """A Parquet file as it was when the source was opened.
+
+    Attributes:
+      groups: number of rows in each row group.
+      partitions: (column, value) of each column in its folders' names, constant for the whole file.
+    """
+
+    groups: tuple[int, ...] = ()
+    partitions: tuple[tuple[str, pa.Scalar], ...] = ()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[OpenFile]:
+        """Opens the file, parsing its footer once per process, and checks before and after that it is unchanged.
+
+        Raises:
+          DataError: it changed, or its footer cannot be read.
+        """
+        self.check_unchanged()
+        with contextlib.ExitStack() as stack:
+            with arrow_errors(self.path, "cannot be read as Parquet"):
+                file = pq.ParquetFile(
+                    stack.enter_context(self.path.open_native()),
+                    metadata=_footer(self.path, self.stamp),
+                    pre_buffer=False,  # or the whole row group is read into memory first
+                    buffer_size=self.path.read_ahead(_BUFFER),
+                    page_checksum_verification=True,
+                )
+            yield OpenFile(self.path, file, dict(self.partitions))
+        self.check_unchanged()
+
+
+@functools.lru_cache(maxsize=_FOOTERS)
+def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
+    del stamp  # part of the cache's key: if a file changes, so does its footer
+    with path.open_native() as stream:
+        return pq.read_metadata(stream)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenFile:
+    """An open Parquet file, its path for errors, and the values of its partitions."""
+
+    path: StoragePath
+    file: pq.ParquetFile
+    partitions: dict[str, pa.Scalar]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file, then of its partitions. Raises DataError if it cannot be read."""
+        with arrow_errors(self.path, "its schema cannot be read"):
+            schema = self.file.schema_arrow
+        for name, value in self.partitions.items():
+            schema = schema.append(pa.field(name, value.type))
+        return schema
+
+    @property
+    def groups(self) -> range:
+        """The numbers of the row groups."""
+        return range(self.file.num_row_groups)
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields columns of a row group, given by dotted paths, in batches of about 16 MiB at most.
+
+        Raises:
+          DataError: a page is corrupt, or rows are missing.
+        """
+        info = self.file.metadata.row_group(group)
+        rows, size = info.num_rows, max(info.total_byte_size, 1)
+        count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
+        read = 0
+        inside = [name for name in columns if name not in self.partitions]
+        told = {name: value for name, value in self.partitions.items() if name in columns}
+        if not inside:
+            yield pa.RecordBatch.from_pydict({name: pa.repeat(value, rows) for name, value in told.items()})
+            return
+        with self.errors_of(group):
+            for found in self.file.iter_batches(count, row_groups=[group], columns=inside, use_threads=False):
+                read, batch = read + len(found), found
+                for name, value in told.items():
+                    batch = batch.append_column(pa.field(name, value.type), pa.repeat(value, len(batch)))
+                yield batch
+        if read != rows:
+            raise DataError(
+                f"row group {group}: has {count_of(read, 'row')}, but its footer says {rows:,}",
+                path=self.path,
+                advice="get the file again",
+            )
+
+    def rows_of_groups(self, columns: Sequence[str]) -> tuple[int, ...]:
+        """Returns the number of rows in each row group, after checking the given columns.
+
+        Raises:
+          DataError: see `rows`; or they do not sum to the file's rows, as with a corrupt footer (it has no checksum).
+        """
+        counts = tuple(self.rows(group, columns) for group in self.groups)
+        if sum(counts) != self.file.metadata.num_rows:
+            raise DataError(
+                f"its row groups have {count_of(sum(counts), 'row')}, but its footer says "
+                f"{self.file.metadata.num_rows:,}; it is corrupt, get the file again",
+                path=self.path,
+            )
+        return counts
+
+    def rows(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the number of rows in a row group, after checking that the given columns fit into memory.
+
+        Raises:
+          DataError: the row group is larger than 1 GiB or cannot be read; its footer is corrupt.
+        """
+        rows: int = self.file.metadata.row_group(group).num_rows
+        if rows < 0:
+            raise DataError(
+                f"row group {group}: has {rows} rows; its footer is corrupt, get the file again", path=self.path
+            )
+        size = self._num_bytes(group, columns)
+        if size > MAX_GROUP_BYTES:
+            raise DataError(
+                f"row group {group}: has {count_of(size, 'byte')}, above {MAX_GROUP_BYTES:,}",
+                path=self.path,
+                advice="write the file with "
+                "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)",
+            )
+        return rows
+
+    def _num_bytes(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the decompressed size of the given columns, or of all columns if that is small enough."""
+        info = self.file.metadata.row_group(group)
+        if info.total_byte_size <= MAX_GROUP_BYTES:
+            return int(info.total_byte_size)
+        # A corrupt `info.column(...)` crashes pyarrow 25 while reading a corrupt row does not, so read one first.
+        next(self.batches(group, columns), None)
+        paths = [self.file.metadata.schema.column(leaf).path for leaf in range(self.file.metadata.num_columns)]
+        wanted = tuple(f"{column}." for column in columns)
+        leaves = [leaf for leaf, name in enumerate(paths) if f"{name}.".startswith(wanted)]
+        return sum(info.column(leaf).total_uncompressed_size for leaf in leaves)
+
+    def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
+        """Adds the file and the row group to pyarrow's errors."""
+        return arrow_errors(self.path, f"row group {group}: cannot be read")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetTable(Table):
+    """Rows in row groups.
+
+    Attributes:
+      members: the files, in order.
+    """
+
+    members: tuple[ParquetFile, ...]
+
+    def scan(self, names: Sequence[str], visit: Callable[[int, pa.RecordBatch], _Result]) -> list[_Result]:
+        """Visits all rows of all files."""
+
+        def read(member: tuple[ParquetFile, int]) -> list[_Result]:
+            parquet, first = member
+            found = []
+            with parquet.opened() as file:
+                for group in file.groups:
+                    for batch in file.batches(group, names):
+                        if len(batch):
+                            with file.errors_of(group):
+                                found.append(visit(first, batch))
+                            first += len(batch)
+            return found
+
+        members = zip(self.members, self.files.starts, strict=True)
+        return list(itertools.chain.from_iterable(paths.each(read, members, self.folder.is_remote)))
+
+    def take(self, rows: NDArray[np.int64], names: Sequence[str], put: Put) -> None:
+        """Reads each row group once. Memory: the rows and one batch."""
+        for number, positions, in_file in base.by_part(self.files.counts, rows):
+            with self.members[number].opened() as file:
+                for group, chosen, in_group in base.by_part(self.members[number].groups, in_file):
+                    _take_of_group(file, group, names, positions[chosen], in_group, put)
+
+
+def _take_of_group(
+    file: OpenFile, group: int, names: Sequence[str], positions: NDArray[np.int64], rows: NDArray[np.int64], put: Put
+) -> None:
+    """Reads rows of a row group, ascending, for positions of `ParquetTable.take`."""
+    start = taken = 0
+    for batch in file.batches(group, names):
+        stop = int(np.searchsorted(rows, start + len(batch)))
+        if stop > taken:
+            with file.errors_of(group):
+                put(positions[taken:stop], batch, rows[taken:stop] - start)
+        if stop == len(rows):
+            return
+        start, taken = start + len(batch), stop
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ParquetSource(Source):
+class ParquetSource(TableSource):
     """A data set in Parquet files.
 
     Attributes:
-      columns: columns to read, the same for all files.
-      tables: {split: its files}.
+      stored: its rows.
     """
 
-    columns: Columns
-    tables: dict[str, tuple[ParquetFile, ...]]
+    stored: ParquetTable
+
+    def table(self) -> ParquetTable:
+        """Returns the table."""
+        return self.stored
 
     def chunks(self, split: str) -> NDArray[np.int64]:
         """Returns the rows of each row group."""
-        return np.array([rows for table in self.tables[split] for rows in table.groups], np.int64)
+        groups = {file.path: file.groups for file in self.stored.members}
+        folder = self.stored.folder
+        return np.array([rows for name in self.parts[split].names for rows in groups[folder / name]], np.int64)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, reading each row group once. Memory: the rows and one batch."""
-        files = self.parts[split]
-        keys = None if self.columns.key else files.keys(rows, equal_digits=False)
+        keys = None if self.columns.key else self.parts[split].keys(rows, equal_digits=False)
         builder = BatchedBuilder(len(rows), self.columns, self.class_names, keys)
-        for number, positions, in_file in base.by_part(files.counts, rows):
-            table = self.tables[split][number]
-            with table.opened() as file:
-                for group, chosen, in_group in base.by_part(table.groups, in_file):
-                    self._read_group(file, group, builder, positions[chosen], in_group)
+        self.stored.take(self.rows(split, rows), self.columns.paths, builder.put)
         return builder.finished()
-
-    def _read_group(
-        self,
-        file: OpenFile,
-        group: int,
-        builder: BatchedBuilder,
-        positions: NDArray[np.int64],
-        rows: NDArray[np.int64],
-    ) -> None:
-        """Reads rows of a row group, ascending, into positions of the block."""
-        start = taken = 0
-        for batch in file.batches(group, self.columns.paths):
-            stop = int(np.searchsorted(rows, start + len(batch)))
-            if stop > taken:
-                with file.errors_of(group):
-                    builder.put(positions[taken:stop], batch, rows[taken:stop] - start)
-            if stop == len(rows):
-                return
-            start, taken = start + len(batch), stop
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ColumnSplitSource(DealtSource):
-    """Parquet files with a column that names the split of each row. Workers read the column again, and keep it.
-
-    Attributes:
-      files_in_order: all files, in order.
-      column: name of the column.
-      is_given: whether the user named the column: it may then hold words other than train, validation and test.
-    """
-
-    files_in_order: tuple[ParquetFile, ...]
-    column: str
-    is_given: bool
-
-    def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows_by_split(self.files_in_order, self.column, self.is_given)[split]
 
 
 @SOURCES.named("parquet", remote=True)
@@ -122,108 +290,32 @@ def open_source(options: SourceOptions) -> Source:
     told = _partitions(folder, names, options.split_column)
     is_given = options.split_column not in ("", splits.NO_COLUMN)
     by_split = {splits.TRAIN: list(names)} if is_given else splits.by_files(folder, names, options.splits)
-    names = sorted(name for members in by_split.values() for name in members)
+    names = sorted(itertools.chain.from_iterable(by_split.values()))
     try:
-        first = _open(folder / names[0], told[names[0]], options)
+        opened = _open_all(folder, names, told, options)
     except UsageError as error:
         raise error.advised(_LEAVE_OUT) if len(by_split) > 1 else error from None
-    # The other files must have the columns of the first, not whichever their own names would suggest.
-    resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
-    others = paths.each(
-        lambda name: _open_another(folder / name, told[name], resolved, first), names[1:], folder.is_remote
-    )
-    files = [first, *others]
-    tables = {name: opened.table for name, opened in zip(names, files, strict=True)}
-    parts = {
-        split: Files(tuple(members), tuple(sum(tables[name].groups) for name in members))
-        for split, members in by_split.items()
-    }
-    for _ in paths.each(_check_doubles, files, folder.is_remote):
-        pass
+    first = opened[names[0]]
+    doubles = tuple(dict.fromkeys(name for one in opened.values() for name in one.columns.doubles))
+    chosen = dataclasses.replace(first.columns, doubles=doubles)
+    members = {name: opened[name].file for name in itertools.chain.from_iterable(by_split.values())}
+    files = Files(tuple(members), tuple(sum(file.groups) for file in members.values()))
+    table = ParquetTable(folder, files, tuple(members.values()))
+    tables.check_exact(table, chosen)
     source = ParquetSource(
         dataset=options.dataset,
-        splits=base.rows_of(parts, folder),
-        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names, options.na_is_class),
+        **tables.by_files(table, by_split),
+        class_names=tables.class_names(table, chosen, first.class_names, options.na_is_class),
         files=_describe(folder, names),
-        features=dict(first.columns.kept),
-        unique_keys=not first.columns.key,
-        parts=parts,
-        columns=first.columns,
-        tables={split: tuple(tables[name] for name in members) for split, members in by_split.items()},
+        features=dict(chosen.kept),
+        unique_keys=not chosen.key,
+        columns=chosen,
+        stored=table,
     )
-    return _by_column(folder, source, first, options)
-
-
-def _by_column(folder: StoragePath, source: ParquetSource, first: _Opened, options: SourceOptions) -> Source:
-    """Returns the source split by a column; the source itself if its file names tell the splits."""
-    column = splits.column_of(first.names, options.split_column)
-    files = tuple(itertools.chain.from_iterable(source.tables.values()))
-    if not column:
-        for name in splits.suspects(first.names, first.texts, options.split_column) if len(source.splits) == 1 else ():
-            splits.check_suspect(files[0].path, name, _different(files, name), source.splits)
-        return source
-    is_given = bool(options.split_column)
-    found = _rows_by_split(files, column, is_given)
-    if not is_given:
-        first_row, agree = 0, True
-        for split, rows in source.splits.items():
-            for by_column, chosen in found.items():
-                own = chosen[(chosen >= first_row) & (chosen < first_row + rows)]
-                if len(own):
-                    agree &= by_column == split
-                    file, row = source.where(split, int(own[0]) - first_row)
-                    splits.check_name(folder / file, row, split, by_column, column)
-            first_row += rows
-        if agree:
-            return source
-    return ColumnSplitSource.of(
-        source,
-        {split: len(found[split]) for split in splits.in_order(found)},
-        files_in_order=files,
-        column=column,
-        is_given=is_given,
-    )
-
-
-@functools.lru_cache(maxsize=2)
-def _rows_by_split(files: tuple[ParquetFile, ...], column: str, is_given: bool) -> dict[str, NDArray[np.int64]]:
-    """Returns {split: its rows, int64 (n,)} from the split column; rows are numbered across all files."""
-    found: dict[str, list[NDArray[np.int64]]] = {}
-    start = 0
-    for file in files:
-        first_of_file = start
-        for values in _values(file, column):
-            encoded = values.fill_null("").dictionary_encode()
-            codes = encoded.indices.to_numpy()
-            for code, word in enumerate(encoded.dictionary.to_pylist()):
-                rows = np.flatnonzero(codes == code) + start
-                split = splits.of_value(word.strip(), is_given)
-                if not split:
-                    raise DataError(
-                        f"column {column!r} has {word[:_SHOWN]!r}",
-                        path=file.path,
-                        part=f"row {rows[0] - first_of_file}",
-                        advice=splits.not_a_split(word, column),
-                    )
-                found.setdefault(split, []).append(rows)
-            start += len(values)
-    return {split: np.sort(np.concatenate(rows)) for split, rows in found.items()}
-
-
-def _values(file: ParquetFile, column: str) -> Iterator[pa.Array]:
-    """Yields the values of a column as strings, batch by batch."""
-    with file.opened() as opened:
-        for group in opened.groups:
-            for batch in opened.batches(group, [column]):
-                with parquet_reader.arrow_errors(file.path, f"column {column!r} cannot name splits"):
-                    yield parquet_reader.decoded(batch.column(column)).cast(pa.string())
-
-
-def _different(files: Sequence[ParquetFile], column: str) -> Iterator[str | None]:
-    """Yields the distinct values of a column, some more than once."""
-    for file in files:
-        for values in _values(file, column):
-            yield from pc.unique(values).to_pylist()
+    if first.split_column:
+        return tables.by_column(source, first.split_column, bool(options.split_column))
+    tables.check_suspects(table, first.suspects, [*by_split])
+    return source
 
 
 def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[str, dict[str, pa.Scalar]]:
@@ -254,105 +346,67 @@ def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[s
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """A file, its columns, and the class names in its metadata.
+    """An opened file.
 
     Attributes:
-      names, texts: names of all columns, and of the string columns.
+      file: the file.
+      columns: columns to read.
+      class_names: class names in its metadata.
+      split_column: column of splits, "" if there is none.
+      suspects: other columns that may hold splits.
     """
 
-    table: ParquetFile
+    file: ParquetFile
     columns: Columns
     class_names: tuple[str, ...]
-    names: tuple[str, ...]
-    texts: tuple[str, ...]
+    split_column: str
+    suspects: tuple[str, ...]
+
+
+def _open_all(
+    folder: StoragePath, names: Sequence[str], told: dict[str, dict[str, pa.Scalar]], options: SourceOptions
+) -> dict[str, _Opened]:
+    """Returns {file: opened}; all files must have the columns of the first."""
+    first = _open(folder / names[0], told[names[0]], options)
+    # By its names, not by whichever the names in another file would suggest.
+    given = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
+
+    def another(name: str) -> _Opened:
+        try:
+            other = _open(folder / name, told[name], given)
+        except UsageError as error:
+            advice = f"{first.file.path} has them; all files must have the same columns"
+            raise DataError(str(error), advice=advice).advised(_LEAVE_OUT) from None
+        if (other.columns, other.class_names) != (first.columns, first.class_names):
+            raise DataError(
+                f"its columns {', '.join(first.columns.paths)} differ from those of {first.file.path} in type or "
+                "class names; all files must have the same",
+                path=other.file.path,
+            )
+        return other
+
+    return dict(zip(names, [first, *paths.each(another, names[1:], folder.is_remote)], strict=True))
 
 
 def _open(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions) -> _Opened:
-    table = ParquetFile(path, streams.stamp(path))
-    with table.opened() as file:
+    parquet = ParquetFile(path, streams.stamp(path))
+    with parquet.opened() as file:
         inside = file.schema.names  # a file may itself contain the column of its folder
-    table = dataclasses.replace(table, partitions=tuple((name, told[name]) for name in told if name not in inside))
-    with table.opened() as file:
+    parquet = dataclasses.replace(parquet, partitions=tuple((name, told[name]) for name in told if name not in inside))
+    with parquet.opened() as file:
         schema = file.schema
-        split = splits.column_of(schema.names, options.split_column)
-        if split:
-            parquet_columns.type_of(str(path), schema, "split_column", split)
-        options = parquet_columns.resolved(str(path), schema, options)
-        used = [options.image_column, options.label_column, options.key_column, split]
-        used += [parquet_columns.name_and_type(schema, kept)[0] for kept in options.keep_columns]
-        kept = (*options.keep_columns, *(name for name, _ in table.partitions if name not in used))
-        columns = parquet_columns.choose(str(path), schema, dataclasses.replace(options, keep_columns=kept))
-        table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
-    texts = tuple(field.name for field in schema if parquet_columns.is_text(field.type))
-    names = parquet_columns.class_names(schema).get(columns.label, ())
-    return _Opened(table, columns, names, tuple(schema.names), texts)
-
-
-def _open_another(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions, first: _Opened) -> _Opened:
-    try:
-        other = _open(path, told, options)
-    except UsageError as error:
-        advice = f"{first.table.path} has them; all files must have the same columns"
-        raise DataError(str(error), advice=advice).advised(_LEAVE_OUT) from None
-    if (other.columns, other.class_names) != (first.columns, first.class_names):
-        raise DataError(
-            f"its columns {', '.join(first.columns.paths)} differ from those of {first.table.path} in type or "
-            "class names; all files must have the same",
-            path=path,
-        )
-    return other
+        used = columns.resolved(str(path), schema, options)
+        of_flags = columns.named(str(path), schema, used)
+        kept = (*used.keep_columns, *(name for name, _ in parquet.partitions if name not in of_flags))
+        chosen = columns.choose(str(path), schema, dataclasses.replace(used, keep_columns=kept))
+        parquet = dataclasses.replace(parquet, groups=file.rows_of_groups(chosen.paths))
+    names = columns.class_names(schema).get(chosen.label, ())
+    suspects = columns.suspects(schema, options.split_column)
+    return _Opened(parquet, chosen, names, used.split_column, tuple(suspects))
 
 
 def _is_parquet(name: str) -> bool:
     return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def _class_names_of(
-    files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...], na_is_class: bool
-) -> tuple[str, ...]:
-    """Returns the name of each class: `named`, the files' metadata, or else the values of the labels.
-
-    Reads all labels rather than the footers' statistics: pyarrow 25 crashes on corrupt statistics.
-
-    Raises:
-      DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
-    """
-    if known := parquet_reader.known_classes(columns, named):
-        return known
-    seen = parquet_reader.seen_labels(columns, na_is_class)
-
-    def read(file: ParquetFile) -> None:
-        with file.opened() as opened:
-            for group in opened.groups:
-                for batch in opened.batches(group, [columns.label]):
-                    with opened.errors_of(group):
-                        found = parquet_reader.labels_in(batch.column(columns.label), columns)
-                    seen.add(found, file.path)
-
-    for _ in paths.each(read, files, files[0].path.is_remote):
-        pass
-    return seen.class_names(files[0].path)
-
-
-def _check_doubles(opened: _Opened) -> None:
-    """Raises UsageError if a kept column has a value that would be rounded without the user's permission.
-
-    All values are read before anything is written, so that a long conversion does not fail halfway.
-    """
-    names, table = opened.columns.doubles, opened.table
-    if not names:
-        return
-    with table.opened() as file:
-        start = 0
-        for group in file.groups:
-            for batch in file.batches(group, names):
-                with file.errors_of(group):
-                    found = {name: parquet_reader.first_inexact(batch.column(name)) for name in names}
-                for name, inexact in found.items():
-                    if inexact:
-                        where, feature = (table.path, start + inexact[0]), dict(opened.columns.kept)[name]
-                        raise parquet_reader.rounded(where, name, inexact[1], feature)
-                start += len(batch)
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.sources import image_folder, open_source
+from beam_jobs.sources import image_files, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
@@ -243,7 +243,7 @@ def test_sources_that_are_no_folder(tmp_path):
 
 def forget(monkeypatch):
     """Puts the process into the state of a worker that has listed nothing yet."""
-    monkeypatch.setattr(image_folder, "_listings", {})
+    monkeypatch.setattr(image_files, "_kept", {})
 
 
 def test_links_lead_to_files_of_the_folder_alone(tmp_path):
@@ -347,7 +347,7 @@ def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
 
 
 def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_folder, "MAX_FILE", 1000)
+    monkeypatch.setattr(image_files, "MAX_FILE", 1000)
     source = opened(fill(tmp_path, CONTENT | {"dog/large.png": b"x" * 1001}))
     block = source.read("train", np.array([6, 5]))
     assert block.images == [CONTENT["eel/x.webp"], b""]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.sources import image_folder, open_source
+from beam_jobs.sources import image_files, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
@@ -423,9 +423,9 @@ def test_what_changed_is_an_error_for_a_worker(root, monkeypatch, change):
     data = pickle.dumps(opened(table))
     assert len(data) < 1500
     assert everything(pickle.loads(data)).images == [A, B]
-    monkeypatch.setattr(image_folder, "_listings", {})  # as in a worker that has read nothing yet
+    monkeypatch.setattr(image_files, "_kept", {})  # as in a worker that has read nothing yet
     assert everything(pickle.loads(data)).images == [A, B]
-    monkeypatch.setattr(image_folder, "_listings", {})
+    monkeypatch.setattr(image_files, "_kept", {})
     if change == "the table":
         table_of(root, "path,label\na.png,1\nsub/b.png,00\n")
     elif change == "the classes":

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.sources import open_source, parquet_reader
+from beam_jobs.sources import open_source, parquet
+from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
@@ -339,7 +340,7 @@ def test_a_table_becomes_its_valid_rows_and_the_rejects_of_the_others(data):
         split: table.rows[start:stop] for split, (start, stop) in zip(layout, itertools.pairwise(ends), strict=True)
     }
     with empty_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_reader, "_MAX_BATCH", data.draw(st.integers(1, 4), "batch"))
+        patch.setattr(parquet, "_MAX_BATCH", data.draw(st.integers(1, 4), "batch"))
         table.write(folder / "in", layout)
         flags = {"dataset": "parquet", "source": str(folder / "in"), **table.flags}
         plan = check(data, folder, splits, table.class_names, table.features, **flags)
@@ -410,7 +411,7 @@ def test_metadata_of_another_form_is_ignored(tmp_path, text):
 def test_too_many_classes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, check=at("a.parquet", "'label'", 1000001, 100000)):
         one(tmp_path, label=pa.array([1_000_000] * 10))
-    monkeypatch.setattr(parquet_reader, "MAX_CLASSES", 5)
+    monkeypatch.setattr(tables, "MAX_CLASSES", 5)
     with pytest.raises(DataError, check=said("'label'", "8 ", "5;", "--label_column")):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
@@ -431,7 +432,7 @@ def test_a_column_without_any_label_is_refused(tmp_path, column):
 
 @pytest.mark.parametrize("values", [[0.5, 0.1], [[0.5], [0.5, 0.1]]], ids=["scalars", "lists"])
 def test_a_worker_writes_no_rounded_value_whatever_was_looked_at_before(tmp_path, monkeypatch, values):
-    monkeypatch.setattr("beam_jobs.sources.parquet._check_doubles", lambda opened: None)
+    monkeypatch.setattr(tables, "check_exact", lambda *_: None)
     block = everything(one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array(values * 5)))
     assert {reason.rpartition("other ")[2] for reason in block.bad.values()} == {"0.1 is not exactly a float32"}
     assert list(block.bad) == [1, 3, 5, 7, 9]
@@ -586,7 +587,7 @@ def test_a_split_without_a_row_is_refused(tmp_path):
 
 
 def test_a_row_group_too_large_to_read_again_and_again_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", 2000)
+    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2000)
     other = table(other=pa.array([os.urandom(5000)] * 10))
     assert opened(write(tmp_path / "a.parquet", other, row_group_size=10)).splits == {"train": 10}  # it is not read
     for content, flags in (

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.sources import parquet_reader, published, row_files, streams
+from beam_jobs.sources import parquet as parquet_files
+from beam_jobs.sources import published, row_files, streams
 from beam_jobs.sources.base import SourceOptions
 from pipeline import images
 from pipeline.errors import DataError
@@ -82,7 +83,7 @@ KINDS = {
 def content(options):
     """Returns all that a source gives, as a process does that has read nothing yet."""
     row_files._kept.clear()
-    parquet_reader._footer.cache_clear()
+    parquet_files._footer.cache_clear()
     source = sources.open_source(options)
     blocks = {split: source.read(split, np.arange(count)) for split, count in source.splits.items()}
     values = [

@@ -22,8 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from beam_jobs.sources import streams
-from beam_jobs.sources.image_folder import IMAGES, extension_of
-from beam_jobs.sources.parquet_reader import ParquetFile, arrow_errors, decoded
+from beam_jobs.sources.blocks import arrow_errors, decoded
+from beam_jobs.sources.image_files import IMAGES, extension_of
+from beam_jobs.sources.parquet import ParquetFile
+from beam_jobs.sources.table import SHOWN
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
@@ -37,7 +39,6 @@ SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
 _DELIMITERS = ",\t;|"
 _LONGEST = 16 << 20  # 16 MiB: longest line of JSON, or of column names
 _LINES_AT_ONCE = 1 << 14  # held as Python objects
-_SHOWN = 80  # characters of a value in errors
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
 _WHOLE = r"^-?(0|[1-9][0-9]*)$"
@@ -133,7 +134,7 @@ def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
     if problem:
         advice = "each line must be one object (pandas: to_json(path, orient='records', lines=True))"
-        raise DataError(f"{problem}: {line[:_SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
+        raise DataError(f"{problem}: {line[:SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
     return dict(found)
 
 
@@ -155,16 +156,14 @@ def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> p
         usual = next(type(value) for value in values if value is not None)
         row = next((row for row, value in enumerate(values) if type(value) not in (usual, type(None))), None)
         if row is None:
-            problem = f"column {name!r}: {' '.join(str(error).split())[:_SHOWN]}"
+            problem = f"column {name!r}: {' '.join(str(error).split())[:SHOWN]}"
             raise DataError(problem, path=path, part=f"rows {first} to {first + len(values) - 1}") from None
         inexact = next((row for row, value in enumerate(values) if isinstance(value, decimal.Decimal)), None)
         if inexact is not None:
-            problem = f"column {name!r} has {str(values[inexact])[:_SHOWN]}, which float64 does not hold exactly"
+            problem = f"column {name!r} has {str(values[inexact])[:SHOWN]}, which float64 does not hold exactly"
             advice = "write whole numbers without a point, and larger ones than int64 holds as strings"
             raise DataError(problem, path=path, part=f"row {first + inexact}", advice=advice) from None
-        problem = (
-            f"column {name!r} has {str(values[row])[:_SHOWN]!r}, which is no {usual.__name__} as in rows before it"
-        )
+        problem = f"column {name!r} has {str(values[row])[:SHOWN]!r}, which is no {usual.__name__} as in rows before it"
         raise DataError(problem, path=path, part=f"row {first + row}", advice="give all rows one type") from None
 
 
@@ -202,7 +201,7 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
             row = wrong[0]
             raise DataError(
                 f"has {count_of(row.actual_columns, 'column')}, not {row.expected_columns} as the first line: "
-                f"{row.text[:_SHOWN]!r}",
+                f"{row.text[:SHOWN]!r}",
                 path=path,
                 part=f"line {row.number}",
                 advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed; "
@@ -251,7 +250,7 @@ def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedAr
             try:
                 (value or b"").decode()
             except UnicodeDecodeError:
-                problem = f"column {name!r} has {value[:_SHOWN]!r}, which is not UTF-8 text"
+                problem = f"column {name!r} has {value[:SHOWN]!r}, which is not UTF-8 text"
                 raise DataError(problem, path=path, part=f"row {row}", advice=_ENCODING) from None
         raise
 

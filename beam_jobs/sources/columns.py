@@ -1,4 +1,4 @@
-"""Chooses, by flags and types, the columns of a Parquet file that become image, label, key and features."""
+"""Chooses, by flags and types, the columns of a table that become image, label, key, split and features."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
+from pipeline.records import splits
 from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 
 _IMAGE_NAMES = ("image", "img")
@@ -63,7 +64,7 @@ def resolved(
     labels: Sequence[str] = _LABEL_NAMES,
     are_paths: bool = False,
 ) -> SourceOptions:
-    """Returns the options with the names of the image and label columns: as given, or else the usual names.
+    """Returns the options with the names of the image, label and split columns: as given, or else the usual names.
 
     Args:
       path: path of the file, for errors.
@@ -73,7 +74,8 @@ def resolved(
       are_paths: whether the image column holds file paths.
 
     Raises:
-      UsageError: a name is not given and no column has a usual name; the image column is missing or of another type.
+      UsageError: no column for images or labels is given and none has a usual name; a column is missing; the image
+        column is of another type.
     """
     image = options.image_column or _usual(schema, images)
     if not image:
@@ -86,7 +88,20 @@ def resolved(
         used = (image, options.key_column)
         could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
         raise _missing(path, schema, "label", could_be)
-    return dataclasses.replace(options, image_column=image, label_column=label)
+    split = splits.column_of(schema.names, options.split_column)
+    for flag, name in (("label_column", label), ("key_column", options.key_column), ("split_column", split)):
+        if name:
+            type_of(path, schema, flag, name)
+    return dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+
+
+def named(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
+    """Returns the names of all columns that `resolved` options name; raises UsageError if one to keep is missing."""
+    kept = [name_and_type(schema, text)[0] for text in options.keep_columns]
+    for name in kept:
+        type_of(path, schema, "keep_columns", name)
+    own = (options.image_column, options.label_column, options.key_column, options.split_column)
+    return list(dict.fromkeys(name for name in (*own, *kept) if name))
 
 
 def _usual(schema: pa.Schema, names: Sequence[str]) -> str:
@@ -95,19 +110,18 @@ def _usual(schema: pa.Schema, names: Sequence[str]) -> str:
 
 
 def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool = False) -> Columns:
-    """Returns the columns of a file: by default `image` or `img`, and `label`.
+    """Returns the columns to read.
 
     Args:
       path: path of the file, for errors.
       schema: columns of the file.
-      options: options that name columns.
+      options: options from `resolved`.
       are_paths: whether the image column holds file paths.
 
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
         already or has the name of another feature.
     """
-    options = resolved(path, schema, options, are_paths=are_paths)
     image, label = options.image_column, options.label_column
     nested = _check_image(path, schema, image, are_paths)
     label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
@@ -253,9 +267,10 @@ def plain(found: pa.DataType) -> pa.DataType:
     return found.value_type if pa.types.is_dictionary(found) else found
 
 
-def is_text(found: pa.DataType) -> bool:
-    """Returns whether the values of a column of this type are strings."""
-    return _kind(plain(found)) == "string"
+def suspects(schema: pa.Schema, given: str) -> list[str]:
+    """Returns the names of columns that may hold splits; `given` is the value of --split_column."""
+    texts = [field.name for field in schema if _kind(plain(field.type)) == "string"]
+    return splits.suspects(schema.names, texts, given)
 
 
 def _kind(found: pa.DataType) -> str:
