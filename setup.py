@@ -43,6 +43,7 @@ BENCH = [
     "torchvision>=0.29",
     "webdataset>=1.0.2",
 ]
+APP = [*TRAIN, *CONVERT, *IMAGES, *PAGE, *DEMO]  # what the tutorial and the page need
 DOCS = ["sphinx>=9", "myst-parser>=5", "furo>=2025.12"]
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
 DEV = [*TEST, *MUTANTS, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
@@ -104,10 +105,11 @@ setup(
         "images": IMAGES,
         "page": PAGE,
         "demo": DEMO,
+        "app": APP,
         "docs": DOCS,
         "dev": DEV,
         "bench": BENCH,
-        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *PAGE, *DEMO, *DOCS, *DEV],
+        "all": [*APP, *EXPORT, *DOCS, *DEV],
     },
     entry_points={
         "console_scripts": ["stepfeed = stepfeed.command:main"],

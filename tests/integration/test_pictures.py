@@ -1,0 +1,57 @@
+"""The pictures of docs/pictures.py show what today's code prints."""
+
+import pathlib
+import re
+import runpy
+import shlex
+
+import PIL.Image
+import pytest
+
+from tests import forked
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))
+AGAIN = "docs/{} is stale: python docs/pictures.py draws it again"
+
+
+def text_of(name):
+    return PIL.Image.open(ROOT / "docs" / name).text[PICTURES["TEXT"]]
+
+
+def without_numbers(text):
+    return re.sub(r"\d[\d.,:]*", "#", text)
+
+
+def test_the_terminal(digits, tmp_path):
+    (tmp_path / "digits").symlink_to(digits)
+    shown = text_of("terminal.png").splitlines()
+    command = shlex.split(shown[0].removeprefix("$ stepfeed train "))
+    done = forked.run(["-m", "trainer.run", *command, "--epochs=3"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = without_numbers(done.stdout.replace("--epochs=3", "--epochs=40").replace("\n", ""))
+    lines = [without_numbers(line.strip()) for line in shown[1:-1]]
+    assert [line for line in lines if line not in printed] == [], AGAIN.format("terminal.png")
+    assert re.fullmatch(
+        r"\s*\d+%\|.+\| step [\d,/]+, loss [\d.]+, [\d,]+ img/s, input wait \d+%, [\d:]+ left", shown[-1]
+    )
+
+
+def test_the_card(digits):
+    page = (digits / "card.html").read_text(encoding="utf-8")
+    shown, there = (text.partition("Command\n")[0] for text in (text_of("card.png"), PICTURES["words_of"](page)))
+    assert shown.splitlines()[0] == "digits"
+    assert without_numbers(shown) == without_numbers(there), AGAIN.format("card.png")
+
+
+@pytest.mark.parametrize("name", ["watch.png"])
+def test_the_page(name):
+    """Each of its lines without a number is written in the files that make it."""
+    places = ("trainer/watching", "trainer/launching", "trainer/callbacks")
+    files = [
+        path for place in places for path in (ROOT / place).rglob("*.*") if path.suffix in (".py", ".js", ".jinja")
+    ]
+    code = " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in files)
+    words = [line for line in text_of(name).splitlines() if not re.search(r"\d", line)]
+    assert len(words) > 30
+    assert [line for line in words if line not in code] == [], AGAIN.format(name)
