@@ -35,7 +35,7 @@ def order_spec(options: OrderOptions) -> OrderSpec | MixtureSpec:
 
     Args:
       data_dir, split, global_batch_size, training: see `input_fn`.
-      seed, remainder, streams, shuffle_bytes: see `input_fn`.
+      seed, remainder, streams, shuffle_bytes, record_bytes: see `input_fn`.
       classes, where, limit, balance, weigh, skip_steps, schedule: see `input_fn`.
       augment, resize, parse: see `input_fn`; they matter if they change the size of an example in memory.
 
@@ -113,6 +113,9 @@ def input_fn(request: Request) -> tf.data.Dataset:
       streams: K; None: 1 if the decoded split fits into `shuffle_bytes`, else the largest divisor of G up to 64, or
         more for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: number of decoded bytes that are shuffled together, over the whole job.
+      record_bytes: number of bytes of a decoded record by which windows and default streams are computed; None for this
+        input's own. Inputs that share an order, although their images differ in size, are given the largest, such as
+        224 * 224 * 3 (docs/phases.md).
       shard: replicas whose rows to return: a `tf.distribute.InputContext` or a `Shard`; None for all.
       on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (and another
         record's values); the logger `pipeline` reports it, and `pipeline.skipped_records` lists them.

@@ -81,6 +81,7 @@ class OrderOptions(EpochOptions):
     parse: UserParse | None = None
     streams: int | None = field(default=None, metadata={"least": 1})
     shuffle_bytes: int = field(default=SHUFFLE_BYTES, metadata={"least": 1})
+    record_bytes: int | None = field(default=None, metadata={"least": 1})
     skip_steps: Any = ()
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
-from pipeline.augmentation import RECIPES
+from pipeline import segments
+from pipeline.augmentation import RECIPES, recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
@@ -113,6 +114,13 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         _check(request, manifest)
     selection = select(manifest, request.split)
     record_bytes = record_bytes or _record_bytes(request, manifest, selection)
+    if request.record_bytes is not None:
+        if request.record_bytes < record_bytes:
+            raise UsageError(
+                f"record_bytes={request.record_bytes}: a record takes {record_bytes} here; inputs that share an order "
+                "are given the most that one of them takes"
+            )
+        record_bytes = request.record_bytes
     counts = tuple(segment.num_examples for segment in selection.segments)
     times, view = _view_of(request, manifest, selection)
     positions = times.total if times else sum(counts)
@@ -312,13 +320,38 @@ class ResolvedInput:
             raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
         return last
 
-    def augmenting_on(self, place: str) -> ResolvedInput:
-        """Returns the same input with a different `augment_on`, which does not affect the order of examples."""
-        parts = (
-            dataclasses.replace(part, request=dataclasses.replace(part.request, augment_on=place))
-            for part in self.parts
-        )
-        return ResolvedInput(dataclasses.replace(self.request, augment_on=place), tuple(parts))
+    def with_images(self, **options: Any) -> ResolvedInput:
+        """Returns the same input, with the same order of examples, whose images are made by other options."""
+        parts = (dataclasses.replace(part, request=dataclasses.replace(part.request, **options)) for part in self.parts)
+        return ResolvedInput(dataclasses.replace(self.request, **options), tuple(parts))
+
+    def in_phase(self, resize: str | None, augment: str | None) -> ResolvedInput:
+        """Returns the same records in the same order, with other images.
+
+        Args:
+          resize: their size, `128x128`; None for that of this input.
+          augment: their recipe; None for this input's.
+
+        Raises:
+          UsageError: another option rules them out.
+        """
+        given = self.request.augment
+        if resize is None and augment is None:
+            return self
+        if augment and callable(given):
+            raise UsageError(f"augment={augment!r}: a function augments already; leave out one of them")
+        recipe = augment or given
+        images: dict[str, Any] = {"augment": recipe, "resize": resize or self.request.resize}
+        if resize and isinstance(recipe, str):
+            images = recipes.images_of_size(recipe, resize)
+        # What the images of this input, or the recipe, lead to by default.
+        kept = [(name, {getattr(part.spec, name) for part in self.parts}) for name in ("record_bytes", "streams")]
+        return self.with_images(**images, **{name: found.pop() for name, found in kept if len(found) == 1})
+
+    def in_phase_of(self, phases: str, step: int) -> ResolvedInput:
+        """Returns the same records with the images of a step's phase; `phases` is the value of --phases."""
+        _, held = segments.held_at(phases, step, self.steps_per_epoch, "--phases")
+        return self.in_phase(held.get("resize"), held.get("augment"))
 
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if a recipe mixes pairs of rows and a replica or stream has an odd number of them."""

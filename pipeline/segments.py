@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pipeline.errors import UsageError
 
 _START = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>|steps?|epochs?)")
+_COMMA = re.compile(r",(?![^()]*\))")  # not between the arguments of a recipe
 _MOST = 1 << 62  # steps
 
 
@@ -48,8 +49,22 @@ def parse(text: str) -> list[Segment]:
     for one in text.split(";"):
         if one.strip():
             start, _, parts = one.partition(":")
-            found.append(Segment(start.strip(), tuple(part.strip() for part in parts.split(","))))
+            found.append(Segment(start.strip(), tuple(part.strip() for part in _COMMA.split(parts))))
     return found
+
+
+def held_at(text: str, step: int, steps_per_epoch: int, flag: str) -> tuple[int, dict[str, str]]:
+    """Returns how many segments have begun at a step, and what holds there: {name: value}.
+
+    What a segment does not give is as in the one before.
+
+    Raises:
+      UsageError: one begins at neither a step nor an epoch.
+    """
+    begun, held = [one for one in parse(text) if one.first_step(steps_per_epoch, flag) <= step], dict[str, str]()
+    for name, _, value in (part.partition("=") for one in begun for part in one.parts):
+        held[name.strip()] = value.strip()
+    return len(begun), held
 
 
 def check_starts(steps: Sequence[int], what: str) -> None:

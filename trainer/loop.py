@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,7 +22,9 @@ from trainer.config.steps import Period
 if TYPE_CHECKING:
     from pipeline.order.key_log import SourceLogs
     from pipeline.order.views import Intervals
+    from pipeline.request import Request
     from trainer.loss_log import LossLog
+    from trainer.plan import Plan
     from trainer.step.train_step import LoopResult, TrainStep
 
 _NO_SUMMARIES = frozenset[str]()
@@ -287,9 +289,35 @@ def made_again(make: Callable[[], InnerLoop], leave: Callable[[Exception], bool]
     return looped
 
 
+class Batches:
+    """The batches of a training: an iterator for each of its phases that has other images than the one before."""
+
+    def __init__(self, plan: Plan, make: Callable[[Request], Iterable[Any]], **options: Any) -> None:
+        """Makes nothing yet.
+
+        Args:
+          plan: what the run reads, and its phases.
+          make: function that makes the batches of a request.
+          **options: arguments of `input_fn` to use instead of the plan's.
+        """
+        self._phases, self._make = plan.phases, make
+        self._requests = [dataclasses.replace(one.request, **options) for one in plan.inputs]
+        self._request: Request | None = None
+        self._iterator: Iterator[Any] = iter(())
+
+    def at(self, step: int) -> Iterator[Any]:
+        """Returns the iterator whose next batch is that of a global step, which follows the step of the last batch."""
+        request = self._requests[self._phases.number_at(step)]
+        if request != self._request:
+            self._iterator = iter(())  # frees the windows of the last one before there are others
+            self._iterator = iter(self._make(dataclasses.replace(request, start_step=step)))
+            self._request = request
+        return self._iterator
+
+
 def logged(
     step: TrainStep,
-    batches: Iterator[Any],
+    batches: Callable[[int], Iterator[Any]],
     first_replica: int,
     keys: SourceLogs | None = None,
     losses: LossLog | None = None,
@@ -298,8 +326,8 @@ def logged(
 
     Args:
       step: function that runs the updates.
-      batches: (features, labels, weights), from the state's step on; with `keys` the features are a dict with `key`,
-        and with `losses` there are record ids after the weights.
+      batches: function of a step that returns the iterator of its batch, (features, labels, weights); with `keys` the
+        features are a dict with `key`, and with `losses` there are record ids after the weights.
       first_replica: number of this worker's first replica.
       keys, losses: the logs of this worker; None: it has none.
     """
@@ -308,7 +336,7 @@ def logged(
     def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:
         for _ in range(steps):
             before = step.state.step
-            result, rows = step.run_one(batches, summaries, **wanted)
+            result, rows = step.run_one(batches(before), summaries, **wanted)
             weights = _values(rows.weights)
             if keys:
                 for i, (of_rows, real) in enumerate(zip(_values(rows.keys), weights, strict=True)):

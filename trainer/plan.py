@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ from pipeline.resolved import (
 from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
 from trainer.config.model import defaults_of
-from trainer.config.phases import NO_PHASES, Phases
+from trainer.config.phases import FLAG, NO_PHASES, Phase, Phases
 
 if TYPE_CHECKING:
     from trainer.task import Task
@@ -49,7 +50,7 @@ class Plan:
       evaluation: {name: request for one pass over the split of a source}; empty: the config asks for no evaluation.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
       notes: lines for the user, such as which data are read several times or not evaluated.
-      phases: what is frozen, and how fast the rest learns.
+      phases: what is frozen, how fast the rest learns, and on which images.
     """
 
     training: ResolvedInput
@@ -58,6 +59,15 @@ class Plan:
     may_skip: int
     notes: tuple[str, ...] = ()
     phases: Phases = NO_PHASES
+
+    @property
+    def inputs(self) -> tuple[ResolvedInput, ...]:
+        """What each phase trains on: `training`, with the phase's own images, in the same order."""
+        return tuple(self.training.in_phase(phase.resize, phase.augment) for phase in self.phases.each)
+
+    def input_at(self, step: int) -> ResolvedInput:
+        """Returns what the phase of the update that follows a global step trains on."""
+        return self.inputs[self.phases.number_at(step)]
 
 
 def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) -> Plan:
@@ -97,14 +107,37 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
         notes.insert(0, f"evaluates on the split {split!r}, as {why} (--eval_split)")
     in_epoch, last_step = training.steps_per_epoch, config.last_step(training.steps_per_epoch)
     phases = Phases.of(config.optimizer.phases, in_epoch, last_step, training.spec.skip_steps)
+    for phase in phases.each:
+        _check_images(training, phase, replicas)
     return Plan(training, last_step, evaluation, may_skip, tuple(notes), phases)
+
+
+def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
+    """Raises UsageError if a phase cannot have its images, or not in the order of the run's."""
+    try:
+        found = training.in_phase(phase.resize, phase.augment)
+        if found is training:
+            return
+        own, of_run = found.first.image_shape, training.first.image_shape
+        if own and of_run and math.prod(own) > math.prod(of_run):
+            larger = "x".join(map(str, own[:2]))
+            raise UsageError(
+                f"its images are larger than the run's, {of_run[0]}x{of_run[1]}, by which windows are computed and "
+                f"evaluations are made; give --resize={larger}"
+            )
+        resolved = resolve_all(found.request)
+        resolved.check_pairs(replicas)
+        if resolved.spec != training.spec:
+            raise UsageError("it would change the order of examples; give --streams")
+    except UsageError as error:
+        raise UsageError(f"{FLAG}: {str(phase)!r}: {error}") from None
 
 
 def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, Plan]:
     """Returns the config and the plan of a run with `--augment_on=auto` replaced by a place."""
     if config.data.augment_on != AUTO:
         return config, plan
-    data, training = dataclasses.replace(config.data, augment_on=place), plan.training.augmenting_on(place)
+    data, training = dataclasses.replace(config.data, augment_on=place), plan.training.with_images(augment_on=place)
     return dataclasses.replace(config, data=data), dataclasses.replace(plan, training=training)
 
 

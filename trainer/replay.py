@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -28,7 +28,7 @@ from pipeline.commands.flags import check, check_all, check_ending, check_needs,
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, flags_for
-from trainer import lazy_imports
+from trainer import lazy_imports, loop
 from trainer import plan as plans
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
@@ -39,6 +39,7 @@ from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from pipeline.request import Request
     from trainer.checkpoint.reader import Record
     from trainer.task import Task
 
@@ -158,19 +159,17 @@ class Replay:
         from trainer.checkpoint.manager import CheckpointManager, parts_of  # noqa: PLC0415, as in `main`
         from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
         from trainer.step import state, train_step  # noqa: PLC0415, as in `main`
-        from trainer.task import Task, data_spec_of  # noqa: PLC0415, as in `main`
+        from trainer.task import Task  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task)
         strategies.configure(config)
         self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-        place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
+        place = best_place(plan.inputs, not replicas_are_on_cpus(self.strategy))
         config, plan = self.config, self.plan = plans.settled(config, plan, place)
-        data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
-        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
-        self.state = state.build(config, data, self.strategy, task, schedule, plan.phases)
-        self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
+        self.state = state.planned(config, plan, self.strategy, task)
+        self.stepper = train_step.create(self.strategy, self.state, config, plan.training, plan.inputs)
         say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
         # As a worker that is not the chief: it writes nothing.
         self._checkpoints = CheckpointManager(config, plan.training, {}, self.state, parts, is_chief=False, say=say)
@@ -234,10 +233,10 @@ class Replay:
         """
         if self.step == stop:
             return
-        iterator, most = self._input(self.step), self.config.steps.steps_per_loop
+        batches, most = self._batches(), self.config.steps.steps_per_loop
         while (left := stop - self.step) > 0:
             ahead = self.plan.phases.next_after(self.step) - self.step
-            _check_finite(self.stepper.run(iterator, int(min(left, most, ahead))))
+            _check_finite(self.stepper.run(batches.at(self.step), int(min(left, most, ahead))))
 
     def norms(self, stop: int) -> dict[int, float]:
         """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
@@ -248,9 +247,9 @@ class Replay:
         from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
         found: dict[int, float] = {}
-        iterator = self._input(self.step) if self.step < stop else iter(())
+        batches = self._batches()
         while (step := self.step) < stop:
-            result = self.stepper.run(iterator, 1, frozenset([NORM]))
+            result = self.stepper.run(batches.at(step), 1, frozenset([NORM]))
             _check_finite(result)
             found[step] = float(result.norm)
         return found
@@ -259,8 +258,8 @@ class Replay:
         """Makes one update; returns its values by name, its gradient's norm, and each row's loss and weight."""
         from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
-        iterator = self._input(self.step, record_ids=True)
-        result, rows = self.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
+        batches = self._batches(record_ids=True)
+        result, rows = self.stepper.run_one(batches.at(self.step), frozenset([NORM]), has_records=True)
         losses, weights = (
             np.concatenate([one.numpy().reshape(-1) for one in part]) for part in (rows.losses, rows.weights)
         )
@@ -284,11 +283,14 @@ class Replay:
         }
         return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
 
-    def _input(self, step: int, **changes: Any) -> Iterator[Any]:
+    def _batches(self, **options: Any) -> loop.Batches:
         from pipeline.distribution import distribute_request  # noqa: PLC0415, as in `main`
 
-        request, order = dataclasses.replace(self.plan.training.request, start_step=step, **changes), self.config.order
-        return iter(distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True))
+        def make(request: Request) -> Any:
+            order = self.config.order
+            return distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True)
+
+        return loop.Batches(self.plan, make, **options)
 
 
 def _check_finite(result: Any) -> None:
@@ -418,7 +420,7 @@ def _show(config: ReplayConfig, step: int) -> None:
     replay.advance(max(replay.step, step - config.context))
     norms = {at: norm for at, norm in replay.norms(step).items() if not replay.is_skipped(at)}
     values, norm, losses, weights = replay.last()
-    rows = step_rows.rows_of_step(plan.training, step, replay.strategy.num_replicas_in_sync)
+    rows = step_rows.rows_of_step(plan.input_at(step), step, replay.strategy.num_replicas_in_sync)
     real = weights > 0
     found = judged(losses[real])
     stands_out = np.zeros(len(losses), bool)

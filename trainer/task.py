@@ -149,6 +149,8 @@ class Task:
     def build_model(self) -> keras.Model:
         """Returns the model. Called once, in the strategy's scope, after Keras' seed has been set to --seed.
 
+        For each other size of images that --phases has, it is called once more, on a task with that size in `data`.
+
         Raises:
           UsageError: the model cannot take such images.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -48,7 +47,7 @@ from trainer.plan import Plan
 from trainer.step import state, train_step
 from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
-from trainer.task import Evaluation, Task, data_spec_of, uncalled
+from trainer.task import Evaluation, Task, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
@@ -170,12 +169,10 @@ class Run(abc.ABC):
     def build(self, task: type[Task]) -> None:
         """Makes the strategy, and in its scope the model, its state and the step."""
         self.connect()
-        place = best_place(self.plan.training, self.on_gpus)
-        config, plan = self.config, self.plan = plans.settled(self.config, self.plan, place)
+        place = best_place(self.plan.inputs, self.on_gpus)
+        self.config, self.plan = plans.settled(self.config, self.plan, place)
         self.callbacks.phase("building the model")
-        data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
-        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
-        self.state = state.build(config, data, self.strategy, task, schedule, plan.phases)
+        self.state = state.planned(self.config, self.plan, self.strategy, task)
         self.task = self.state.task
         self.build_step()
 
@@ -265,7 +262,7 @@ class Run(abc.ABC):
     def _fed(self) -> Iterator[Fed]:
         """Yields the steps that may have failed: the next ones of the training, and all of the evaluations."""
         first = self.state.step  # that of the last loop: it does not say how far the next one came
-        yield Fed(self.plan.training.request, first, first + self.config.steps.steps_per_loop + 1)
+        yield Fed(self.plan.input_at(first).request, first, first + self.config.steps.steps_per_loop + 1)
         yield from (Fed(part.request) for part in self.plan.evaluation.values())
 
     def _say_bottleneck(self) -> None:
@@ -378,7 +375,7 @@ class AllReduceRun(Run):
         if self.cluster.size > 1:
             found = structure.of(self.state.model)
             self.ties.compare(found, description.model_difference, config.run.collective_timeout)
-        self.stepper = self.shown = train_step.create(self.strategy, self.state, config, plan.training)
+        self.stepper = self.shown = train_step.create(self.strategy, self.state, config, plan.training, plan.inputs)
         self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy, self.state.model), self.stepper)
         self.parts = parts_of(self.stepper)
         self.epoch = self.parts["epoch"]
@@ -400,44 +397,44 @@ class AllReduceRun(Run):
           UsageError: --log_keys cannot work with a task's own parse function.
           DataError: a log cannot be written.
         """
-        request = dataclasses.replace(self.plan.training.request, start_step=start)
         if meaning.given(self.config, "logs_rows"):
-            with self._logged(request) as inner_loop:
+            with self._logged(start) as inner_loop:
                 yield functools.partial(self._train_to_end, inner_loop, start)
             return
-        iterators = []
+        made = []
 
         def make() -> InnerLoop:
-            iterators.append(iter(self.batches(request)))
-            return functools.partial(self.stepper.run, iterators[-1])
+            made.append(loop.Batches(self.plan, self.batches))
+            return lambda steps, summaries: self.stepper.run(made[-1].at(self.state.step), steps, summaries)
 
         yield functools.partial(self._train_to_end, self._compiling(make), start)
         if self.config.output.headspace:
-            self.bottleneck.batch = next(iterators[-1])
+            self.bottleneck.batch = next(made[-1].at(self.state.step))
 
     @contextlib.contextmanager
-    def _logged(self, request: Request) -> Iterator[InnerLoop]:
+    def _logged(self, start: int) -> Iterator[InnerLoop]:
         """Context that yields an inner loop which logs the keys or the losses of each step's rows."""
         flags, rank, size = self.config.run, self.cluster.rank, self.cluster.size
-        num_replicas = self.strategy.num_replicas_in_sync
+        num_replicas, options = self.strategy.num_replicas_in_sync, dict[str, Any]()
         with contextlib.ExitStack() as opened:
             keys = losses = None
             if flags.log_keys:
-                if request.parse:
+                if self.plan.training.request.parse:
                     raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
                 if not all("key" in part.manifest.features for part in self.plan.training.parts):
                     raise UsageError(f"--log_keys={flags.log_keys}: the manifest of the data names no key")
                 spec = self.plan.training.spec
-                logs = SourceLogs(flags.log_keys, spec, rank, size, num_replicas, request.start_step)
-                keys, request = opened.enter_context(logs), dataclasses.replace(request, features=("key",))
+                logs = SourceLogs(flags.log_keys, spec, rank, size, num_replicas, start)
+                keys, options["features"] = opened.enter_context(logs), ("key",)
             if flags.log_losses:
-                losses = opened.enter_context(LossLog(flags.log_losses, rank, size, request.start_step))
-                request = dataclasses.replace(request, record_ids=True)
+                losses = opened.enter_context(LossLog(flags.log_losses, rank, size, start))
+                options["record_ids"] = True
 
             def make() -> InnerLoop:
                 # Keys stay in host memory, since GPUs have no strings.
-                batches = iter(self.batches(request, prefetch=0 if keys else None))
-                return loop.logged(self.stepper, batches, rank * (num_replicas // size), keys, losses)
+                made = functools.partial(self.batches, prefetch=0 if keys else None)
+                batches = loop.Batches(self.plan, made, **options)
+                return loop.logged(self.stepper, batches.at, rank * (num_replicas // size), keys, losses)
 
             yield self._compiling(make)
 

@@ -216,11 +216,20 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
         with quiet.loading():
             from pipeline.audit import content, draws  # noqa: PLC0415, here because they load TensorFlow
         checks.append(content.content_check(source, config.epoch, first))
-        checks += draws.checks(source, (config.epoch, other), first)
+        checks += draws.checks(_in_phase(config, source), (config.epoch, other), first)
     check_all(checks)
     print(_GIVEN, flush=True)
     replayed = {config.epoch: all(run.is_complete for run in runs)}
     return {**replayed, other: again.is_complete} if again.checks_again() else replayed
+
+
+def _in_phase(config: AuditConfig, source: ResolvedRequest) -> ResolvedRequest:
+    """Returns a run's data set with the images of the phase in which the epoch begins."""
+    text = order_flags.flags_of_run(config.model_dir).get("phases") if config.model_dir else ""
+    if not text or config.evaluation or source.request.is_mixture:
+        return source
+    step = config.epoch * source.order.steps_per_epoch
+    return ResolvedInput(source.request, (source,)).in_phase_of(text, step).first
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:

@@ -85,6 +85,25 @@ def crops(text: str) -> bool:
     return _of(text.partition("|")[0], "decodes_part")
 
 
+def images_of_size(augment: str, size: str) -> dict[str, str | None]:
+    """Returns the arguments `augment` and `resize` of an input whose images get a size: `224x160`, or `224`, a square.
+
+    A recipe that crops images while decoding them, such as `random_resized_crop`, gets it as its own.
+
+    Raises:
+      UsageError: it is not a square, and the recipe cuts squares.
+    """
+    height, _, width = size.partition("x")
+    if not crops(augment):
+        return {"augment": augment, "resize": f"{height}x{width or height}"}
+    if width not in ("", height):
+        raise UsageError(f"augment={augment!r}: cuts squares, and {size} is none")
+    calls = parse_calls(augment, "augment", "a recipe")
+    calls[0][1]["size"] = int(height)
+    texts = [f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})" for name, own in calls]
+    return {"augment": " | ".join(text.removesuffix("()") for text in texts), "resize": None}
+
+
 def mixes(text: str) -> bool:
     """Returns whether the last recipe in a text mixes rows, without loading TensorFlow."""
     return _of(text.rpartition("|")[2], "mixes_rows")

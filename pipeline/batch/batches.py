@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -302,21 +302,21 @@ def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]
     return parts
 
 
-def best_place(training: ResolvedInput, on_gpus: bool) -> str:
+def best_place(inputs: Sequence[ResolvedInput], on_gpus: bool) -> str:
     """Returns the value of `augment_on` that sends few bytes across the bus and keeps steps short.
 
     That is `both` if it sends pixels as uint8 instead of float32, else `host`. The input keeps operations on whole
     images, as its compiled code is faster than a step; the rest fuses into the step's first operation.
 
     Args:
-      training: training input.
+      inputs: training inputs of the phases, all of which get the place.
       on_gpus: whether the replicas are on GPUs.
     """
-    request = training.request
-    if not on_gpus or (request.mixes and (request.is_mixture or request.class_weight)):
-        return HOST
-    recipe = recipe_of(training.first)
-    return BOTH if recipe is not None and cut(recipe) else HOST
+    for request in (one.request for one in inputs):
+        if not on_gpus or (request.mixes and (request.is_mixture or request.class_weight)):
+            return HOST
+    recipes = [recipe_of(one.first) for one in inputs]
+    return BOTH if all(recipe is not None and cut(recipe) for recipe in recipes) else HOST
 
 
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:

@@ -216,7 +216,8 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int, fl
         import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
 
     assert config.step is not None
-    rows, in_epoch = step_rows.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch
+    in_epoch, fed = resolved.steps_per_epoch, resolved.in_phase_of(flags.get("phases") or "", config.step)
+    rows = step_rows.rows_of_step(fed, config.step, replicas)
     names = resolved.first.class_names
     epoch, step_of_epoch = divmod(config.step, in_epoch)
     title = f"step {config.step}: epoch {epoch}, its step {step_of_epoch} of {in_epoch}"
@@ -235,9 +236,7 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int, fl
             alike = [str(row.row) for row in rows if row.problem == problem]
             print(f"not shown as stored, {'rows' if alike[1:] else 'row'} {', '.join(alike)}: {problem}")
     if config.png is not None:
-        sheet = step_rows.sheet_of(
-            rows, f"{title}: above as stored, below {resolved.request.augment or 'as read'}", names
-        )
+        sheet = step_rows.sheet_of(rows, f"{title}: above as stored, below {fed.request.augment or 'as read'}", names)
         _save(sheet, config.png)
         if not config.json:
             print(f"\n{config.png}: the rows of step {config.step}, as stored and as they are trained on")

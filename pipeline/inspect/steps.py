@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
@@ -45,13 +44,11 @@ def phase_of(flags: Mapping[str, Any], step: int, steps_per_epoch: int) -> str |
       step: global step.
       steps_per_epoch: T.
     """
-    found, held = segments.parse(flags.get("phases") or ""), dict[str, str]()
-    if not found:
+    if not (found := segments.parse(flags.get("phases") or "")):
         return None
-    number = bisect.bisect_right([one.first_step(steps_per_epoch, "--phases") for one in found], step)
-    for one in found[:number]:
-        held |= {part.partition("=")[0]: part for part in one.parts}
-    return f"phase {number} of {len(found)}, from {found[number - 1].start}: {', '.join(held.values())}"
+    number, held = segments.held_at(flags["phases"], step, steps_per_epoch, "--phases")
+    said = ", ".join(f"{name}={value}" for name, value in held.items())
+    return f"phase {number} of {len(found)}, from {found[number - 1].start}: {said}"
 
 
 class Fed(NamedTuple):

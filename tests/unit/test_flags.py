@@ -446,6 +446,7 @@ SEEN: dict[str, dict[str, str]] = {
         ),
         "streams": "unit/pipeline/audit/test_mixture.py::test_the_contract_says_what_is_fed",
         "shuffle_bytes": "unit/pipeline/audit/test_mixture.py::test_the_contract_says_what_is_fed",
+        "record_bytes": "integration/test_phase_images.py::test_two_inputs_share_an_order_by_the_bytes_of_a_record",
         "shard": "unit/pipeline/test_input.py::test_shards_give_each_replica_its_rows",
         "on_corrupt": (
             "integration/test_corruption.py::test_twenty_damaged_records_have_weight_0_and_all_others_come_once"

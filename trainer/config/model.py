@@ -244,8 +244,9 @@ class OptimizerFlags:
     )
     phases: str = flag(
         "",
-        "what is frozen, and at which rate the rest learns, from a step or an epoch on, such as '0: freeze=base, "
-        "learning_rate=1e-3; 10 epochs: freeze=none, learning_rate=1e-4'; keys: freeze, learning_rate, schedule",
+        "what is frozen, at which rate the rest learns, and on which images, from a step or an epoch on, such as '0: "
+        "freeze=base, resize=128; 10 epochs: freeze=none, resize=224, learning_rate=1e-4'; keys: freeze, "
+        "learning_rate, schedule, resize, augment",
         shapes_training=False,  # a checkpoint compares the steps that they begin at
         parameter_server="workers compute the gradients of all weights; use --strategy=mirrored or multiworker",
     )

@@ -1,4 +1,4 @@
-"""Phases of a training, `--phases`: what is frozen, and how fast the rest learns, as a function of the step."""
+"""Phases of a training, `--phases`: what is frozen, how fast the rest learns, and its images, by the step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pipeline import segments
+from pipeline.augmentation import recipes
 from pipeline.errors import UsageError, unknown
 from pipeline.order.views import Intervals
+from pipeline.request import parse_size
 from pipeline.segments import Segment
 
 FLAG = "--phases"
 BASE, NOTHING = "base", "none"  # values of `freeze`; any other names layers
-KEYS = ("freeze", "learning_rate", "schedule")
-_OF_IMAGES = ("resize", "augment")
+_PACE = ("learning_rate", "schedule")
+KEYS = ("freeze", *_PACE, "resize", "augment")
 _STORED = "phases"  # in the content of a checkpoint's record
 _MOST = 3.4e38  # the largest float32
 
@@ -32,6 +34,8 @@ class Phase:
       schedule: schedule of the rate; None for --schedule.
       since: first step of the phase from which the schedule, with its warm-up, is counted: the last that gives a rate
         or a schedule.
+      resize: size of the images that are trained on, such as `128x128`; None for that of the run.
+      augment: their recipe; None for --augment.
     """
 
     start: int = 0
@@ -39,10 +43,12 @@ class Phase:
     learning_rate: float | None = None
     schedule: str | None = None
     since: int = 0
+    resize: str | None = None
+    augment: str | None = None
 
     def __str__(self) -> str:
         """Its step and what holds: `step 150: freeze=none, learning_rate=0.0001`."""
-        given = {"freeze": self.freeze, "learning_rate": self.learning_rate, "schedule": self.schedule}
+        given = {name: getattr(self, name) for name in KEYS}
         return f"step {self.start}: {', '.join(f'{name}={value}' for name, value in given.items() if value)}"
 
 
@@ -77,7 +83,7 @@ class Phases:
         for one, start, options in parsed:
             if start >= last_step:
                 raise UsageError(f"{FLAG}: {one.start!r} begins at step {start}, but training ends at step {last_step}")
-            is_paced = not options.keys().isdisjoint(KEYS[1:])
+            is_paced = not options.keys().isdisjoint(_PACE)
             phase = dataclasses.replace(phase, **options, start=start, since=start if is_paced else phase.since)
             found.append(phase)
         return cls(tuple(found) or (Phase(),), skips)
@@ -91,6 +97,11 @@ class Phases:
     def starts(self) -> list[int]:
         """The first steps."""
         return [one.start for one in self.each]
+
+    @property
+    def of_images(self) -> bool:
+        """Whether one has other images than the run."""
+        return any(one.resize or one.augment for one in self.each)
 
     def number_at(self, step: int) -> int:
         """Returns the index of the phase of the update that follows a global step."""
@@ -170,17 +181,15 @@ def options_of(segment: Segment) -> dict[str, Any]:
             raise UsageError(
                 f"{where}: gives nothing; write a step and what holds from there on, such as 0: freeze=base"
             )
-        if name in _OF_IMAGES:
-            raise UsageError(f"{where}: {name}: is no key: all phases have the same images; give --{name}")
         if name not in KEYS:
             raise unknown(f"{where}: key", name, KEYS)
         if name in found or not (is_given and value):
             raise UsageError(f"{where}: {name} must have one value, such as {name}={_LIKE[name]}")
-        found[name] = _rate(where, value) if name == "learning_rate" else value
+        found[name] = _READ.get(name, lambda where, text: text)(where, value)
     return found
 
 
-_LIKE = {"freeze": "base", "learning_rate": "0.001", "schedule": "cosine"}
+_LIKE = {"freeze": "base", "learning_rate": "0.001", "schedule": "cosine", "resize": "128x128", "augment": "flip"}
 
 
 def _rate(where: str, text: str) -> float:
@@ -191,6 +200,20 @@ def _rate(where: str, text: str) -> float:
     if not 0 < rate <= _MOST:
         raise UsageError(f"{where}: learning_rate={text}: must be a number above 0")
     return rate
+
+
+def _size(where: str, text: str) -> str:
+    size = f"{text}x{text}" if text.isdigit() else text
+    parse_size(size, f"{where}: resize")
+    return size
+
+
+def _recipe(where: str, text: str) -> str:
+    recipes.check_names(text, f"{where}: augment")
+    return text
+
+
+_READ = {"learning_rate": _rate, "resize": _size, "augment": _recipe}
 
 
 def _changes(phase: Phase, each: Sequence[Phase]) -> bool:

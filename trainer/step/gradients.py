@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from pipeline.batch.batches import DeviceAugmentation
 from trainer.step.measures import Sums
+from trainer.step.sizes import Fed
 from trainer.step.state import Forward, TrainState, seeded
 from trainer.step.trained import Trained
 from trainer.task import LOSS
@@ -36,7 +37,7 @@ class Gradients:
     """Computes contributions as a pure function of weights and rows, so that XLA can compile it on any device.
 
     Attributes:
-      train_state: the model and its measure.
+      train_state: the models, their measures, and what is trained of them.
       units: number of replicas, or virtual replicas, whose contributions are summed.
       seed: seed of dropout.
       compiled: whether XLA compiles it.
@@ -57,6 +58,11 @@ class Gradients:
     def trained(self) -> Trained:
         """What the phase trains of the model."""
         return self.train_state.trained[self.phase]
+
+    @property
+    def fed(self) -> Fed:
+        """What computes the phase's steps."""
+        return self.train_state.fed[self.phase]
 
     def of(
         self,
@@ -113,9 +119,9 @@ class Gradients:
     def _losses(self, unit: tf.Tensor, step: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
         trainable, fixed = values
         rows = self.augment(*rows) if self.augment else rows
-        forward = Forward(self.train_state.model, trainable, seeded(fixed, self.seed, step, unit))
+        forward = Forward(self.fed.model, trainable, seeded(fixed, self.seed, step, unit))
         with self.trained.computing():
-            return self.train_state.measure.row_losses(forward, *rows[:2])
+            return self.fed.measure.row_losses(forward, *rows[:2])
 
     @tf.function(autograph=False, jit_compile=True)
     def _compiled(self, *arguments: Any) -> Contribution:
@@ -126,12 +132,12 @@ class Gradients:
     ) -> Contribution:
         trainable, fixed = values
         rows = self.augment(*rows) if self.augment else rows
-        model, trained = self.train_state.model, self.trained
-        forward = Forward(model, trainable, seeded(fixed, self.seed, step, unit))
+        trained = self.trained
+        forward = Forward(self.fed.model, trainable, seeded(fixed, self.seed, step, unit))
         own = [trainable[index] for index in trained.weights]  # nothing is computed for the others
         with trained.computing(), tf.GradientTape() as tape:
             tape.watch(own)
-            sums = self.train_state.measure.train_sums(forward, *rows)
+            sums = self.fed.measure.train_sums(forward, *rows)
             # The regularisation does not depend on the rows: each unit adds an equal part of it.
             penalty = tf.add_n([tf.constant(0.0), *(tf.cast(term, tf.float32) for term in forward.losses)]) / self.units
             # A sum over these rows, divided by the weight of all rows: summed over the units, the batch's mean loss.

@@ -19,10 +19,12 @@ from trainer import models
 from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.config.phases import NO_PHASES, Phase, Phases
-from trainer.step import optimizers, trained
+from trainer.plan import Plan
+from trainer.step import optimizers, sizes, trained
 from trainer.step.measures import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums
+from trainer.step.sizes import Fed
 from trainer.step.trained import Trained
-from trainer.task import DataSpec, Task, classes_of, gives_probabilities
+from trainer.task import DataSpec, Task, classes_of, data_spec_of, gives_probabilities
 from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
@@ -45,8 +47,9 @@ class TrainState:
       optimizer: built, so that a checkpoint finds its variables.
       global_step: int64 variable, updates so far.
       schedule: global step -> learning rate, set before each update; None: the optimizer has its own.
-      phases: what is frozen, and how fast the rest learns.
+      phases: what is frozen, how fast the rest learns, and on which images.
       trained: what each phase trains of the model.
+      fed: what computes the steps of each phase.
       averages: averages of the weights; None if not kept.
     """
 
@@ -58,6 +61,7 @@ class TrainState:
     schedule: Schedule | None
     phases: Phases
     trained: tuple[Trained, ...]
+    fed: tuple[Fed, ...]
     averages: Averages | None = None
 
     @property
@@ -251,6 +255,14 @@ def _shape(flags: OptimizerFlags, kind: str, steps_per_epoch: int, warmup: int, 
     return tf.ones_like
 
 
+def planned(config: TrainConfig, plan: Plan, strategy: tf.distribute.Strategy, task: type[Task]) -> TrainState:
+    """Returns the state at step 0 of a run that trains as a plan says; arguments and errors are those of `build`."""
+    data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
+    specs = sizes.specs_of(data, plan)
+    rates = schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
+    return build(config, data, strategy, task, rates, plan.phases, specs)
+
+
 def build(
     config: TrainConfig,
     data: DataSpec,
@@ -258,6 +270,7 @@ def build(
     task: type[Task],
     schedule: Schedule | None = None,
     phases: Phases = NO_PHASES,
+    specs: Sequence[DataSpec] = (),
 ) -> TrainState:
     """Returns the state at step 0 with which runs, replays, evaluations and exports begin.
 
@@ -269,6 +282,7 @@ def build(
       schedule: of the learning rate, which a compiled model does not use; None: nothing is trained, and the flags of
         the optimizer are not looked at.
       phases: what is frozen, and when.
+      specs: shapes of the batches of each phase; empty: they are `data`.
 
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
@@ -297,7 +311,12 @@ def build(
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema else None
         of_phases = trained.of(model, phases)
-    return TrainState(made, model, measure, optimizer, step, own_schedule, phases, of_phases, averages)
+        fed = sizes.fed_by(Fed(data, model, measure), made, specs or [data] * len(phases.each), phases, flag)
+    of_phases = tuple(
+        one if own.model is model else dataclasses.replace(one, frozen=own.twins(model, one.frozen))
+        for one, own in zip(of_phases, fed, strict=True)
+    )
+    return TrainState(made, model, measure, optimizer, step, own_schedule, phases, of_phases, fed, averages)
 
 
 def _check_model(model: Any, task: Task) -> None:

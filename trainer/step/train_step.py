@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -169,6 +169,7 @@ class TrainStep:
       steps_per_epoch: T; None: all updates are of one epoch.
       skip_steps: (first, end) of global steps that change nothing but the number of the step.
       times_exchange: whether to measure `LoopResult.exchanged`.
+      augments: what a replica's device augments, in each phase.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
       graphs: graphs of an update by name, once it has been traced.
@@ -182,6 +183,7 @@ class TrainStep:
     steps_per_epoch: int | None = None
     skip_steps: Intervals = ()
     times_exchange: bool = False
+    augments: Sequence[DeviceAugmentation | None] = (None,)
 
     def __post_init__(self) -> None:
         """Makes the variables that one loop passes on to the next."""
@@ -193,8 +195,8 @@ class TrainStep:
         self._of_phase = {self.gradients.phase: self}
         self._clock = clock.clock()
         optimizers.of_one_copy(self.state.optimizer)
-        trained = self.gradients.trained.weights
-        self._summaries = Summaries(self.state.model, self.gradients.augment, bool(self.virtual_replicas), trained)
+        model, trained = self.gradients.fed.model, self.gradients.trained.weights
+        self._summaries = Summaries(model, self.gradients.augment, bool(self.virtual_replicas), trained)
         compiled, alone = self.gradients.compiled, self.strategy.num_replicas_in_sync == 1
         # Virtual replicas stay out of the program of the whole step, in which their number would change the bits.
         self._is_one_program = compiled and alone and not self.virtual_replicas
@@ -264,7 +266,7 @@ class TrainStep:
             return self
         number = self.state.phases.number_at(self.state.step)
         if number not in self._of_phase:
-            self._of_phase[number] = self._with(phase=number)
+            self._of_phase[number] = self._with(phase=number, augment=self.augments[number])
         return self._of_phase[number]
 
     def _with(self, **changes: Any) -> TrainStep:
@@ -601,7 +603,11 @@ def is_compiled(config: TrainConfig) -> bool:
 
 
 def create(
-    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: ResolvedInput | None
+    strategy: tf.distribute.Strategy,
+    state: TrainState,
+    config: TrainConfig,
+    training: ResolvedInput | None,
+    inputs: Sequence[ResolvedInput] = (),
 ) -> TrainStep:
     """Returns the step that the flags ask for.
 
@@ -610,14 +616,18 @@ def create(
       state: created in its scope.
       config: the run's flags.
       training: the request for training data; None: the step neither augments nor knows the length of an epoch.
+      inputs: what each phase trains on; empty: on the same.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
-    gradients = Gradients(state, units, config.order.seed, is_compiled(config), augmentation(training))
+    each: Sequence[ResolvedInput | None] = inputs or [training] * len(state.phases.each)
+    augments = [augmentation(one) for one in each]
+    gradients = Gradients(state, units, config.order.seed, is_compiled(config), augments[0])
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
     times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1
-    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch, skips, times)
+    clip_norm = config.optimizer.clip_norm
+    return TrainStep(strategy, state, gradients, clip_norm, virtual, steps_per_epoch, skips, times, augments)
 
 
 def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:

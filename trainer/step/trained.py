@@ -24,7 +24,7 @@ class Trained:
       number: index of the phase.
       weights: indices of its weights in `model.trainable_variables`.
       statistics: indices in `model.non_trainable_variables` of the floating-point state that may change.
-      frozen: layers that are frozen, and those inside them.
+      frozen: layers that are frozen, and those inside them, of the model that computes the phase's steps.
       updates: (first, end) of the steps that have updated each of `weights` before or in this phase; None: all steps.
     """
 

@@ -23,7 +23,6 @@ from pipeline import images
 from pipeline.commands import commandline, quiet
 from pipeline.errors import DataError, UsageError
 from pipeline.request import HOST
-from trainer import plan
 from trainer.config import TrainConfig
 from trainer.watching.reading import Data
 from trainer.watching.source import RunSource
@@ -75,7 +74,8 @@ def _picture(config: TrainConfig, step: int) -> bytes:
     commandline.require("tensorflow")
     with quiet.loading():
         from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
-    request = dataclasses.replace(plan.request_of(config, None), start_step=step, augment_on=HOST)
+    fed = data.training.in_phase_of(config.optimizer.phases, step)
+    request = dataclasses.replace(fed.request, start_step=step, augment_on=HOST)
     features, labels, weights = next(make_dataset(request).as_numpy_iterator())
     if not isinstance(features, np.ndarray) or features.ndim != 4:
         raise UsageError("the rows are not images")

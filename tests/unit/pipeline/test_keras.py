@@ -133,6 +133,35 @@ def test_a_model_that_is_compiled_again_counts_on(dies, found, data, tmp_path):
     assert thawed(data, tmp_path / "run")[0] == [("restored", 10), ("restored", 20)]
 
 
+def of_two_sizes(data, folder, *others):
+    """Returns the steps of two inputs, two epochs with small images and two with large ones, and the weights."""
+    keras.utils.set_random_seed(1)
+    parts = [keras.layers.Conv2D(4, 3, padding="same"), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((None, None, 1)), *parts])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    # Two windows of the large images; the small ones would all be in one.
+    what = {"data_dir": data, "global_batch_size": 8, "training": True, "shuffle_bytes": 20 * 64, "record_bytes": 64}
+    resume = ExactResume(model, folder, order_spec(**what), every=2)
+    begins = [resume.restore()]
+    for size, epochs in (("4x4", 2), ("8x8", 4)):
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            begins.append(step)
+            batches = input_fn(**what, resize=size, start_step=step, augment="flip", weights="mean")
+            model.fit(batches, **rest, callbacks=[*others, resume], verbose=0)
+    return begins, [weight.numpy() for weight in model.weights]
+
+
+@pytest.mark.parametrize(("dies", "found"), [(7, [6, 6, 10]), pytest.param(13, [12, 12, 15], marks=pytest.mark.slow)])
+def test_two_inputs_of_different_sizes_follow_each_other(dies, found, data, tmp_path):
+    begins, whole = of_two_sizes(data, tmp_path / "whole")
+    assert begins == [0, 0, 10]
+    with pytest.raises(KeyboardInterrupt):
+        of_two_sizes(data, tmp_path / "run", Dies(dies))
+    begins, weights = of_two_sizes(data, tmp_path / "run")
+    assert begins == found
+    assert all(np.array_equal(one, other) for one, other in zip(weights, whole, strict=True))
+
+
 def test_the_compile_before_ends_first_and_another_optimizer_follows(data, tmp_path):
     model, resume = made(data, tmp_path)
     spec = order_spec(data, global_batch_size=8, training=True)
