@@ -569,8 +569,8 @@ def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
         ("--elastic=4:1 -- {data}", "--elastic=4:1: must be MIN:MAX workers"),
         ("--num_workers=2 --elastic=1:4 -- {data}", "--num_workers=2 with --elastic=1:4: it starts with the most"),
         ("--gpus_per_worker=1 -- {data}", "--gpus_per_worker=1: 1 worker would take 1 GPU, and this machine has 0"),
-        ("-- --data_dir={tmp}/none --model_dir={tmp}/m", ".*none.*manifest.json"),
-        ("-- --data_dir={tmp}/none", "--model_dir is missing"),
+        ("-- --data_dir={tmp}/none --model_dir={tmp}/m", ".*none: there is no such folder"),
+        ("--", "--data_dir and --model_dir are missing"),
     ],
 )
 def test_misuse_is_one_line_before_anything_starts(data, tmp_path, arguments, said):

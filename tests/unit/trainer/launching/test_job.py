@@ -42,7 +42,7 @@ def test_the_strategy_may_be_given_if_it_fits(given):
         (["--num_workers=x", "--max_restarts=-1", "--lr=3", "--seed=3"],
          ["--num_workers", "--max_restarts=-1", "--seed=3", "'--lr'", "-- "]),
         (["--num_worker=2", "--elastic=4", "--", "--data_dir=D", "--sed=1", "--task_index=2", "--sync", "--epochs=0"],
-         ["--elastic=4", "'--num_worker'", "--task_index=2", "--model_dir", "--epochs=0", "'--sed'"]),
+         ["--elastic=4", "'--num_worker'", "--task_index=2", "--epochs=0", "'--sed'"]),
     ],
 )  # fmt: skip
 def test_mistakes_of_the_launcher_and_of_the_trainer_are_told_together(arguments, at_fault):
