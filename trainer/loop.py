@@ -124,7 +124,7 @@ class Action:
       seconds, soonest: also due after the first inner loop that ends this long after it was last done, as `Period`
         says; 0: never.
       at: further steps at which it is due.
-      asked: also due after an inner loop if it says so, until it is done; None: never.
+      asked: function that says whether it is due after an inner loop, too, until it is done; None: never.
       needs: the summaries of the step that it shows; see `LoopResult`.
       pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
     """
@@ -189,8 +189,8 @@ def train(
       start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
       actions: actions in the order in which they are done.
-      agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
-        returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
+      agree: function called after every inner loop and its actions with the numbers of the actions due by this worker's
+        clock; returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
       watch: function to call after every inner loop, before the actions.
       phases: phases of the training; an inner loop ends where one does, and the next is one update.
 

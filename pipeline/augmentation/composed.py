@@ -297,8 +297,8 @@ def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that also takes several batches, and computes them as one.
 
     Args:
-      function: of tensors (rows, ...), the last of them (rows,); returns tensors in any structure, with the same bits
-        for a row in a batch of any size.
+      function: function of tensors (rows, ...), the last of them (rows,); returns tensors in any structure, with the
+        same bits for a row in a batch of any size.
 
     Returns:
       The function, which also takes and returns tensors (batches, rows, ...).
@@ -324,7 +324,7 @@ class Augmenter:
       num_classes: number of classes, for recipes that mix labels.
       training: False: the recipe's evaluation twin, without mixing.
       by_passes: whether compiled code augments, where the recipe has passes; else XLA.
-      keys_of: returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
+      keys_of: function that returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
       images_of: shapes the images uint8 (rows, height, width, channels); XLA compiles it, too.
     """
 

@@ -22,8 +22,8 @@ class Move:
 
     Attributes:
       size: (height, width) of the result, pixels.
-      maps: computes each row's map from its key, uint64 (rows,): from (x, y, 1) of a pixel of the result to (x, y) in
-        the image before, float64 (rows, 2, 3). A pixel's middle has its number as coordinate.
+      maps: function that computes each row's map from its key, uint64 (rows,): from (x, y, 1) of a pixel of the result
+        to (x, y) in the image before, float64 (rows, 2, 3). A pixel's middle has its number as coordinate.
     """
 
     size: tuple[int, int]

@@ -35,8 +35,8 @@ class Pass:
     Attributes:
       kind: what it does: a name in the table of `_pixels.c`.
       numbers: its constants, the same for all images; int32 (n,).
-      parameters: computes its parameters per image from the images' keys, uint64 (rows,): a list of int32 (rows,) or
-        (rows, n), whose columns `_pixels.c` reads in this order.
+      parameters: function that computes its parameters per image from the images' keys, uint64 (rows,): a list of int32
+        (rows,) or (rows, n), whose columns `_pixels.c` reads in this order.
       size: height and width of the result; None: those of the image.
       gives_floats: whether the result is float32.
     """

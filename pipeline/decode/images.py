@@ -206,8 +206,8 @@ class ImageDecoder:
       shape: (height, width, channels) of every image as stored; None for a size that varies.
       crop: the part of each image to decode; None: all of it.
       by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
-      mirrored: says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,), while they are
-        resized by the operation; None: none of them.
+      mirrored: function that says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,),
+        while they are resized by the operation; None: none of them.
       dct: DCT of the data set's `PixelRule`: `exact` or `fast`.
     """
 

@@ -357,7 +357,7 @@ def _scanned(
       place: folder of the data set.
       name: file of records in it.
       compression: compression of the file.
-      on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
+      on_bytes: callback that gets the number of bytes after each read; what it raises ends the scan.
       counter: counter of the images in the records; None if they may be anything.
       suspects: features that may tell splits; sees each record.
 

@@ -81,8 +81,8 @@ class Feature:
     Attributes:
       dtype: `uint8` (image), `int64`, `float32` or `string`.
       shape: shape of one example: (height, width, channels) for images, () for scalars; None for a size that varies.
-      encoding: of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for other
-        features.
+      encoding: encoding of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for
+        other features.
       class_names: one per value, if the feature is a second label; else empty.
       stored_as: name of the feature in the records of another writer; None: the name that it has in the manifest.
       offset: number to add to a stored label; a label below 0, or none, is that of a record without a label: -1.
@@ -208,12 +208,12 @@ class ShardInfo:
       crc32c: CRC32C of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
       stride: bytes from one record to the next before compression, container included, if all have the same length;
         else None. None for a compressed shard without a table of its members.
-      offsets_crc32c: of the file `naming.offsets_name(file)`. It has the byte offset of each record and the file's
-        size, uint64, little-endian; None if there is a stride. For a compressed shard it has the table of the members
-        (`pipeline.records.members`); None if there is none, so that the shard can only be read forward.
-      label_entropy: of its labels, in bits, which says how well they are mixed; None if it has no record.
-      crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record as its frame stores
-        it, uint32, little-endian. By it a window read from another data set's shard is noticed. None in older
+      offsets_crc32c: CRC32C of the file `naming.offsets_name(file)`. It has the byte offset of each record and the
+        file's size, uint64, little-endian; None if there is a stride. For a compressed shard it has the table of the
+        members (`pipeline.records.members`); None if there is none, so that the shard can only be read forward.
+      label_entropy: entropy of its labels, in bits, which says how well they are mixed; None if it has no record.
+      crcs_crc32c: CRC32C of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record as its frame
+        stores it, uint32, little-endian. By it a window read from another data set's shard is noticed. None in older
         manifests: then only reading the whole shard shows that.
       compression: compression of the file: `GZIP`, `ZLIB`, or empty. Where all shards are alike, the manifest says it
         once for all of them.
@@ -326,8 +326,8 @@ class Manifest:
     Attributes:
       dataset: its name (`mnist`).
       class_names: one per label.
-      features: by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the manifest
-        without a feature map. The records of other writers may have no key.
+      features: features by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the
+        manifest without a feature map. The records of other writers may have no key.
       splits: splits by name.
       image_mean: mean of the training images' pixels, 0..255, per channel.
       image_std: standard deviation of these, per channel.
@@ -335,8 +335,9 @@ class Manifest:
       options: options of the conversion that shaped the bytes (seed, number of shards).
       compression: compression of all shards: `GZIP`, `ZLIB`, or empty: none, or as each shard says.
       format_version: version of this file's format.
-      columns: by name; they may be added to a data set that exists, so the data's digest is without them.
-      pixel_rule: how its image files become pixels; None: as by releases that had no rule, or it has no image files.
+      columns: columns by name; they may be added to a data set that exists, so the data's digest is without them.
+      pixel_rule: rule by which its image files become pixels; None: as by releases that had no rule, or it has no image
+        files.
     """
 
     dataset: str

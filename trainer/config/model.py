@@ -400,12 +400,13 @@ class Model:
     """A built-in model; or several, of which a user names one: `keras:NAME`.
 
     Attributes:
-      build: makes it of the shape and dtype of images and the number of classes; and of `dropout` if it takes that.
+      build: function that makes it of the shape and dtype of images and the number of classes; and of `dropout` if it
+        takes that.
       epochs: length of a training, without --train_steps and --epochs.
       takes_dropout: whether it has --dropout.
       defaults: values of flags, with the optimizer that it names, or momentum, where they differ from the flags' own.
-      sides: returns {name: height and width of its images} of several models; --resize has that size by default, and
-        `build` takes the name first, and `is_pretrained`, too. None: it is one model.
+      sides: function that returns {name: height and width of its images} of several models; --resize has that size by
+        default, and `build` takes the name first, and `is_pretrained`, too. None: it is one model.
     """
 
     build: Callable[..., keras.Model]

@@ -130,8 +130,8 @@ class Format:
     """A kind of exported file.
 
     Attributes:
-      write: writes a `Served` model, or a `Parsed` one if it holds parsers, to a path; its third argument is the number
-        of rows of a batch, for static shapes.
+      write: function that writes a `Served` model, or a `Parsed` one if it holds parsers, to a path; its third argument
+        is the number of rows of a batch, for static shapes.
       file: its name in the folder of the export.
       installed: what to install beside Python to use it, for README.md.
       imported: and what to import.

@@ -222,7 +222,8 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
       served: the model.
       images: images of the split, (height, width, channels) each.
       any_size: whether the file takes images of any size; else they are fitted.
-      rows: of each batch if the file takes no other number, so that the last one ends with copies; None: any number.
+      rows: size of each batch if the file takes no other number, so that the last one ends with copies; None: any
+        number.
     """
     if served.fitting and any_size:
         return [image[None] for image in images]

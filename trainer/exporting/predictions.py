@@ -77,8 +77,8 @@ class Predictor:
           name: what it is.
           class_names: names by class number.
           image_shape: (height, width, channels) that the model gets; None: it takes records.
-          compute: returns the probabilities, float32 (n, classes), of images, uint8 (n, height, width, channels); or
-            the outputs by name, (n, ...) each, for records, bytes (n,).
+          compute: function that returns the probabilities, float32 (n, classes), of images, uint8 (n, height, width,
+            channels); or the outputs by name, (n, ...) each, for records, bytes (n,).
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
           pixel_rule: rule by which files become pixels, that of the data set that the model was trained on.

@@ -279,8 +279,8 @@ def build(
       data: shapes of the batches.
       strategy: strategy in whose scope the variables are made.
       task: class that builds the model.
-      schedule: of the learning rate, which a compiled model does not use; None: nothing is trained, and the flags of
-        the optimizer are not looked at.
+      schedule: schedule of the learning rate, which a compiled model does not use; None: nothing is trained, and the
+        flags of the optimizer are not looked at.
       phases: what is frozen, and when.
       specs: shapes of the batches of each phase; empty: they are `data`.
 
@@ -409,8 +409,8 @@ class Forward:
           trainable: values of its trainable variables.
           state: values of its other variables.
           eval_flip: whether evaluations take the mean over images and their mirror images.
-          mean_of_copies: returns the outputs for images, (rows, ...), given those for their copies, (rows, copies,
-            ...), in evaluations; None: features have no axis of copies.
+          mean_of_copies: function that returns the outputs for images, (rows, ...), given those for their copies,
+            (rows, copies, ...), in evaluations; None: features have no axis of copies.
         """
         self._model, self._trainable, self.state, self._eval_flip = model, trainable, state, eval_flip
         self._mean_of_copies = mean_of_copies
