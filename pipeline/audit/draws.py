@@ -177,7 +177,7 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
     small = dataclasses.replace(request, **own, **view, **order)
     steps = resolve(small).order.steps_per_epoch
     batches = StepIterator(**vars(dataclasses.replace(small, start_step=epoch * steps)))
-    rows = {}
+    rows: _Rows = {}
     for images, _, weights, records in itertools.islice(batches, steps):
         real = zip(records.tolist(), images, weights, strict=True)
         rows |= {record: image for record, image, weight in real if weight > 0}

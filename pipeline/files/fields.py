@@ -1,42 +1,48 @@
-"""Dataclasses from JSON objects, in which every field must be present and have its type."""
+"""Dataclasses from JSON objects, in which every field must have its type and, unless told otherwise, be present."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from typing import Any
 
 OPTIONAL = "optional"  # metadata of fields that files of earlier releases lack
-types_of = functools.cache(typing.get_type_hints)
+_types_of = functools.cache(typing.get_type_hints)
 
 
-def from_json(kind: Any, value: Any, path: str = "") -> Any:
+def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> Any:
     """Converts a JSON value to a dataclass, or to another type that fields may have.
 
     Args:
-      kind: type: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
+      kind: type: a dataclass, tuple[T, ...], dict[str, T], T | None, Literal[...], int, float, str, bool or
+        Any.
       value: JSON value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
       path: place of the value in the file, for messages.
+      is_exact: whether objects must be this release's; otherwise they may lack fields that have a default, and have
+        others, and numbers must be finite.
 
     Raises:
       ValueError: a value has the wrong type; the message names the first one, its place and its type.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _object(kind, value, path)
-    if origin is tuple and isinstance(value, list):
+        return _object(kind, value, path, is_exact)
+    if origin is tuple and isinstance(value, list) and (parts[-1] is Ellipsis or len(value) == len(parts)):
         is_plain = all(type(item) is parts[0] for item in value)
-        items = (from_json(parts[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        items = (from_json(parts[0], item, f"{path}[{i}]", is_exact) for i, item in enumerate(value))
         return tuple(value if is_plain else items)
     if origin is dict and isinstance(value, dict):
-        return {name: from_json(parts[1], item, f"{path}[{name!r}]") for name, item in value.items()}
+        return {name: from_json(parts[1], item, f"{path}[{name!r}]", is_exact) for name, item in value.items()}
     if origin is types.UnionType:
-        return None if value is None else from_json(parts[0], value, path)
+        return None if value is None else from_json(parts[0], value, path, is_exact)
     if kind is float and type(value) is int:
         return float(value)
-    if kind is not Any and type(value) is not kind:
+    if not is_exact and type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{path or 'the value'} is {value!r}, not a finite number")
+    if not (kind is Any or type(value) is kind or (origin is typing.Literal and value in parts)):
         name = kind.__name__ if isinstance(kind, type) else kind
         raise ValueError(f"{path or 'the value'} is {value!r}, not of type {name}")
     return value
@@ -65,10 +71,17 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
-    fields = types_of(kind)
-    optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
-    for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
-        raise ValueError(f"{path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
+def _object(kind: Any, value: dict[str, Any], path: str, is_exact: bool) -> Any:
+    types = _types_of(kind)
+    needed = {field.name for field in dataclasses.fields(kind) if _is_needed(field, is_exact)}
+    unknown = value.keys() - types.keys()
+    for name in sorted((needed - value.keys()) | (unknown if is_exact else set())):
+        raise ValueError(f"{path or 'it'} {'lacks' if name in types else 'has the unknown field'} {name!r}")
     at = f"{path}." if path else ""
-    return kind(**{name: from_json(fields[name], part, f"{at}{name}") for name, part in value.items()})
+    parts = {name: part for name, part in value.items() if name not in unknown}
+    return kind(**{name: from_json(types[name], part, f"{at}{name}", is_exact) for name, part in parts.items()})
+
+
+def _is_needed(field: dataclasses.Field[Any], is_exact: bool) -> bool:
+    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    return OPTIONAL not in field.metadata and (is_exact or not has_default)

@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
+from trainer.journal import Expected
 from trainer.loop import Action, Progress
 
 if TYPE_CHECKING:
     from trainer.task import Evaluation
-
-Expected: TypeAlias = Literal["steps", "end", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)

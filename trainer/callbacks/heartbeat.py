@@ -1,4 +1,4 @@
-"""Signs of life for a launcher and a run's page: a file with a process's status, written about once per second.
+"""Signs of life for a launcher and a run's page: a file with its last `Beat`, written about once per second.
 
 A thread writes it, even during long calls into TensorFlow. A live process may still hang, so the file counts beats and
 achievements separately: a process in a hung collective beats without achieving anything.
@@ -16,14 +16,13 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from pipeline.errors import EXIT_DATA, PipelineError, line_of
-from pipeline.files.fields import from_json, types_of
-from pipeline.files.reading import content_of
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback, Phase
+from trainer.journal import Beat
 from trainer.loop import Progress
 from trainer.run_folder import RunFolder
 
@@ -33,80 +32,6 @@ _SOON = 0.2  # a new phase is written at once if the last beat is at least this 
 _HANGS = 5.0  # seconds that an ending process waits for the file system of the run's folder
 _WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
-
-
-@dataclasses.dataclass(frozen=True)
-class Beat:
-    """The status of a process.
-
-    Attributes:
-      pid: process id.
-      time: time of writing, seconds since 1970.
-      beats: number of earlier beats.
-      phase: current phase: `loading TensorFlow`, `training`.
-      step: global step; None if not known yet.
-      last_step: step at which training ends.
-      made: number of updates that this process has made.
-      achieved: number of times the process has shown progress: a new phase, steps, batches evaluated.
-      expects, quiet: attributes of the phase; see `Phase`. While it is quiet, beats may stop.
-      patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
-      examples_per_second: speed of the whole job over the last seconds.
-      input_wait: share of the time that steps waited for batches.
-      seconds_per_step: mean duration of a step over the last seconds.
-      waited_per_step: part of it in which this process waited for its batches.
-      exchanged_per_step: part of it in which this worker was in all-reduces with the others, partly while it computed:
-        the slowest worker has the shortest. None without other workers.
-      lost: process names, in the job, of those whose end ended this one.
-      started: start time of the process, seconds since 1970.
-      host: name of the machine.
-      devices: devices that the process uses: `CPU:0`; empty if not known yet.
-      exit_code: exit code of the process, in its last beat.
-      error: error that ended it, in one line.
-    """
-
-    pid: int
-    time: float
-    beats: int = 0
-    phase: str = "starting"
-    step: int | None = None
-    last_step: int | None = None
-    made: int = 0
-    achieved: int = 0
-    expects: str = "end"
-    patience: float = 0.0
-    quiet: float = 0.0
-    examples_per_second: float | None = None
-    input_wait: float | None = None
-    seconds_per_step: float | None = None
-    waited_per_step: float | None = None
-    exchanged_per_step: float | None = None
-    lost: tuple[str, ...] = ()
-    started: float = 0.0
-    host: str = ""
-    devices: tuple[str, ...] = ()
-    exit_code: int | None = None
-    error: str | None = None
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Beat:
-        """Returns the beat that a JSON object is, of this or another release.
-
-        Raises:
-          TypeError, ValueError: it is not a beat.
-        """
-        kinds = types_of(cls)
-        values = {name: from_json(kinds[name], value, name) for name, value in content.items() if name in kinds}
-        if odd := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
-            raise ValueError(f"{odd[0]} is not a finite number")
-        return cls(**values)
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Beat | None:
-        """Returns the last beat in a file; None if there is none yet."""
-        try:
-            return cls.of(json.loads(content_of(path)))
-        except (OSError, ValueError, TypeError, AttributeError):
-            return None
 
 
 class Heartbeat(Callback):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
 import math
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.files.reading import opened as opened_file
 from pipeline.records import framing
 from pipeline.records.framing import Kind
+from trainer.journal import parsed
 from trainer.run_folder import EVENTS
 
 _CUT = (Kind.CUT_HEADER, Kind.CUT_RECORD)
@@ -218,37 +218,8 @@ def _flags_in(texts: Iterable[bytes]) -> Mapping[str, Mapping[str, Any]] | None:
     return None
 
 
-def parsed(text: bytes) -> Any:
-    """Returns the value of a JSON text, with whole numbers of more than 64 bits as floats.
-
-    Raises:
-      ValueError: the text is not JSON, or nested too deeply.
-    """
-    try:
-        return json.loads(text, parse_int=_int_of)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-def _int_of(digits: str) -> int | float:
-    number = int(digits) if len(digits) <= 20 else math.inf  # Python refuses to convert thousands of digits
-    return number if abs(number) < 1 << 64 else float(digits)
-
-
 def _size_of(path: pathlib.Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def lines_of(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects in the lines of a file, skipping lines that are not objects, such as a partial one."""
-    with opened_file(path) as file:
-        for line in file:
-            try:
-                content = parsed(line)
-            except ValueError:
-                continue
-            if isinstance(content, dict):
-                yield content

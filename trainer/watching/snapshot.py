@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from trainer.journal import Event
+
 LATE = 5.0  # seconds after which a heartbeat, sent about once per second, is missed
 _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # escapes in Prometheus' text format
 
@@ -153,21 +155,6 @@ class Change:
     step: int
     time: float
     flags: tuple[tuple[str, str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """Something that happened to the job.
-
-    Attributes:
-      time: seconds since 1970.
-      kind: `start`, `job`, `failure`, `checkpoint`, `best` or `end`.
-      text: line of text.
-    """
-
-    time: float
-    kind: str
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)

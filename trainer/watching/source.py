@@ -16,23 +16,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
+from pipeline.files.fields import from_json
 from pipeline.files.reading import content_of
 from trainer import config as configs
-from trainer.callbacks.heartbeat import Beat
 from trainer.checkpoint.best import Ranking
 from trainer.checkpoint.files import steps_in
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
+from trainer.journal import STATUS, Beat, Event, JobReport, ProcessReport, events_in, parsed
 from trainer.run_folder import RunFolder
 from trainer.watching import reading
-from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start, lines_of, parsed
-from trainer.watching.snapshot import LATE, Change, EvaluationRow, Event, Member, Snapshot, straggler_of
+from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start
+from trainer.watching.snapshot import LATE, Change, EvaluationRow, Member, Snapshot, straggler_of
 
-STATUS = "status.json"  # written by trainer.launch in the run's folder `launch`
+_UNTOLD = JobReport(time=0.0, processes=())  # where there is no launcher
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
 _PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files are for a scheduler's script
@@ -42,6 +43,9 @@ _MOST_POINTS = 1500  # points of a curve
 _AGAIN = 30.0  # seconds after which a data set that could not be read is retried
 _PAUSE = 0.02  # seconds between portions of large files
 _IS_OF_LAUNCHER = 10.0  # seconds by which heartbeats may be newer than a running launcher's status
+
+
+_Told = TypeVar("_Told", Beat, JobReport)
 
 
 class RunSource:
@@ -161,8 +165,9 @@ class RunSource:
         config = self._config(status)
         data = self._data_of(config, now) if config else "the flags of the run are not known yet"
         known = data if isinstance(data, reading.Data) else None
-        step = _greatest([_number(status, "step"), *(one.step for one in members), self._last_logged()])
-        last_step = _greatest([_number(status, "last_step"), *(beat.last_step for beat in beats.values())])
+        told = status or _UNTOLD
+        step = _greatest([told.step, *(one.step for one in members), self._last_logged()])
+        last_step = _greatest([told.last_step, *(beat.last_step for beat in beats.values())])
         if last_step is None and known:
             last_step = known.last_step
         saved = self._checkpoints()
@@ -181,7 +186,7 @@ class RunSource:
             else None
         )
         readings, note = self._readings(config, data, step, members)
-        error = (status or {}).get("error") or next((one.error for one in members if one.error), None)
+        error = told.error or next((one.error for one in members if one.error), None)
         return Snapshot(
             run=self.name,
             time=now,
@@ -197,11 +202,11 @@ class RunSource:
             examples_per_second=speed,
             input_wait=wait,
             seconds_left=left,
-            restarts=_number(status, "restarts"),
-            max_restarts=_number(status, "max_restarts"),
-            error=str(error) if error else None,
-            elastic=_pair((status or {}).get("elastic")),
-            lost=_numbers((status or {}).get("lost")),
+            restarts=told.restarts,
+            max_restarts=told.max_restarts,
+            error=error,
+            elastic=told.elastic,
+            lost=told.lost,
             members=tuple(members),
             straggler=straggler_of(members, not is_asynchronous),
             ledger={
@@ -232,37 +237,31 @@ class RunSource:
         self._data = config, now, data
         return data
 
-    def _status(self) -> dict[str, Any] | None:
+    def _status(self) -> JobReport | None:
         """Returns the launcher's status; None if there is none that can be read."""
-        content = self._json(self.folder.launch / STATUS)
-        if content is None:
-            return None
-        if not isinstance(content.get("processes"), list) or not isinstance(content.get("time"), int | float):
-            self._problems[STATUS] = f"is not a status of {name_of('trainer.launch')}"
-            return None
-        return content
+        return self._told(JobReport, self.folder.launch / STATUS, STATUS, f"a status of {name_of('trainer.launch')}")
 
     def _beats(self) -> dict[str, Beat]:
         """Returns the last heartbeats by file name: `worker-1`."""
         found = {}
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
-                if _PROCESS.fullmatch(path.stem) and (content := self._json(path)) is not None:
-                    try:
-                        found[path.stem] = Beat.of(content)
-                    except (TypeError, ValueError):
-                        self._problems[f"heartbeats/{path.name}"] = "is not a heartbeat"
-        return found
+                if _PROCESS.fullmatch(path.stem):
+                    found[path.stem] = self._told(Beat, path, f"heartbeats/{path.name}", "a heartbeat")
+        return {name: beat for name, beat in found.items() if beat}
 
-    def _members(self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
-        if status is None:
-            return [_member(name, beat, {}, now) for name, beat in beats.items()]
-        found = []
-        for one in status["processes"]:
-            if isinstance(one, dict) and isinstance(one.get("name"), str):
-                name = one["name"].replace(" ", "-")
-                found.append(_member(name, beats.get(name), one, now))
-        return found
+    def _told(self, kind: type[_Told], path: pathlib.Path, name: str, what: str) -> _Told | None:
+        """Returns what a process tells in a file; records problems with the file, unless it is missing."""
+        content = self._json(path)
+        try:
+            return None if content is None else from_json(kind, content, is_exact=False)
+        except ValueError:
+            self._problems[name] = f"is not {what}"
+            return None
+
+    def _members(self, status: JobReport | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
+        processes = status.processes if status else [ProcessReport(name.replace("-", " ")) for name in beats]
+        return [_member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
 
     def _with_own_steps(self, members: list[Member], beats: Mapping[str, Beat]) -> list[Member]:
         """Adds the steps of asynchronous workers, which the chief writes as scalars."""
@@ -344,7 +343,7 @@ class RunSource:
 
     def _all_events(
         self,
-        status: Mapping[str, Any] | None,
+        status: JobReport | None,
         beats: Mapping[str, Beat],
         evaluations: Sequence[EvaluationRow],
         metric: str | None,
@@ -380,16 +379,13 @@ class RunSource:
     def _job_events(self) -> Iterator[Event]:
         """Yields the events recorded by the launcher."""
         try:
-            for line in lines_of(self.folder.events):
-                text, when, kind = line.get("text"), line.get("time"), line.get("kind")
-                if isinstance(text, str) and isinstance(when, int | float) and math.isfinite(when):
-                    yield Event(float(when), str(kind or "job"), text)
+            yield from events_in(self.folder.events)
         except FileNotFoundError:
             return
         except OSError as error:
             self._problems[self.folder.events.name] = f"cannot be read: {error.strerror}"
 
-    def _flags(self, status: Mapping[str, Any] | None = None) -> Mapping[str, Mapping[str, Any]] | None:
+    def _flags(self, status: JobReport | None = None) -> Mapping[str, Mapping[str, Any]] | None:
         """Returns the flags by group: from the last start, else from the last checkpoint, else from the launch command.
 
         None if they are not known.
@@ -419,17 +415,17 @@ class RunSource:
             self._problems.setdefault(path.name, "has no flags of a run")
         return self._yaml[1]
 
-    def _launched_flags(self, status: Mapping[str, Any] | None) -> Mapping[str, Mapping[str, Any]] | None:
-        command = (status or {}).get("command")
-        if not isinstance(command, list) or "trainer.run" not in command:
+    def _launched_flags(self, status: JobReport | None) -> Mapping[str, Mapping[str, Any]] | None:
+        command = status.command if status else ()
+        if "trainer.run" not in command:
             return None
         try:
-            config = configs.parse([str(one) for one in command[command.index("trainer.run") + 1 :]])
+            config = configs.parse(command[command.index("trainer.run") + 1 :])
         except (PipelineError, SystemExit):
             return None
         return dataclasses.asdict(config)
 
-    def _config(self, status: Mapping[str, Any] | None = None) -> TrainConfig | None:
+    def _config(self, status: JobReport | None = None) -> TrainConfig | None:
         groups = self._flags(status or self._status())
         if groups is None:
             return None
@@ -486,17 +482,16 @@ def _numbered(name: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, 0)
 
 
-def _covers(status: Mapping[str, Any], beats: Mapping[str, Beat], now: float) -> bool:
+def _covers(status: JobReport, beats: Mapping[str, Beat], now: float) -> bool:
     """Whether the launcher's status is about the running processes: it may be from an earlier job in the folder."""
-    written, newest = float(status["time"]), max((beat.time for beat in beats.values()), default=0.0)
-    return newest - written < _IS_OF_LAUNCHER or now - written < _IS_OF_LAUNCHER
+    newest = max((beat.time for beat in beats.values()), default=0.0)
+    return newest - status.time < _IS_OF_LAUNCHER or now - status.time < _IS_OF_LAUNCHER
 
 
-def _of_this_job(status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> dict[str, Beat]:
+def _of_this_job(status: JobReport | None, beats: Mapping[str, Beat], now: float) -> dict[str, Beat]:
     """Returns the heartbeats without leftovers of an earlier job in the folder."""
     if status is not None:
-        processes = [one for one in status["processes"] if isinstance(one, dict)]
-        pids = {one["name"].replace(" ", "-"): one.get("pid") for one in processes if isinstance(one.get("name"), str)}
+        pids = {one.name.replace(" ", "-"): one.pid for one in status.processes}
         return {name: beat for name, beat in beats.items() if name in pids and beat.pid == pids[name]}
     # At some moment all processes of a job run together: one that ended before the others began is from another job.
     # Once none runs, the newest heartbeat tells when the last job began.
@@ -510,31 +505,29 @@ def _is_alive(beat: Beat, now: float) -> bool:
     return beat.exit_code is None and now - beat.time <= LATE + beat.quiet
 
 
-def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) -> Member:
-    """Returns a process from its last heartbeat and its entry in the launcher's status; each may be missing."""
-    role, number = _numbered(name)
+def _member(one: ProcessReport, beat: Beat | None, now: float) -> Member:
+    """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat."""
+    role, number = _numbered(one.name.replace(" ", "-"))
     state = "running"
     if beat and beat.exit_code is not None:
         state = {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
-    elif one.get("state") == "ended":
-        state = "failed" if one.get("last_error") else "ended"
+    elif one.state == "ended":
+        state = "failed" if one.last_error else "ended"
     elif beat and not _is_alive(beat, now):
         state = "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
-    text, error = one.get("phase") or (beat.phase if beat else ""), one.get("last_error") or (beat and beat.error)
-    step = _greatest([_number(one, "step"), beat.step if beat else None])
     return Member(
-        name=str(one.get("name") or name.replace("-", " ")),
-        role=str(one.get("role") or role),
+        name=one.name,
+        role=one.role or role,
         index=number,
         host=beat.host if beat else "",
         devices=beat.devices if beat else (),
-        pid=_number(one, "pid") or (beat.pid if beat else None),
+        pid=one.pid or (beat.pid if beat else None),
         state=state,
-        phase=str(text),
-        step=step,
+        phase=one.phase or (beat.phase if beat else ""),
+        step=_greatest([one.step, beat.step if beat else None]),
         heartbeat=beat.time if beat else None,
-        restarts=_number(one, "restarts"),
-        error=str(error) if error else None,
+        restarts=one.restarts,
+        error=one.last_error or (beat.error if beat else None) or None,
         examples_per_second=beat.examples_per_second if beat else None,
         seconds_per_step=beat.seconds_per_step if beat else None,
         waited_per_step=beat.waited_per_step if beat else None,
@@ -553,11 +546,11 @@ def _runs(pid: int) -> bool:
 
 
 def _state_of(
-    status: Mapping[str, Any] | None, members: Sequence[Member], beats: Mapping[str, Beat], now: float, is_begun: bool
+    status: JobReport | None, members: Sequence[Member], beats: Mapping[str, Beat], now: float, is_begun: bool
 ) -> str:
     if status is not None:
-        state, is_old = str(status.get("state")), now - float(status["time"]) > 2 * LATE
-        return "silent" if is_old and state not in _ENDS else state
+        is_old = now - status.time > 2 * LATE
+        return "silent" if is_old and status.state not in _ENDS else status.state
     running = [one for one in members if one.state == "running"]
     if running:
         return "training" if any(one.step is not None for one in running) else "starting"
@@ -569,20 +562,6 @@ def _state_of(
 
 def _greatest(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _number(content: Mapping[str, Any] | None, name: str) -> int | None:
-    value = (content or {}).get(name)
-    return value if isinstance(value, int) else None
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, list) else ()
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    found = _numbers(value)
-    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline import errors
 from pipeline.errors import EXIT_DATA, EXIT_RERUN, EXIT_USAGE
 from trainer.callbacks import heartbeat
-from trainer.callbacks.heartbeat import Beat
+from trainer.journal import Beat
 from trainer.launching.local.guardian import Guardian
 
 _MOST_KEPT = 20  # number of lines

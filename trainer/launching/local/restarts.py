@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from pipeline.commands.text import count_of
 from trainer.checkpoint.files import path_of, steps_in
+from trainer.journal import JobReport, ProcessReport, State
 from trainer.launching.job import Job
 from trainer.launching.local.group import Cause, Group
 from trainer.launching.local.placement import Placement
 from trainer.launching.local.process import Process, Task
-from trainer.launching.local.screen import VERSION, JobReport, ProcessReport, Screen, State
+from trainer.launching.local.screen import Screen
 
 
 class Records:
@@ -98,7 +99,6 @@ class Records:
         self._last_step = next((beat.last_step for beat in beats if beat and beat.last_step), self._last_step)
         step = group.step if group else None
         return JobReport(
-            version=VERSION,
             time=round(time.time(), 3),
             pid=os.getpid(),
             command=self._placement.command,

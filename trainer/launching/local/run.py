@@ -14,13 +14,14 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan, run_folder
 from trainer.checkpoint import files, fresh
 from trainer.cluster import tf_config
+from trainer.journal import STATUS, State
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.process import PAGE, Process, Task
 from trainer.launching.local.restarts import AsynchronousWorkers, Records, Reporter, WorkerPool
-from trainer.launching.local.screen import FILE, Screen, State, TableScreen
+from trainer.launching.local.screen import Screen, TableScreen
 from trainer.launching.local.supervisor import Attempt, Stopping, Supervisor
 
 _MOST_PROCESSES = 64  # on a machine of up to 8 cores: each process loads TensorFlow
@@ -140,7 +141,7 @@ def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
     each = len(placement.shares[0])
     devices = f"{count_of(each, 'GPU')} per worker" if each else "CPUs"
     screen.say(
-        f"{', '.join(parts)} on {devices}; logs in {placement.folder / 'logs'}; status in {placement.folder / FILE}"
+        f"{', '.join(parts)} on {devices}; logs in {placement.folder / 'logs'}; status in {placement.folder / STATUS}"
     )
     if job.elastic:
         skipped = [str(count) for count in range(job.elastic[0], job.elastic[1] + 1) if count not in counts]

@@ -1,118 +1,23 @@
-"""What the launcher prints and writes about a job: lines, a table on a terminal, and `launch/status.json`."""
+"""What the launcher prints about a job: lines, and a table on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TextIO
 
 from pipeline import errors
 from pipeline.commands import commandline
-from pipeline.files.write import replace
 from trainer.callbacks.terminal import without_time
+from trainer.journal import Event, JobReport, Kind, ProcessReport
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-VERSION = 1  # version of the file format
-FILE = "status.json"
-
-State: TypeAlias = Literal["starting", "training", "waiting", "stopping", "done", "stopped", "failed"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessReport:
-    """A process of the job, as status.json shows it.
-
-    Attributes:
-      name: `worker 1`, as in front of its lines.
-      role: `worker`, `chief` or `ps`.
-      index: index in its role, as in TF_CONFIG.
-      slot: place on this machine, which it keeps while the number of workers changes.
-      gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
-      pid: process id of the newest process; null before the first.
-      state: `running` or `ended`.
-      phase: what it is doing, such as `compiling the step` or `training`.
-      step: global step.
-      examples_per_second: speed of the whole job, as this process measures it.
-      input_wait: share of the step time spent waiting for batches.
-      restarts: number of restarts.
-      last_error: error of its last failure; null if it has not failed.
-      stdout: file with its output.
-      stderr: file with its errors.
-    """
-
-    name: str
-    role: str
-    index: int
-    slot: int
-    gpus: tuple[str, ...]
-    pid: int | None
-    state: Literal["running", "ended"]
-    phase: str
-    step: int | None
-    examples_per_second: float | None
-    input_wait: float | None
-    restarts: int
-    last_error: str | None
-    stdout: str
-    stderr: str
-
-
-@dataclasses.dataclass(frozen=True)
-class JobReport:
-    """The job, as status.json shows it.
-
-    Attributes:
-      version: version of this format.
-      time: time of writing, in seconds since 1970; while the job runs, about once per second.
-      pid: process id of the launcher.
-      command: command line that each process runs.
-      state: `starting` (no step since the last start), `training`, `waiting` (before a restart), `stopping`; at the end
-        `done`, `stopped` (rerun to resume) or `failed`.
-      exit_code: exit code of the launcher; null until the end.
-      step: global step.
-      last_step: step at which training ends; null while unknown.
-      saved_step: step of the newest checkpoint; null if there is none.
-      num_workers: number of workers in the running group.
-      elastic: minimum and maximum number of workers; null if the number is fixed.
-      lost: slots that are given up for now and tried again later.
-      restarts: number of restarts of the whole group.
-      max_restarts: maximum number of these restarts without a new checkpoint in between.
-      error: first cause of the last failure; null if there was none.
-      processes: processes that run now, or ran at the end.
-    """
-
-    version: int
-    time: float
-    pid: int
-    command: tuple[str, ...]
-    state: State
-    exit_code: int | None
-    step: int | None
-    last_step: int | None
-    saved_step: int | None
-    num_workers: int
-    elastic: tuple[int, int] | None
-    lost: tuple[int, ...]
-    restarts: int
-    max_restarts: int
-    error: str | None
-    processes: tuple[ProcessReport, ...]
-
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes the file atomically: a reader sees either the old one or the new one."""
-        with contextlib.suppress(OSError):  # e.g. a full disk; the job continues without the file
-            replace(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")
-
-
 _COMMAND = "trainer.launch"
-Kind: TypeAlias = Literal["job", "failure", "end"]  # kind of an event
 
 
 class Screen:
@@ -151,8 +56,7 @@ class Screen:
     def note(self, text: str, kind: Kind = "job") -> None:
         """Adds an event to the file of events, without printing it."""
         if self._events is not None:
-            with contextlib.suppress(OSError), self._events.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps({'time': round(time.time(), 3), 'kind': kind, 'text': text})}\n")
+            Event(round(time.time(), 3), kind, text).append(self._events)
 
     def hold(self) -> None:
         """Holds back the processes' lines from now on."""

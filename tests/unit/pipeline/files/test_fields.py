@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+from typing import Literal
 
 import pytest
 
@@ -34,3 +36,32 @@ class Whole:
 def test_only_optional_fields_are_left_out_and_only_with_their_default(value, content):
     assert json.loads(json.dumps(as_json(value))) == content
     assert from_json(Whole, content) == value
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    time: float
+    state: Literal["on", "off"] = "on"
+    size: tuple[int, int] | None = None
+    parts: tuple[Part, ...] = ()
+
+
+def test_what_another_release_wrote_lacks_fields_with_a_default_and_has_others():
+    content = {"time": 1, "mood": 5, "parts": [{"name": "x", "hat": "red"}]}
+    assert from_json(Beat, content, is_exact=False) == Beat(1.0, parts=(Part("x"),))
+    with pytest.raises(ValueError, match="lacks 'size'|has the unknown field 'mood'"):
+        from_json(Beat, content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"time": math.nan}, "time is nan, not a finite number"),
+        ({"state": "open"}, "state is 'open'"),
+        ({"size": [1]}, r"size is \[1\]"),
+        ({"parts": [{}]}, r"parts\[0\] lacks 'name'"),
+    ],
+)
+def test_but_not_values_of_another_kind(changes, said):
+    with pytest.raises(ValueError, match=said):
+        from_json(Beat, {"time": 1.0, **changes}, is_exact=False)

@@ -11,7 +11,8 @@ from pipeline.errors import RerunError
 from pipeline.files import write
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
-from trainer.callbacks.heartbeat import Beat, Heartbeat
+from trainer.callbacks.heartbeat import Heartbeat
+from trainer.journal import Beat
 from trainer.loop import Progress, Spent
 from trainer.run_folder import RunFolder
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from tests.datasets import write_dataset
-from trainer.callbacks.heartbeat import Beat
 from trainer.callbacks.tensorboard import EventFile
 from trainer.config import TrainConfig, file
+from trainer.journal import Beat
 from trainer.watching import reading
 from trainer.watching.source import RunSource
 
@@ -224,13 +224,27 @@ def test_a_heartbeat_with_a_field_of_another_kind_is_named(run, field, value):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"lost": 5}, {"elastic": [1]}, {"elastic": "1:2"}, {"error": {"a": 1}}, {"restarts": "x"}, {"command": 7}],
+    [{"lost": 5}, {"elastic": [1]}, {"elastic": "1:2"}, {"error": {"a": 1}}, {"restarts": "x"}, {"command": 7}]
+    + [{"processes": [{**process("worker 0"), name: value}]} for name, value in (("pid", "x"), ("last_error", 5))],
 )
-def test_a_status_with_a_field_of_another_kind(run, fields):
+def test_a_status_with_a_field_of_another_kind_is_named(run, fields):
     beat(run, "worker-0", step=7)
-    status(run, process("worker 0", pid="x", restarts=[], last_error=5), **fields)
+    status(run, process("worker 0"), **fields)
     found = snapshot(run)
-    assert (found.step, found.lost, found.elastic, len(found.members)) == (5, (), None, 1)
+    assert (found.step, found.restarts, [one.name for one in found.members]) == (7, None, ["worker 0"])
+    assert "status.json is not a status of trainer.launch" in " ".join(found.problems)
+
+
+def test_a_status_of_another_release(run):
+    """Which lacks fields of this one, and has others."""
+    (run / "launch" / "status.json").write_text(
+        json.dumps({"time": NOW, "state": "training", "mood": 5, "processes": [{"name": "worker 2", "hat": "red"}]})
+    )
+    found = snapshot(run)
+    assert (found.state, found.step, found.restarts, found.elastic) == ("training", None, None, None)
+    assert [(one.name, one.role, one.index, one.state) for one in found.members] == [
+        ("worker 2", "worker", 2, "running")
+    ]
 
 
 def test_a_run_that_is_known_by_its_files_alone(run, flags):

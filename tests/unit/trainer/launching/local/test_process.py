@@ -8,7 +8,7 @@ import pytest
 
 from tests.launches import is_running, left_within
 from tests.puppets import SECONDS, named, state_of
-from trainer.callbacks.heartbeat import Beat
+from trainer.journal import Beat
 from trainer.launching.local.process import _STARTING_SECONDS, ExitStatus, HeartbeatMonitor, Tail, Task
 
 

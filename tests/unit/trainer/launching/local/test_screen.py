@@ -7,10 +7,11 @@ import types
 
 from rich.console import Console
 
+from trainer.journal import STATUS, JobReport, ProcessReport
 from trainer.launching.local import screen
 from trainer.launching.local.process import Task
 from trainer.launching.local.restarts import Records
-from trainer.launching.local.screen import JobReport, ProcessReport, Screen
+from trainer.launching.local.screen import Screen
 from trainer.run_folder import RunFolder
 
 
@@ -41,8 +42,11 @@ PROCESS = ProcessReport(
     "worker 1", "worker", 1, 2, ("2",), 4711, "running", "training", 1200, 51234.5, 0.034, 3, None, "out", "err"
 )
 JOB = JobReport(
-    screen.VERSION, 1.0, 1, ("python",), "training", None, 1200, 5000, 1000, 2, (1, 4), (1,), 3, 10, "gone",
-    (PROCESS, dataclasses.replace(PROCESS, name="worker 0", last_error="was [killed] by SIGKILL", state="ended")),
+    time=1.0, pid=1, command=("python",), state="training", step=1200, last_step=5000, saved_step=1000, num_workers=2,
+    elastic=(1, 4), lost=(1,), restarts=3, max_restarts=10, error="gone",
+    processes=(
+        PROCESS, dataclasses.replace(PROCESS, name="worker 0", last_error="was [killed] by SIGKILL", state="ended")
+    ),
 )  # fmt: skip
 
 
@@ -59,12 +63,12 @@ def test_the_table():
 
 
 def test_the_status_is_written_whole(tmp_path):
-    (tmp_path / screen.FILE).write_text("{")
+    (tmp_path / STATUS).write_text("{")
     JOB.write(tmp_path)
-    content = json.loads((tmp_path / screen.FILE).read_text())
+    content = json.loads((tmp_path / STATUS).read_text())
     assert content == json.loads(json.dumps(dataclasses.asdict(JOB)))
     assert (content["step"], content["elastic"], content["processes"][0]["gpus"]) == (1200, [1, 4], ["2"])
-    assert [path.name for path in tmp_path.iterdir()] == [screen.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [STATUS]
     JOB.write(tmp_path / "none")  # a folder that is gone does not end the job
 
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from tests import manifests
 from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
-from trainer.callbacks.heartbeat import Beat, Heartbeat
+from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import tf_config
+from trainer.journal import Beat
 from trainer.launching import flags
 from trainer.launching.schedulers import kubernetes
 
