@@ -29,11 +29,12 @@ TEXT = "text"  # key of the PNG's text
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COLUMNS = 116  # of the terminal
 PORT = 8450
-TRAIN = "stepfeed train digits --model_dir=run --augment=shift --strategy=mirrored --num_replicas=2"
+TRAIN = "stepfeed train digits --model_dir=run --augment=shift --epochs=20 --strategy=mirrored --num_replicas=2"
 LAUNCH = (
     "stepfeed launch --num_workers=2 -- digits --model_dir=two --model=lenet --augment=shift --global_batch_size=64"
 )
-MORE = ("--epochs=150", "--checkpoint_every=200", "--eval_every=200", "--keep_best=3", "--image_every=500")
+MORE = ("--epochs=400", "--checkpoint_every=200", "--eval_every=200", "--keep_best=3", "--image_every=500")
+UNREAD = "There are no curves yet."
 BAR = re.compile(r"^\s*(\d+)%\|")
 
 
@@ -102,7 +103,7 @@ def page(folder: pathlib.Path) -> None:
         wait_for((folder / "two/ckpt-1200.index").exists)
         subprocess.run(["pkill", "-KILL", "-n", "-f", "trainer.run.*--model_dir=two"], check=True)
         wait_for((folder / "two/ckpt-2800.index").exists)
-        shot(f"http://127.0.0.1:{PORT}/", "watch.png", 1440, 1140)
+        wait_for(lambda: UNREAD not in shot(f"http://127.0.0.1:{PORT}/", "watch.png", 1440, 1140))
     finally:
         for each in (job, server):
             each.terminate()
@@ -123,8 +124,8 @@ def card(folder: pathlib.Path) -> None:
     shot((folder / "digits/card.html").as_uri(), "card.png", 1000, 760)
 
 
-def shot(url: str, name: str, width: int, height: int) -> None:
-    """Draws what a browser shows of a page."""
+def shot(url: str, name: str, width: int, height: int) -> str:
+    """Draws what a browser shows of a page; returns what is written on it."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit(f"{name} needs one of {', '.join(BROWSERS)}")
@@ -138,6 +139,7 @@ def shot(url: str, name: str, width: int, height: int) -> None:
         ).stdout
         colours = PIL.Image.open(made).convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
         saved(colours, name, words_of(dom))
+        return words_of(dom)
 
 
 def words_of(page: str) -> str:
