@@ -20,7 +20,6 @@ from benchmarks import commands
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.order import Order
 
@@ -56,7 +55,7 @@ def compare(config: BenchmarkConfig, size: int) -> None:
     counts = (*(_SHARD,) * (total // _SHARD), total % _SHARD)
     order = Order(counts, _STREAMS * 64, _STREAMS, windows, "pad", 0, training=True)
     random = np.random.default_rng(0)
-    feed = make_feed(order, None, NumpyArrays())
+    feed = make_feed(order, None)
     feed.plan(0, 0)  # allocates the memory
     rates = []
     for epoch in range(config.rounds):

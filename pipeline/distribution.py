@@ -12,6 +12,7 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import split
 from pipeline.batch.internals import ResourceVariable
+from pipeline.batch.plans import RunningWorker
 from pipeline.errors import UsageError
 from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request, Taking
@@ -258,7 +259,8 @@ def distribute(strategy: tf.distribute.Strategy, options: _DistributeOptions) ->
     With a ParameterServerStrategy, worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step. The
     result is used like that of `ClusterCoordinator.create_per_worker_dataset`: `coordinator.schedule(step,
     args=(iter(it),))`. Workers do not wait for each other, so one may be steps ahead; a restarted worker begins at
-    `start_step` again. Workers must see the data set's files under the same path as the coordinator.
+    `start_step` again. Workers must see the data set's files under the same path as the coordinator. The order of all
+    steps is stored in the dataset, so that training needs `epochs`.
 
     Args:
       strategy: a OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or default strategy.
@@ -400,14 +402,6 @@ def _num_workers(strategy: tf.distribute.Strategy) -> int:
     return strategy.extended._num_workers  # there is no public way: the strategy's cluster_resolver is None
 
 
-@dataclasses.dataclass(frozen=True)
-class _RunningWorker(Shard):
-    """The shard of the worker that runs the graph; `index` is a tensor, as only that worker knows it."""
-
-    def __post_init__(self) -> None:
-        pass
-
-
 def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.distribute.InputOptions | None) -> Any:
     """Returns all workers' datasets, each made in the worker's process by the same graph.
 
@@ -422,7 +416,7 @@ def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.d
     @tf.function(autograph=False)
     def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        shard = _RunningWorker(tf.cast(index, tf.int64), workers, replicas)
+        shard = RunningWorker(0, workers, replicas, number=tf.cast(index, tf.int64))
         made = make_dataset(dataclasses.replace(request, shard=shard))
         if options is None and replicas == 1:
             return made

@@ -124,7 +124,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         mixture, ids of a source follow the previous source's.
       portable: whether to read with TensorFlow's own ops, so that the dataset also runs in other processes, such as the
         workers of tf.data service; they must see `data_dir` under the same path. It is slower, and always reads by
-        windows.
+        windows. The order of all steps is stored in the dataset, 2 to 4 bytes per row, so that training needs `epochs`.
       cache_dir: folder on a local disk for copies of a remote data set's shards, shared by all processes of this
         machine. Shards are fetched whole, ahead of their window (docs/reading.md); the order does not depend on it.
       cache_bytes: number of bytes that the copies may take; None for 90% of the free space on the disk.

@@ -6,6 +6,7 @@ compares the result with `pipeline.audit.contract`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from tqdm import tqdm
 from pipeline.audit.contract import I64, Bools, Contract
 from pipeline.commands.text import count_of, range_of, size_of
 from pipeline.errors import DataError, UsageError
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan, make_feed
+from pipeline.order.hashing import permutation
 from pipeline.order.order import Order
 from pipeline.order.reading import Topology
 from pipeline.read import memory
@@ -90,7 +91,7 @@ def check_memory(order: Order, topology: Topology) -> None:
 
 def order_checks(source: ResolvedRequest, contract: Contract) -> list[Check]:
     """Returns the checks of a split's order against its contract."""
-    feed = make_feed(source.order, None, NumpyArrays())  # one replica with all rows
+    feed = make_feed(source.order, None)  # one replica with all rows
     return [
         ("the order is that of the manifest's records", lambda: _check_order(source, contract)),
         ("every position is in one window of one stream", lambda: _check_windows(feed, contract)),
@@ -175,16 +176,16 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
       Fault: a plan contradicts itself.
     """
     tail = np.array([NOT_READ])
-    for number in range(*map(int, feed.window_numbers(first_step, last_step))):
+    for number in range(*feed.window_numbers(first_step, last_step)):
         epoch, window = feed.epoch_and_window(number)
         try:
             plan = feed.plan(epoch, window)
             ids = _read(feed, plan)
             found = _take(plan, ids, tail, feed.order.num_stored)
             # The second form of the plan, for readers that place records themselves, must feed the same.
-            contiguous = plan.with_contiguous_elements(feed.arrays)
+            contiguous = plan.with_contiguous_elements()
             _check_same(found, _take(contiguous, ids, tail, feed.order.num_stored), contiguous)
-            first = int(feed.first_element(first_step, epoch, window))
+            first = feed.first_element(first_step, epoch, window)
         except (LookupError, ValueError) as error:  # a wrong plan has indices or shapes that do not match
             raise Fault(f"window {window} of epoch {epoch}: its plan cannot be carried out: {error}") from None
         except Fault as fault:
@@ -274,8 +275,8 @@ class Runs:
         self.epoch = epoch
         self._selection, self._topology, order = source.selection, topology, source.order
         self._contract, self._epoch = contract, contract.epoch(epoch)
-        arrays = NumpyArrays(2 * order.streams + 1)
-        self._feeds = [make_feed(order, topology.shard(w), arrays) for w in range(topology.workers)]
+        permute = functools.lru_cache(2 * order.streams)(permutation)  # workers may share streams
+        self._feeds = [make_feed(order, topology.shard(w), permute) for w in range(topology.workers)]
         self._windows = topology.workers * contract.windows
         self._is_view = contract.times is not None
         streams = sum(len(feed.streams) for feed in self._feeds)

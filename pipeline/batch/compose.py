@@ -17,7 +17,8 @@ from pipeline import operations
 from pipeline.augmentation.base import Crop, Recipe
 from pipeline.augmentation.composed import cropping_of, moves_of, of_flipped
 from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipe_of, recipes_of
-from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
+from pipeline.batch.dataset import resident, split, unpadded, windowed
+from pipeline.batch.plans import Run
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
 from pipeline.decode.annotation import Annotations
@@ -30,27 +31,26 @@ from pipeline.files import remote
 from pipeline.files.paths import folder
 from pipeline.graph_calls import UserFunction, release_arrays
 from pipeline.manifest.columns import ORIENTATION, Columns
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.sharding import as_shard
 from pipeline.order.shares import rows_in_blocks
-from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
+from pipeline.read.graph_reader import GraphReader
 from pipeline.read.memory import Buffers
 from pipeline.read.records_reader import Judge, RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
-from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
+from pipeline.read.window import LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
 from pipeline.request import DEVICE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, of_source, resolve_all
 
 Maker: TypeAlias = Callable[[int, int, int | None, bool], tf.data.Dataset]  # takes `Run`'s arguments after the feed
 
-_MOST_IN_GRAPH = 256 << 20  # 256 MiB for views, far below the 2 GiB limit of a stored graph
+_MOST_STORED = 1 << 27  # rows whose plans are stored in a graph, 2 to 4 bytes each; a graph has 2 GiB
 _READY_STEPS = 2  # joined elements made ahead; each source also makes some ahead
 
 
@@ -72,9 +72,7 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     first, last = request.start_step, resolved.last_step()
     segments = request.shares.between(first, last)
     if is_read_by_graph(request):
-        check_in_graph(
-            resolved.parts, [sum(taken[n] > 0 for *_, taken in segments) for n in range(len(resolved.parts))]
-        )
+        _check_stored(request, first, last)
     else:
         _check_memory(resolved)
     makers = []
@@ -152,13 +150,15 @@ def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
 def maker(resolved: ResolvedRequest) -> Maker:
     """Returns a function that makes the dataset for a range of a source's own steps."""
     request = resolved.request
-    # Another process cannot call NumPy in this one, so window plans are part of the graph.
-    arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
-    feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
+    shard = as_shard(request.shard)
+    feed, order = make_feed(resolved.order, shard), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
-        if not isinstance(reader, GraphReader) and _is_resident(feed):
+        if isinstance(reader, GraphReader):  # another process cannot call NumPy in this one
+            plans = functools.partial(Run.stored_plans, shard=shard, reader=reader)
+            make = functools.partial(windowed, batches=batches, reader=reader, plans=plans)
+        elif _is_resident(feed):
             rows, batches = load(reader, batches)
             make = functools.partial(resident, batches=batches, rows=rows)
         else:
@@ -183,7 +183,7 @@ def _check_memory(resolved: ResolvedInput) -> None:
     """
     request, needed, texts = resolved.request, 0, []
     for part, source in zip(resolved.parts, request.sources, strict=True):
-        feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
+        feed = make_feed(part.order, as_shard(request.shard))
         own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
         needed += own
         share = f"{source} {size_of(own)}, " if request.is_mixture else ""
@@ -244,7 +244,7 @@ def judge_of(resolved: ResolvedRequest) -> Judge:
     request = resolved.request
     if request.parse is None:
         return ImageJudge(resolved.manifest)
-    rows = make_feed(resolved.order, as_shard(request.shard), NumpyArrays()).replica_rows
+    rows = make_feed(resolved.order, as_shard(request.shard)).replica_rows
     parse = UserFunction.of("parse", request.parse)
     return ParseJudge(parse, rows, functools.partial(_some_records, resolved), request.training)
 
@@ -262,28 +262,16 @@ def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
                     yield from filter(None, reader.read_part(number, record, record + 1))
 
 
-def check_in_graph(parts: Sequence[ResolvedRequest], copies: Sequence[int] | None = None) -> None:
-    """Raises UsageError if the views of all sources take too much space in a graph of TensorFlow's own operations.
-
-    Args:
-      parts: the sources.
-      copies: number of datasets of each source in the graph; None for one each.
-    """
-    views = [
-        (part.order.times, count)
-        for part, count in zip(parts, copies or [1] * len(parts), strict=True)
-        if part.order.times is not None and count
-    ]
-    needed = sum(times.num_bytes * count for times, count in views)
-    if needed > _MOST_IN_GRAPH:
-        chosen = f"{sum(times.num_chosen for times, _ in views):,} records"
-        each = max(count for _, count in views)
-        what = f"views that choose {chosen}" if len(parts) > 1 else f"a view that chooses {chosen}"
+def _check_stored(request: Request, first: int, last: int) -> None:
+    """Raises UsageError if a dataset cannot have the plans of steps first..last-1 as data of its graph."""
+    how = "portable=True" if request.portable else "a dataset made inside a tf.function, as for parameter servers"
+    stores = f"epochs={request.epochs} with {how}: the dataset stores the order of all its steps"
+    if last == MAX_STEP:
+        raise UsageError(f"{stores}, so it needs an end; give epochs")
+    if (rows := (last - first) * request.global_batch_size) > _MOST_STORED:
         raise UsageError(
-            f"{what}: their numbers take {size_of(needed)} in the graph of TensorFlow's own operations, which "
-            f"portable=True and parameter servers need, at most {size_of(_MOST_IN_GRAPH)}"
-            + (f"; each of {each} segments of the schedule has its own" if each > 1 else "")
-            + "; choose fewer, or convert the chosen ones to a data set of their own"
+            f"{stores}, and {rows:,} rows are too many, at most {_MOST_STORED:,}; give fewer epochs, and continue from "
+            "start_step with another dataset"
         )
 
 

@@ -12,15 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from pipeline.augmentation.base import Unaugmented, UserAugmented, output_spec
 from pipeline.batch.batches import Batches
+from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode.forms import PixelRows
-from pipeline.graph_calls import call_numpy
-from pipeline.order.arrays import Array, Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import MAX_STEP, Order
 from pipeline.read.window import GOOD, RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
@@ -30,111 +28,6 @@ _READY_GROUPS = 2  # finished groups held while others are being made
 _COPIED = 16  # elements copied at the end of a window, so that prefetching them does not keep the window in memory
 _MOST_GROUP_ROWS = 1024  # rows per group: more gain nothing
 _MOST_GROUP_BYTES = 16 << 20  # 16 MiB of images per group, before or after augmentation
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The part of an order that a dataset feeds.
-
-    Attributes:
-      feed: feed that plans the rows of every global batch fed here.
-      first_step: global step at which the dataset begins.
-      last_step: global step before which it ends; MAX_STEP for never.
-      replicas: number of replicas that share each element, which is then a tuple of their parts; None to leave it
-        whole.
-      stacked: whether elements made together are handed out together, for a consumer that cuts them; not with
-        `replicas`.
-    """
-
-    feed: Feed
-    first_step: int
-    last_step: int
-    replicas: int | None = None
-    stacked: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements of the dataset, or tf.data's INFINITE_CARDINALITY."""
-        if self.last_step == MAX_STEP:
-            return int(tf.data.INFINITE_CARDINALITY)
-        return (self.last_step - self.first_step) * self.feed.local_replicas
-
-    @tf.autograph.experimental.do_not_convert
-    def plans(self, contiguous: bool = False) -> tf.data.Dataset:
-        """Returns (plan, first) for every window to read, in order.
-
-        `first` is the number of the window's first element to feed; elements before it belong to earlier steps.
-
-        Args:
-          contiguous: whether the plan puts records next to each other in the order of their elements.
-        """
-
-        def plan_of(number: Number, ends: Array | None = None) -> tuple[WindowPlan, Number]:
-            epoch, window = self.feed.epoch_and_window(number)
-            plan = self.feed.plan(epoch, window, ends)
-            plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
-            return plan, self.feed.first_element(self.first_step, epoch, window)
-
-        # A plan made of ops has 560 nodes. Building them would take half of a dataset's start-up time, or a second in a
-        # process that makes several datasets, so only datasets that run in other processes have them.
-        first, stop = self.feed.window_numbers(self.first_step, self.last_step)
-        if isinstance(self.feed.arrays, NumpyArrays):
-            planned = _by_numpy(plan_of, self.feed.replica_rows)
-        elif self.feed.order.repeats:
-            return self._plans_by_epoch(plan_of, first, stop)
-        else:
-            planned = plan_of
-        return tf.data.Dataset.range(first, stop).map(planned)
-
-    def _plans_by_epoch(
-        self, plan_of: Callable[[Number, Array], tuple[WindowPlan, Number]], first: Number, stop: int
-    ) -> tf.data.Dataset:
-        """Returns the plans of windows first..stop - 1; values that all windows of an epoch share are computed once."""
-        count = self.feed.order.windows
-
-        def of_epoch(epoch: tf.Tensor) -> tuple[tf.Tensor, Array]:
-            return epoch, self.feed.arrays.ends(self.feed.order.times, epoch)
-
-        def of_windows(epoch: tf.Tensor, ends: Array) -> tf.data.Dataset:
-            numbers = tf.data.Dataset.range(tf.maximum(epoch * count, first), tf.minimum((epoch + 1) * count, stop))
-            return numbers.map(lambda number: plan_of(number, ends))
-
-        epochs = tf.data.Dataset.range(first // count, -(-stop // count)).map(of_epoch)
-        return epochs.prefetch(1).flat_map(of_windows)
-
-
-def _by_numpy(
-    plan_of: Callable[[int], tuple[WindowPlan, np.ndarray]], replica_rows: int
-) -> Callable[[tf.Tensor], tuple[WindowPlan, tf.Tensor]]:
-    """Wraps `plan_of`, which computes with NumPy, as a function of tensors."""
-    scalar, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
-    plan = WindowPlan(
-        epoch=scalar,
-        pieces=tf.TensorSpec([None, 3], tf.int64),
-        times=numbers,
-        records=numbers,
-        slots=numbers,
-        num_elements=scalar,
-        take=tf.TensorSpec([None, replica_rows], tf.int64),
-        real=tf.TensorSpec([None, replica_rows], tf.bool),
-        real_rows=numbers,
-        next_tail=numbers,
-        contiguous=tf.TensorSpec([2], tf.int64),
-    )
-    specs: list[tf.TensorSpec] = [*plan, scalar]
-
-    def call(number: np.ndarray) -> tuple[np.ndarray, ...]:
-        plan, first = plan_of(int(number))
-        values = zip((*plan, first), specs, strict=True)
-        return tuple(np.asarray(value, spec.dtype.as_numpy_dtype) for value, spec in values)
-
-    def planned(number: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
-        *found, first = call_numpy(call, [number], [spec.dtype for spec in specs])
-        for tensor, spec in zip((*found, first), specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return WindowPlan(*found), first
-
-    return planned
 
 
 class Window(NamedTuple):
@@ -192,8 +85,17 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
 
 
 @tf.autograph.experimental.do_not_convert
-def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
-    """Returns the elements of a run that is read window by window; the next one is read while one is consumed."""
+def windowed(
+    run: Run, batches: Batches, reader: WindowReader, plans: Callable[[Run], tf.data.Dataset] | None = None
+) -> tf.data.Dataset:
+    """Returns the elements of a run that is read window by window; the next one is read while one is consumed.
+
+    Args:
+      run: steps to feed.
+      batches: maker of elements from rows.
+      reader: reader of the windows.
+      plans: function that returns the plans of the run; None for `Run.plans`.
+    """
 
     def on_its_way(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
@@ -202,7 +104,8 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots, plan.times)}
 
     # While a window is consumed, the next one is read, and the shards of the one after that are fetched.
-    planned = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1)
+    planned = plans(run) if plans else run.plans(contiguous=reader.assigns_rows)
+    planned = planned.map(on_its_way).prefetch(1)
     return of_windows(run, batches, with_tails(planned.map(load)), reader.assigns_rows)
 
 

@@ -13,7 +13,8 @@ from pipeline.augmentation.composed import cropping_of
 from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.batches import Batches
 from pipeline.batch.compose import choose, make_dataset
-from pipeline.batch.dataset import Run, of_windows, resident, with_tails
+from pipeline.batch.dataset import of_windows, resident, with_tails
+from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
@@ -22,10 +23,10 @@ from pipeline.commands.text import count_of
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
-from pipeline.order.arrays import NumpyArrays, consecutive
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.sharding import check_replicas
+from pipeline.order.views import consecutive
 from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
@@ -74,11 +75,11 @@ class Subject:
         with tf.device("CPU:0"):
             reader, chosen = choose(resolved)
             assert isinstance(reader, LocalReader)
-            feed = make_feed(resolved.order, None, NumpyArrays())
+            feed = make_feed(resolved.order, None)
             run = Run(feed, 0, MAX_STEP)
             # The first window that completes an element: a small one may only fill the next one's tail.
             windows = range(feed.order.windows)
-            window = next(w for w in windows if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))
+            window = next(w for w in windows if feed.steps_before(w + 1) > feed.steps_before(w))
             selection = resolved.selection
             held: Columns | ResidentRows
             if resolved.order.windows == 1:
@@ -236,7 +237,7 @@ class Subject:
         """Returns the ids of the records to read, in order, int64 (n,)."""
         counts = np.array([segment.num_examples for segment in self.resolved.selection.segments], np.int64)
         segments, first, stop = self.reads.pieces.T
-        return consecutive(NumpyArrays(), (np.cumsum(counts) - counts)[segments] + first, stop - first)
+        return consecutive((np.cumsum(counts) - counts)[segments] + first, stop - first)
 
     def _decodes_once(self) -> bool:
         return isinstance(self.chosen.form, Serialized) and isinstance(self.batches.form, PixelRows)

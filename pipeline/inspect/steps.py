@@ -14,7 +14,6 @@ from pipeline import segments
 from pipeline.errors import UsageError
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.key_log import key_text
 from pipeline.order.order import I64, Order
@@ -110,7 +109,7 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
 
 def _rows_of_epoch(order: Order, epoch: int) -> Iterator[tuple[int, I64, NDArray[np.bool_]]]:
     """Yields (first step, records (steps, G), mask of real rows (steps, G)) for the steps of each window."""
-    feed = make_feed(order, None, NumpyArrays())
+    feed = make_feed(order, None)
     begin, tail = 0, np.zeros(0, np.int64)
     for window in range(order.windows):
         plan = feed.plan(epoch, window)

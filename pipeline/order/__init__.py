@@ -1,1 +1,1 @@
-"""Which record is in which row of which step: a pure function of the order spec, in NumPy and in tensors."""
+"""Which record is in which row of which step: a pure function of the order spec."""

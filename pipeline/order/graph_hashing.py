@@ -1,4 +1,4 @@
-"""`pipeline.order.hashing` for tensors: keys, permutations and draws inside a graph."""
+"""`pipeline.order.hashing` for tensors: keys and draws inside a graph."""
 
 from __future__ import annotations
 
@@ -34,17 +34,6 @@ def derive_key(domain: Domain, *arguments: tf.Tensor | int) -> tf.Tensor:
     for argument in arguments[len(known) :]:
         key = splitmix64(tf.bitwise.bitwise_xor(key, tf.bitcast(tf.convert_to_tensor(argument, tf.int64), tf.uint64)))
     return key
-
-
-def permutation_hashes(keys: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns int64 hashes whose stable argsort is the permutation; `keys` uint64 and `index` int64 broadcast."""
-    return tf.bitcast(splitmix64(keys + tf.bitcast(index, tf.uint64)), tf.int64)
-
-
-def permutation(key: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
-    """Returns a permutation of 0..n-1 as int64 (n,)."""
-    hashes = permutation_hashes(key, tf.range(tf.cast(n, tf.int64)))
-    return tf.cast(tf.argsort(hashes, stable=True), tf.int64)
 
 
 def uniform(keys: tf.Tensor, draw: int) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """The integer hash behind every permutation and every random draw, in NumPy.
 
-`pipeline.order.graph_hashing` has the same functions for tensors. A test checks that both return the same numbers.
+`pipeline.order.graph_hashing` has keys and draws for tensors. A test checks that both return the same numbers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import UsageError
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import LaidShards
 from pipeline.order.order import I64, Order, OrderSpec
 from pipeline.order.sharding import Shard, check_replicas
@@ -113,7 +112,7 @@ class Reading:
 
     @cached_property
     def _shards(self) -> LaidShards:
-        return LaidShards.of(self.order, self.epoch, NumpyArrays())
+        return LaidShards.of(self.order, self.epoch)
 
     @cached_property
     def segments(self) -> I64:

@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, nearest, unknown
-from pipeline.order.arrays import Array, Arrays, NumpyArrays, consecutive
 from pipeline.order.hashing import Domain, derive_key, permutation
 
 I64 = NDArray[np.int64]
@@ -40,7 +39,6 @@ ONE = 1 << ONE_BITS  # weights in fixed point
 _MOST_POSITIONS = 1 << 40  # per epoch, so that no product or sum below overflows
 _BLOCK = 1 << 20  # weights converted at once
 _MOST_NAMED = 20  # classes in a message
-_NUMPY = NumpyArrays()
 _KEPT_EPOCHS = 2  # epochs whose positions stay in memory: the current one, and the one being planned
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
@@ -352,15 +350,9 @@ class Times:
         """Number of records that ever occur."""
         return self.num_stored if self.records is None else len(self.records)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the arrays that a plan needs."""
-        members = None if self.strata is None else self.strata.members
-        return sum(array.nbytes for array in (self.records, self.weights, members) if array is not None)
-
-    def ids(self, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
-        """Returns the record ids for numbers of chosen records, arrays of the kind of `arrays`."""
-        return numbers if self.records is None else arrays.gather(self.records, numbers)
+    def ids(self, numbers: I64) -> I64:
+        """Returns the record ids for numbers of chosen records, int64 (...)."""
+        return numbers if self.records is None else self.records[numbers].astype(np.int64, copy=False)
 
     def of(self, epoch: int) -> NDArray[Any]:
         """Returns how often each chosen record occurs in an epoch, (n,)."""
@@ -377,7 +369,7 @@ class Times:
     def ends(self, epoch: int) -> NDArray[Any] | None:
         """Returns the number of positions of an epoch up to the end of each chosen record, (n,); None if each has one.
 
-        The results for the last two epochs are kept. `TensorArrays.ends` computes the same numbers in a graph.
+        The results for the last two epochs are kept.
         """
         if not self.repeats:
             return None
@@ -428,9 +420,9 @@ class Located(NamedTuple):
       times: number of the positions that each record read fills, (records read,); empty if each fills one.
     """
 
-    pieces: Array
-    ids: Array
-    times: Array
+    pieces: I64
+    ids: I64
+    times: I64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -438,23 +430,20 @@ class EpochPositions:
     """An epoch's records in stored order, each repeated as often as it occurs: the stored positions.
 
     Attributes:
-      arrays: operations that evaluate them; arrays here are of its kind.
       times: occurrences of records in the view.
       ends: stored position after the last of each chosen record, (n,); None if each occurs once.
     """
 
-    arrays: Arrays
     times: Times
-    ends: Array | None
+    ends: NDArray[Any] | None
 
-    def before(self, numbers: Array) -> Array:
+    def before(self, numbers: I64) -> I64:
         """Returns the number of stored positions before chosen records, given their numbers, 0..n."""
         if self.ends is None:
             return numbers
-        arrays = self.arrays
-        return arrays.where(numbers > 0, arrays.gather(self.ends, arrays.maximum(numbers - 1, 0)), 0)
+        return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0).astype(np.int64, copy=False)
 
-    def located(self, segments: Array, first_records: Array, begin: Array, end: Array) -> Located:
+    def located(self, segments: I64, first_records: I64, begin: I64, end: I64) -> Located:
         """Returns the records at stored positions begin[i]..end[i]-1, interval by interval.
 
         Args:
@@ -462,43 +451,50 @@ class EpochPositions:
           first_records: id of the first record of each of these segments.
           begin, end: bounds of each interval; no interval is empty.
         """
-        arrays = self.arrays
-        gather, intervals = arrays.gather, arrays.range(arrays.size(begin))
+        intervals = np.arange(len(begin))
         if self.ends is None:
-            numbers = consecutive(arrays, begin, end - begin)
-            of_interval = arrays.repeat(intervals, end - begin)
-            ids = records = self.times.ids(numbers, arrays)
-            counts = arrays.range(0)
+            numbers, of_interval = consecutive(begin, end - begin), np.repeat(intervals, end - begin)
+            ids = records = self.times.ids(numbers)
+            counts = np.arange(0)
         else:
-            low = arrays.searchsorted(self.ends, begin, "right")
-            high = arrays.searchsorted(self.ends, end - 1, "right") + 1
-            numbers, of_interval = consecutive(arrays, low, high - low), arrays.repeat(intervals, high - low)
+            low = self._holding(begin)
+            high = self._holding(end - 1) + 1
+            numbers, of_interval = consecutive(low, high - low), np.repeat(intervals, high - low)
             starts = self.before(numbers)
-            first = arrays.maximum(starts, gather(begin, of_interval))
-            counts = arrays.minimum(gather(self.ends, numbers), gather(end, of_interval)) - first
+            first = np.maximum(starts, begin[of_interval])
+            counts = np.minimum(self.ends[numbers], end[of_interval]) - first
             there = counts > 0
-            numbers, of_interval, counts = (arrays.select(each, there) for each in (numbers, of_interval, counts))
-            records = self.times.ids(numbers, arrays)
-            copies = consecutive(arrays, arrays.select(first - starts, there), counts)
-            ids = arrays.repeat(records, counts) + copies * self.times.num_stored
-        numbers = records - gather(first_records, of_interval)
-        return Located(pieces_of(gather(segments, of_interval), numbers, arrays), ids, counts)
+            copies = consecutive((first - starts)[there], counts[there])
+            numbers, of_interval, counts = numbers[there], of_interval[there], counts[there]
+            records = self.times.ids(numbers)
+            ids = np.repeat(records, counts) + copies * self.times.num_stored
+        return Located(pieces_of(segments[of_interval], records - first_records[of_interval]), ids, counts)
+
+    def _holding(self, positions: I64) -> I64:
+        """Returns the number of the chosen record at each stored position."""
+        assert self.ends is not None
+        # NumPy would convert `ends`, which may be long, if the dtypes differed.
+        return np.searchsorted(self.ends, positions.astype(self.ends.dtype, copy=False), "right")
 
 
-def pieces_of(segments: Array, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
+def consecutive(first: I64, counts: I64) -> I64:
+    """Returns first[0], first[0] + 1, ... (counts[0] of them), first[1], ...: int64 (sum of counts,)."""
+    offsets = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return np.arange(len(offsets)) + offsets
+
+
+def pieces_of(segments: I64, numbers: I64) -> I64:
     """Returns the pieces that contain some records, in order: segment, first record and end; int64 (p, 3).
 
     Args:
       segments: segment of each record, (n,).
       numbers: number of each record in its segment, (n,).
-      arrays: operations for the kind of these arrays.
     """
-    is_apart = (numbers[1:] - numbers[:-1] != 1) | (segments[1:] != segments[:-1])
-    one = arrays.range(arrays.minimum(arrays.size(numbers), 1)) == 0  # the first begins a piece, the last ends one
-    begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
-    return arrays.stack(
-        [arrays.select(segments, begins), arrays.select(numbers, begins), arrays.select(numbers, ends) + 1]
-    )
+    if not len(numbers):
+        return np.zeros((0, 3), np.int64)
+    is_apart = (np.diff(numbers) != 1) | (np.diff(segments) != 0)
+    first, last = np.append(True, is_apart), np.append(is_apart, True)
+    return np.stack([segments[first], numbers[first], numbers[last] + 1], axis=1)
 
 
 def _checked_classes(given: Any) -> tuple[str, ...]:
@@ -723,7 +719,6 @@ def covers(skips: Intervals, step: int) -> bool:
     return any(first <= step < stop for first, stop in skips)
 
 
-def is_skipped(steps: Array, skips: Intervals, arrays: Arrays) -> Array:
+def is_skipped(steps: I64, skips: Intervals) -> NDArray[np.bool_]:
     """Returns whether each global step (n,) is skipped, bool (n,)."""
-    bounds = np.array(skips, np.int64).reshape(-1)
-    return arrays.searchsorted(bounds, steps, "right") % 2 == 1
+    return np.searchsorted(np.array(skips, np.int64).reshape(-1), steps, "right") % 2 == 1

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.errors import to_run
-from pipeline.files.paths import PathLike, folder
-from pipeline.files.remote import in_command
 from pipeline.graph_calls import call_numpy
-from pipeline.manifest.splits import Selection
-from pipeline.order.arrays import consecutive
-from pipeline.order.tensors import TENSORS
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import ONCE, RowsReader
 from pipeline.read.shards import Shards
-from pipeline.read.sidecars import offsets_file
 
 Columns = dict[str, tf.Tensor]
 
@@ -31,7 +22,6 @@ RECORD_ID = "record_id"
 RECORD = "record"  # column: serialized records, string (n,)
 # In place of the column of records: the memory that they were read into, and their bounds in it.
 MEMORY, BOUNDS = "memory", "bounds"
-_BUFFER = 1 << 20  # 1 MiB, read at once
 
 
 class WindowReader(Protocol):
@@ -216,141 +206,3 @@ def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
         else tf.fill([1, *column.shape[1:]], "")
         for name, column in spec.items()
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphReader:
-    """Reads records of any kind with TensorFlow's own ops, in any process that runs the dataset: column `record`.
-
-    Attributes:
-      data_dir: folder of the data set, under its path in that process.
-      selection: selection whose segments the pieces refer to.
-      is_chosen: whether pieces are records chosen by a view: many close together, or with copies.
-    """
-
-    assigns_rows: ClassVar[bool] = False
-
-    data_dir: PathLike
-    selection: Selection
-    is_chosen: bool = False
-
-    def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns the pieces; this reader does not fetch ahead."""
-        return pieces
-
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        del row_of
-        if self.is_chosen:
-            joined, rows, bounds = self._joined(pieces)
-
-            def wanted(piece: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
-                return self._records(piece, rows[bound[0] : bound[1]])
-
-            parts = tf.data.Dataset.from_tensor_slices((joined, bounds)).map(wanted)
-        else:
-            parts = tf.data.Dataset.from_tensor_slices(pieces).map(self._records)
-        # Add an empty record, because a window must have a row even if it has no record.
-        found = _all(parts.unbatch().concatenate(tf.data.Dataset.from_tensors("")))
-        return {RECORD: found if times.shape[0] == 0 else tf.repeat(found, tf.concat([times, [1]], axis=0))}
-
-    def _joined(self, pieces: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Joins nearby pieces, including the records between them, and tells which records are requested.
-
-        Each piece costs opening its file and a whole buffer and, in a compressed file, reading everything before it.
-
-        Returns:
-          The pieces (p, 3); the requested rows, counted from the beginning of their piece, (n,); and the bounds (p, 2)
-          of each piece's rows among these.
-        """
-        arrays = TENSORS
-        segment, begin, end = tf.unstack(pieces, num=3, axis=1)
-        gap = begin[1:] - end[:-1]
-        is_packed = tf.gather(tf.constant([bool(s.shard.compression) for s in self.selection.segments]), segment[1:])
-        is_apart = (segment[1:] != segment[:-1]) | (gap < 0) | (~is_packed & (gap > self._in_buffer))
-        one = arrays.range(arrays.minimum(arrays.size(begin), 1)) == 0
-        begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
-        first = arrays.select(begin, begins)
-        joined = arrays.stack([arrays.select(segment, begins), first, arrays.select(end, ends)])
-        group, before = tf.cumsum(tf.cast(begins, tf.int64)) - 1, arrays.sums_before(end - begin)
-        bounds = arrays.stack([arrays.select(before, begins), arrays.select(before + end - begin, ends)])
-        return joined, consecutive(arrays, begin - arrays.gather(first, group), end - begin), bounds
-
-    @property
-    def _in_buffer(self) -> int:
-        """Average number of records in a buffer."""
-        shards = [segment.shard for segment in self.selection.segments]
-        return _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
-
-    def _records(self, piece: tf.Tensor, rows: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the records of a piece (3,), string (n,). An error names the shard and the record.
-
-        Args:
-          piece: segment, first record and end.
-          rows: rows to return, ascending, counted from the beginning of the piece; None for all.
-        """
-        segments, data_dir = self.selection.segments, folder(self.data_dir)
-        file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
-        first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
-        count = piece[2] - piece[1]
-
-        def stored(packing: str) -> tf.Tensor:
-            if packing:
-                source = tf.data.TFRecordDataset(file, packing).skip(first)
-            else:
-                source = _from_offset(file, self._offset(piece[0], first))
-            return self._taken(file, source.take(count).ignore_errors(log_warning=True), count, rows)
-
-        packings = sorted({s.shard.compression for s in segments})
-        number = tf.gather(tf.constant([packings.index(s.shard.compression) for s in segments]), piece[0])
-        reads = [functools.partial(stored, packing) for packing in packings]
-        records = reads[0]() if len(reads) == 1 else tf.switch_case(number, reads)
-        read = tf.size(records, tf.int64)
-        bad = tf.strings.as_string(first + read)
-        advice = (
-            f": corrupt or cut; to see all that is wrong: {to_run('beam_jobs.validate')} {in_command(self.data_dir)}"
-        )
-        problem = tf.strings.join([file, ", record ", bad, advice])
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
-            return tf.identity(records) if rows is None else tf.gather(records, rows)
-
-    def _taken(self, file: tf.Tensor, found: tf.data.Dataset, count: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
-        """Returns a dataset's `count` records, as far as they can be read; records other than `rows` are empty."""
-        if rows is not None:  # the others are counted below, but not kept
-            is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
-            together = max(1, self._in_buffer)  # a call per record would cost more than reading it
-            masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
-            pairs = tf.data.Dataset.zip((found.batch(together), masks))
-            found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
-        # If ignored, the error about a file that cannot be opened would repeat forever, so read one byte first.
-        opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
-        return _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
-
-    def _offset(self, segment: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
-        shards = [s.shard for s in self.selection.segments]
-        stride = tf.gather(tf.constant([s.stride or 0 for s in shards], tf.int64), segment)
-        if all(s.stride is not None or s.num_examples == 0 for s in shards):
-            return stride * record
-        data_dir = os.fspath(self.data_dir)
-        file = tf.gather(tf.constant([offsets_file(data_dir, shard) for shard in shards]), segment)
-
-        def stored() -> tf.Tensor:
-            return tf.io.decode_raw(tf.io.read_file(file), tf.int64)[record]
-
-        return tf.cond(stride > 0, lambda: stride * record, stored)
-
-
-def _all(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns all elements of a dataset, which must not be empty, as one tensor."""
-    return dataset.batch(np.iinfo(np.int64).max).get_single_element()
-
-
-def _from_offset(file: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a byte offset on, which `tf.data.TFRecordDataset` does not support."""
-    variant = tf.raw_ops.TFRecordDatasetV2(
-        filenames=tf.reshape(file, [1]),
-        compression_type="",
-        buffer_size=_BUFFER,
-        byte_offsets=tf.reshape(offset, [1]),
-        metadata="",
-    )
-    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))

@@ -159,7 +159,7 @@ def test_the_record_is_named_of_a_mixture_whose_weights_change(data):
 def test_the_record_is_named_of_a_portable_input(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}: its image cannot be decoded: .*; convert the data"):
-        take(StepIterator(folder, **TRAINING, portable=True, shuffle_bytes=WINDOWS, **options))
+        take(StepIterator(folder, **TRAINING, portable=True, epochs=4, shuffle_bytes=WINDOWS, **options))
 
 
 def number_of(folder, shard, record):

@@ -163,7 +163,7 @@ def test_validate_compares_the_list_with_the_records(tmp_path, capsys):
 def test_images_that_are_not_what_the_manifest_says_are_named_when_the_input_is_made(tmp_path):
     write_dataset(tmp_path, (12, 12), SHAPE)
     edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="png"))
-    for more in ({}, {"shuffle_bytes": 1 << 30}, {"portable": True}):
+    for more in ({}, {"shuffle_bytes": 1 << 30}, {"portable": True, "epochs": 1}):
         with pytest.raises(DataError, match="train-00000-of-00002.tfrecord, record 0: its image is not a PNG or JPEG"):
             input_fn(tmp_path, **WINDOWS | more)
 

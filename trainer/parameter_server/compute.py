@@ -24,12 +24,11 @@ from pipeline.batch import compose
 from pipeline.batch.batches import Batches, DeviceAugmentation, RealRows
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.errors import PipelineError, UsageError
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
-from pipeline.order.tensors import TENSORS
 from pipeline.order.views import Intervals
+from pipeline.read.graph_reader import PIECES, TIMES, GraphReader, packed, unpacked
 from pipeline.read.rows_reader import all_pieces
-from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
+from pipeline.read.window import RECORD, RECORD_ID, Columns, gather
 from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
@@ -72,16 +71,18 @@ class ColumnBatches:
             assert resolved.image_shape is not None
             self._batches = dataclasses.replace(batches, form=PixelRows(resolved.image_shape))
         self._decodes, self._resolved = decodes, resolved
-        self._feed = make_feed(order, None, NumpyArrays())
+        self._feed = make_feed(order, None)
         self._of_epoch = functools.lru_cache(_KEPT_EPOCHS)(self._planned)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
         self.skips = order.skip_steps
 
     def dataset(self) -> tf.data.Dataset:
         """Returns a dataset that repeats (columns, index of the worker), always the same tensors."""
-        pieces = self._pieces()
-        records = self._reader.read(pieces, pieces)["record"][: self._count]
-        columns = self._decoded(records) if self._decodes else {"record": records}
+        times, selection = self._resolved.order.times, self._resolved.selection
+        joined = self._reader.joined(all_pieces(selection, None if times is None else times.records))
+        pieces, copies = unpacked(tf.constant(packed(joined)), [PIECES, TIMES])
+        records = self._reader.read(pieces, pieces, copies)[RECORD][: self._count]
+        columns = self._decoded(records) if self._decodes else {RECORD: records}
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
         dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
         options = tf.data.Options()
@@ -125,31 +126,17 @@ class ColumnBatches:
 
         return batch
 
-    def _pieces(self) -> tf.Tensor:
-        """Returns the pieces to read; for a view, one piece per record, which the reader merges.
-
-        They are computed in the graph; as constants they would be six times as large as the view.
-        """
-        times, selection = self._resolved.order.times, self._resolved.selection
-        if times is None or times.records is None:
-            return tf.constant(all_pieces(selection))
-        counts = np.array([segment.num_examples for segment in selection.segments], np.int64)
-        ends, records = np.cumsum(counts), tf.cast(times.records, tf.int64)
-        segments = TENSORS.searchsorted(ends, records, "right")
-        first = records - tf.gather(ends - counts, segments)
-        return tf.stack([segments, first, first + 1], axis=1)
-
     def _decoded(self, records: tf.Tensor) -> Columns:
         pixels = math.prod(self._resolved.image_shape or ())
 
         def decode(part: tf.Tensor, ids: tf.Tensor) -> Columns:
-            examples = self._form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
+            examples = self._form.examples({RECORD: part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
             return {"image": tf.reshape(examples.images, [-1, pixels]), "label": examples.labels}
 
         times, ids = self._resolved.order.times, tf.range(self._count, dtype=tf.int64)
         assert isinstance(self._form, Serialized)
-        if times is not None and self._form.turns is not None:  # else ids are not needed, only large
-            ids = times.ids(ids, TENSORS)
+        if times is not None and times.records is not None and self._form.turns is not None:  # else they are not needed
+            ids = tf.cast(tf.constant(times.records), tf.int64)
         parts = tf.data.Dataset.from_tensor_slices((records, ids)).batch(_DECODED_TOGETHER).map(decode)
         whole: Columns = parts.rebatch(max(1, self._count)).get_single_element()
         return whole

@@ -18,7 +18,6 @@ import tensorflow as tf
 from pipeline import manifest as manifests
 from pipeline import skipped_records
 from pipeline.audit.__main__ import main as audit
-from pipeline.batch import compose
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import alone_in
 from pipeline.index.__main__ import main as index
@@ -242,40 +241,16 @@ def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_a_view_that_would_make_too_large_a_graph_is_refused(data, monkeypatch):
-    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 399)
-    fed(data("raw"), where="label in (1, 3)", portable=True)  # 40 numbers of 4 bytes
-    fed(data("raw"), balance="label")
-    with pytest.raises(
-        UsageError, match=r"a view that chooses 100 records: their numbers take 400 bytes in .* at most"
-    ):
-        fed(data("raw"), balance="label", portable=True)
-    others = data("gzip", Kind(compression="GZIP"))
-    sources = [(data("raw"), 1, {"where": "label in (1, 3)"}), (others, 1, {"where": "label == 0"})]
-    options = {"global_batch_size": 12, "training": True, "portable": True}
-    input_fn(sources, **options)  # 40 and 20 records
-    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 239)
-    with pytest.raises(
-        UsageError, match=r"views that choose 60 records: their numbers take 240 bytes in .* choose fewer"
-    ):
-        input_fn(sources, **options)
-
-
 @pytest.mark.slow
-def test_each_segment_of_a_schedule_counts_a_view_once_more(data, monkeypatch):
+def test_a_portable_mixture_follows_its_schedule(data):
     sources = [(data("raw"), 1, VIEWS["where"]), (data("gzip", Kind(compression="GZIP")), 1)]
     one, other = (os.fspath(source[0]) for source in sources)
-    options = {"global_batch_size": 12, "training": True, "portable": True}
-    schedule = [(0, {one: 1, other: 1}), (4, {one: 0, other: 1}), (8, {one: 1, other: 2})]
-    size = resolve_all(Request(sources, **options)).first.order.times.num_bytes
-    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 2 * size)
-    input_fn(sources, schedule=schedule, **options)
-    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 2 * size - 1)
-    with pytest.raises(
-        UsageError, match=f"numbers take {2 * size} bytes in .*; each of 2 segments of the schedule has"
-    ):
-        input_fn(sources, schedule=schedule, **options)
-    input_fn(sources, schedule=schedule, **options, start_step=4)
+    options = {"global_batch_size": 12, "training": True, "epochs": 3, "record_ids": True, "start_step": 1}
+    options["schedule"] = [(0, {one: 1, other: 1}), (4, {one: 0, other: 1}), (8, {one: 1, other: 2})]
+    mine, theirs = (list(input_fn(sources, portable=way, **options)) for way in (False, True))
+    assert len(mine) == len(theirs) > 8
+    for parts in zip(mine, theirs, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(*parts, strict=True))
 
 
 def test_epochs_differ_in_who_gets_the_extra_turn(data):

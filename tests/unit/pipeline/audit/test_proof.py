@@ -10,7 +10,6 @@ from pipeline.audit import proof
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Runs, check_all, order_checks, replay
 from pipeline.errors import DataError, UsageError
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan, make_feed
 from pipeline.order.reading import Topology
 from pipeline.request import Request
@@ -92,7 +91,7 @@ def changed_plan(**changes):
 )
 def test_a_plan_that_contradicts_itself_is_found(tmp_path, monkeypatch, changes, facts):
     source = split_of(tmp_path)
-    feed = make_feed(source.order, None, NumpyArrays())
+    feed = make_feed(source.order, None)
     assert len(list(replay(feed, 0, 9))) == source.order.windows == 3
     monkeypatch.setattr(Feed, "plan", changed_plan(**changes))
     with pytest.raises(proof.Fault, match=f"^window 0 of epoch 0: {facts}"):
@@ -100,7 +99,7 @@ def test_a_plan_that_contradicts_itself_is_found(tmp_path, monkeypatch, changes,
 
 
 def test_a_run_that_begins_behind_its_window_is_found(tmp_path, monkeypatch):
-    feed = make_feed(split_of(tmp_path).order, None, NumpyArrays())
+    feed = make_feed(split_of(tmp_path).order, None)
     monkeypatch.setattr(Feed, "first_element", lambda *_: 3)
     with pytest.raises(proof.Fault, match=r"^window 0 of epoch 0: begins at element 3 of 2$"):
         list(replay(feed, 0, 9))
@@ -117,11 +116,9 @@ def test_a_run_that_begins_behind_its_window_is_found(tmp_path, monkeypatch):
 def test_elements_that_are_not_side_by_side_are_found(tmp_path, monkeypatch, change, facts):
     source = split_of(tmp_path)
     side_by_side = WindowPlan.with_contiguous_elements
-    monkeypatch.setattr(
-        WindowPlan, "with_contiguous_elements", lambda plan, arrays: change(plan, side_by_side(plan, arrays))
-    )
+    monkeypatch.setattr(WindowPlan, "with_contiguous_elements", lambda plan: change(plan, side_by_side(plan)))
     with pytest.raises(proof.Fault, match=f"^window 0 of epoch 0: {facts}"):
-        list(replay(make_feed(source.order, None, NumpyArrays()), 0, 9))
+        list(replay(make_feed(source.order, None), 0, 9))
 
 
 def test_an_order_of_other_windows_or_of_too_many_bytes_is_found(tmp_path, monkeypatch):

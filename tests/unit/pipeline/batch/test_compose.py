@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import Shard, input_fn
+from pipeline.batch import compose
 from pipeline.errors import UsageError
 from pipeline.read import memory
 from tests.datasets import Kind, write_dataset
@@ -33,7 +34,7 @@ def test_the_windows_of_all_sources_have_to_fit_into_memory_together(sources, mo
     with pytest.raises(UsageError, match=words):
         input_fn(sources, **options)
     input_fn(sources, **options, shard=Shard(0, 2))  # each of two workers has one of the two streams
-    input_fn(sources, **options, portable=True)  # which reads elsewhere
+    input_fn(sources, **options, epochs=1, portable=True)  # which reads elsewhere
 
 
 def test_a_split_that_is_kept_has_to_fit_once(sources, monkeypatch):
@@ -66,3 +67,18 @@ def test_what_varies_in_length_is_joined_as_everything_else(tmp_path):
     assert (ids.numpy().reshape(4, 3) < 9).tolist() == [[True, True, False]] * 4
     assert features["id"].numpy().tolist() == (1000 + numbers).tolist()
     assert features["scores"].to_list() == [[float(number)] * (number % 3) for number in numbers]
+
+
+def test_a_portable_run_has_an_end_and_rows_that_fit_into_its_graph(sources, monkeypatch):
+    folder, options = sources[0][0], {**TRAIN, "portable": True}
+    with pytest.raises(UsageError, match="^epochs=None with portable=True: the dataset stores .*; give epochs$"):
+        input_fn(folder, **options)
+    with pytest.raises(UsageError, match="^epochs=None with portable=True"):
+        input_fn(sources, **options)
+    made = input_fn(folder, **options, epochs=2, start_step=1)
+    rows = 4 * int(made.cardinality())
+    monkeypatch.setattr(compose, "_MOST_STORED", rows)
+    input_fn(folder, **options, epochs=2, start_step=1)
+    with pytest.raises(UsageError, match=f"^epochs=2 .* {rows + 4} rows .* at most {rows}; give fewer"):
+        input_fn(folder, **options, epochs=2)
+    input_fn(folder, **TRAIN, epochs=2)

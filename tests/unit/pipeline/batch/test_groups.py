@@ -11,7 +11,6 @@ from pipeline.batch.dataset import group_size
 from pipeline.batch.resident import load
 from pipeline.order.feed import make_feed
 from pipeline.order.sharding import as_shard
-from pipeline.order.tensors import TENSORS
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
@@ -28,7 +27,7 @@ def size_of(folder, shard=None, **options):
     request = Request(folder, **{"global_batch_size": 4, "training": True, **options})
     resolved = resolve(request)
     rows, batches = load(*choose(resolved))
-    return group_size(make_feed(resolved.order, as_shard(shard), TENSORS), batches, rows.columns)
+    return group_size(make_feed(resolved.order, as_shard(shard)), batches, rows.columns)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,14 +13,6 @@ def test_splitmix64_gives_the_published_sequence():
         states = np.uint64(1234567) + np.arange(3, dtype=np.uint64) * np.uint64(hashing.GAMMA)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert hashing.splitmix64(states).tolist() == expected
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 17, 60_000, 1_000_000])
-def test_permutation_is_one_and_equal_in_tensorflow(n):
-    key = hashing.derive_key(Domain.WINDOW, 7, 3, 0, 1)
-    permutation = hashing.permutation(key, n)
-    assert np.array_equal(np.sort(permutation), np.arange(n))
-    assert np.array_equal(permutation, graph_hashing.permutation(tf.constant(key), n).numpy())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300)), max_size=5))

@@ -15,7 +15,6 @@ from pipeline.audit.proof import replay
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order import order as orders
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
 from pipeline.order.sharding import Shard, as_shard, check_pairs, check_replicas, check_virtual_replicas
@@ -59,7 +58,7 @@ def records_of(order, epoch):
 
 def epoch_of(order, epoch, shard=None):
     """Returns the rows fed in an epoch: records (T, rows) and real (T, rows)."""
-    steps, feed = order.steps_per_epoch, make_feed(order, shard, NumpyArrays())
+    steps, feed = order.steps_per_epoch, make_feed(order, shard)
     windows = list(replay(feed, epoch * steps, (epoch + 1) * steps))
     records, real = (np.concatenate([getattr(fed, name) for fed in windows]) for name in ("records", "real"))
     return records.reshape(steps, -1), real.reshape(steps, -1)
@@ -180,7 +179,7 @@ def test_a_run_begins_at_any_step_and_no_batch_crosses_an_epoch():
     records = np.concatenate([epoch_of(order, epoch)[0] for epoch in range(4)])
     for shard, rows in ((None, slice(0, 4)), (Shard(1, 2), slice(2, 4))):
         for first in range(12):
-            fed = [fed.records for fed in replay(make_feed(order, shard, NumpyArrays()), first, 12)]
+            fed = [fed.records for fed in replay(make_feed(order, shard), first, 12)]
             assert np.array_equal(np.concatenate(fed), records[first:, rows])
 
 
@@ -409,7 +408,7 @@ def test_shards_are_laid_and_cut_into_pieces():
         shards = contract_of(order).epoch(epoch).shard_order.tolist()
         laid = [r for s in shards for r in range(starts[s], starts[s + 1])]
         for start, stop in itertools.combinations(range(22), 2):
-            pieces, records, _ = LaidShards.of(order, epoch, NumpyArrays()).between(np.array([start]), np.array([stop]))
+            pieces, records, _ = LaidShards.of(order, epoch).between(np.array([start]), np.array([stop]))
             read = [starts[s] + i for s, first, last in pieces.tolist() for i in range(first, last)]
             assert read == records.tolist() == laid[start:stop]
             assert all(0 <= first < last <= counts[s] for s, first, last in pieces.tolist())

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.order import OrderSpec, make_order, sharing_note, streams_read_once, times_read
 from pipeline.order.sharding import Shard
@@ -16,7 +15,7 @@ def order_of(size, streams, records=2000, shuffle_bytes=1 << 20, training=True):
 
 
 def opened(order, workers):
-    return sum(len(make_feed(order, Shard(w, workers), NumpyArrays()).streams) for w in range(workers))
+    return sum(len(make_feed(order, Shard(w, workers)).streams) for w in range(workers))
 
 
 def test_the_factor_is_that_of_the_streams_that_workers_open():

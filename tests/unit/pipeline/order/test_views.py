@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pipeline.audit.proof import replay
 from pipeline.errors import UsageError
-from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.hashing import Domain, derive_key, permutation
 from pipeline.order.order import Order, OrderSpec
@@ -313,7 +312,7 @@ def fed(order: Order, workers: int, first: int, last: int) -> list[list[int]]:
     """Ids of the rows of each step from `first` to before `last`, as the workers feed them; -1: weight 0."""
     parts = []
     for worker in range(workers):
-        feed = make_feed(order, Shard(worker, workers), NumpyArrays())
+        feed = make_feed(order, Shard(worker, workers))
         found = [(each.records, each.real) for each in replay(feed, first, last)]
         records, real = (np.concatenate(each) for each in zip(*found, strict=True))
         parts.append(np.where(real, records, -1)[: last - first])
@@ -404,7 +403,7 @@ def test_a_window_reads_no_record_that_its_epoch_lacks():
     columns = columns_of([0, 1, 0, 2, 0, 3] * 20, w=[0.4, 1, 0.2, 2, 0.7, 3] * 20)
     times, _ = View(weigh="w").resolve(columns, 120, 5, "train")
     order = Order((50, 0, 70), 8, 2, 3, "pad", 5, True, times)
-    feed = make_feed(order, None, NumpyArrays())
+    feed = make_feed(order, None)
     for window in range(3):
         plan = feed.plan(1, window)
         assert plan.times.min() >= 1

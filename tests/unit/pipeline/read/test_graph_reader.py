@@ -14,11 +14,11 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.manifest.splits import select
-from pipeline.read import window
+from pipeline.read import graph_reader
 from pipeline.read.corruption import Corruption
+from pipeline.read.graph_reader import GraphReader, packed, unpacked
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
-from pipeline.read.window import GraphReader
 from tests.datasets import Kind, as_earlier_releases, write_dataset
 from tests.raised import at
 
@@ -170,11 +170,13 @@ def assert_equal(found, expected):
 
 def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
     with pytest.raises(UsageError, match="^on_corrupt='skip': .*tf.function"):
-        made_in_a_function(folders / "raw", global_batch_size=6, training=True, on_corrupt="skip")
+        made_in_a_function(folders / "raw", global_batch_size=6, training=True, epochs=1, on_corrupt="skip")
     write_dataset(tmp_path, COUNTS)
     (tmp_path / "train-00002-of-00004.tfrecord").unlink()
     with pytest.raises(DataError, check=at("train-00002-of-00004.tfrecord", "the manifest lists this shard")):
-        made_in_a_function(tmp_path, global_batch_size=6, training=True)
+        made_in_a_function(tmp_path, global_batch_size=6, training=True, epochs=1)
+    with pytest.raises(UsageError, match="^epochs=None with a dataset made inside a tf.function.*: .*needs an end"):
+        made_in_a_function(folders / "raw", global_batch_size=6, training=True)
 
 
 def test_offsets_beside_the_shards_are_read_as_in_earlier_releases(tmp_path):
@@ -187,23 +189,29 @@ def test_offsets_beside_the_shards_are_read_as_in_earlier_releases(tmp_path):
     assert len(set(expected)) == 7 + 1  # and an empty row
 
 
+def read_chosen(reader, pieces, *times):
+    pieces, filled = map(tf.constant, reader.joined(pieces, *times))
+    return reader.read(pieces, tf.constant([], tf.int64), filled)["record"].numpy().tolist()
+
+
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, monkeypatch, compression):
     made = write_dataset(tmp_path, (40, 30), kind=Kind(compression=compression, unequal_keys=True))
     selection, shard = select(made, "train"), made.splits["train"].shards[0]
-    monkeypatch.setattr(window, "_BUFFER", 5 * shard.num_bytes // shard.num_examples)  # a gap of 4 or 5 records
-    pieces = [(0, 3, 5), (0, 8, 9), (0, 20, 21), (1, 20, 23), (1, 2, 3), (0, 38, 40)]
+    monkeypatch.setattr(graph_reader, "_BUFFER", 5 * shard.num_bytes // shard.num_examples)  # a gap of 4 or 5 records
+    pieces = np.array([(0, 3, 5), (0, 8, 9), (0, 20, 21), (1, 20, 23), (1, 2, 3), (0, 38, 40)])
     reader, every = (GraphReader(tmp_path, selection, is_chosen) for is_chosen in (True, False))
-    plainly = every.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
-    found = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
-    assert found == plainly
-    assert len(found) == 10 + 1
-    joined, *_ = reader._joined(tf.constant(pieces, tf.int64))
+    assert every.joined(pieces)[0] is pieces
+    plainly = every.read(tf.constant(pieces), tf.constant([], tf.int64))["record"].numpy().tolist()
+    assert read_chosen(reader, pieces) == plainly
+    assert len(plainly) == 10 + 1
+    joined, filled = reader.joined(pieces)
     first = [[0, 3, 21]] if compression else [[0, 3, 9], [0, 20, 21]]  # a compressed shard is read from its beginning
-    assert joined.numpy().tolist() == [*first, [1, 20, 23], [1, 2, 3], [0, 38, 40]]
-    times = tf.constant([1, 2, 1, 1, 3, 1, 1, 1, 1, 2], tf.int64)
-    copies = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64), times)["record"].numpy().tolist()
-    assert copies == [one for one, n in zip(plainly, [*times.numpy().tolist(), 1], strict=True) for _ in range(n)]
+    assert joined.tolist() == [*first, [1, 20, 23], [1, 2, 3], [0, 38, 40]]
+    assert (filled.sum(), filled.tolist()[:6]) == (10, [1, 1, 0, 0, 0, 1])
+    times = [1, 2, 1, 1, 3, 1, 1, 1, 1, 2]
+    copies = [one for one, n in zip(plainly, [*times, 1], strict=True) for _ in range(n)]
+    assert read_chosen(reader, pieces, np.array(times)) == copies
 
 
 def test_an_error_among_chosen_records_names_the_record(tmp_path):
@@ -214,7 +222,7 @@ def test_an_error_among_chosen_records_names_the_record(tmp_path):
     shard.write_bytes(data)
     reader = GraphReader(tmp_path, select(made, "train"), is_chosen=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"{shard}, record 5: corrupt or cut"):
-        reader.read(tf.constant([(0, 3, 4), (0, 8, 9)], tf.int64), tf.constant([], tf.int64))
+        read_chosen(reader, np.array([(0, 3, 4), (0, 8, 9)]))
 
 
 PEAK = """
@@ -222,12 +230,12 @@ import sys
 import numpy as np, tensorflow as tf
 from pipeline import manifest
 from pipeline.manifest.splits import select
-from pipeline.read.window import GraphReader
+from pipeline.read.graph_reader import GraphReader
 made = manifest.load(sys.argv[1])
 reader = GraphReader(sys.argv[1], select(made, "train"), is_chosen=True)
 def read(first, step, last):
-    pieces = [(0, number, number + 1) for number in range(first, last, step)]
-    return reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"]
+    pieces, times = reader.joined(np.array([(0, number, number + 1) for number in range(first, last, step)]))
+    return reader.read(tf.constant(pieces), tf.constant([], tf.int64), tf.constant(times))["record"]
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 read(0, 1, 3)
@@ -235,6 +243,20 @@ before = peak()
 assert len(read(0, 20, 1500)) == 76
 print(peak() - before)
 """
+
+
+def test_numbers_are_a_few_bytes_each_in_a_graph():
+    rng = np.random.default_rng(0)
+    pieces, turns = rng.integers(-(2**63), 2**63 - 1, (7, 3)), rng.permutation(60_000)
+    texts = packed([pieces, turns, np.zeros(0)])
+    specs = [tf.TensorSpec(shape, tf.int64) for shape in ([None, 3], [None], [None])]
+    found = tf.function(lambda: unpacked(tf.constant(texts), specs), autograph=False)()
+    for mine, wanted in zip(found, (pieces, turns, []), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    assert len(texts[1]) < 2.1 * len(turns)
+    assert len(packed([np.arange(60_000)])[0]) < 60_000 / 15
+    (mask,) = unpacked(tf.constant(packed([turns < 9])), [tf.TensorSpec([None], tf.bool)])
+    np.testing.assert_array_equal(mask, turns < 9)
 
 
 @pytest.mark.slow
