@@ -103,8 +103,16 @@ class Plan:
 
     @property
     def format_version(self) -> int:
-        """The manifest's format version: newer with compression, as earlier releases cannot read member tables."""
+        """The manifest's format version: the oldest that knows the labels, and compressed shards' tables of members."""
+        if not self.source.label.is_class:
+            return manifest.LABELS_VERSION
         return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
+
+    @property
+    def column_features(self) -> Mapping[str, Feature]:
+        """The features that may become columns, and the label if it cannot."""
+        label = self.source.label
+        return {**self.source.features, **({"label": label} if label.shape else {})}
 
     @property
     def elements(self) -> list[tuple[str, int]]:

@@ -50,6 +50,7 @@ class MadeSource:
     splits: dict[str, int]
     files: tuple[SourceFile, ...]
     unique_keys: bool
+    label: Feature = base.CLASS
 
     def chunks(self, split):
         chunks = self._content(split).chunks

@@ -88,7 +88,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     _check_unconverted(config)
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir)
-        columns.chosen(config.columns, plan.source.features)  # fails before the conversion rather than after it
+        columns.chosen(config.columns, plan.column_features)  # fails before the conversion rather than after it
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
     if config.dry_run:
@@ -112,14 +112,14 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         if not (sink.data_dir / naming.CARD).exists():
             no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
             print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
-        _add_columns(config, sink, columns.chosen(config.columns, plan.source.features))
+        _add_columns(config, sink, columns.chosen(config.columns, plan.column_features))
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
     if not config.are_own_columns:
         stored_columns.add(str(sink.data_dir), config.columns)
-    of_columns = columns.notes(config.columns, plan.source.features, made.columns)
+    of_columns = columns.notes(config.columns, plan.column_features, made.columns)
     for note in [*([no_card] if no_card else []), *of_columns, *notes(sink.data_dir, made)]:
         print(f"note: {note}")
 

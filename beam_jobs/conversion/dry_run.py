@@ -16,7 +16,7 @@ from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
-from beam_jobs.sources.base import Block
+from beam_jobs.sources.base import Block, Source
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
@@ -128,16 +128,22 @@ def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
 def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
     chosen = select(plan.source.read(split, rows), len(plan.source.class_names), plan.sample.images).rows
     examples = []
-    for i, label in enumerate(chosen.labels.tolist()):
+    for i, label in enumerate(chosen.labels):
         image = chosen.images[i]
         features = {
             "key": bytes(chosen.keys[i]).decode(errors="backslashreplace"),
-            "label": str(label),
-            "class": plan.source.class_names[label],
+            "label": str(label) if not np.ndim(label) else f"{np.count_nonzero(label)} of {len(label)} classes",
+            "class": ", ".join(_classes_of(label, plan.source)) or "-",
             "image": _image(image),
         }
         examples.append(features | {name: _short(values[i]) for name, values in chosen.extra.items()})
     return examples
+
+
+def _classes_of(label: Any, source: Source) -> list[str]:
+    """Returns the names of an example's classes; none if labels are numbers."""
+    numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
+    return [source.class_names[number] for number in numbers]
 
 
 def _image(image: bytes | NDArray[np.uint8]) -> str:

@@ -29,7 +29,8 @@ from pipeline.manifest.columns import (
     smallest,
 )
 
-_OF_ANY = ("label", "bytes")  # columns that any data set can have
+_LABEL = "label"
+_OF_ANY = (_LABEL, "bytes")  # columns that any data set can have; labels that are vectors are none (`_of_any`)
 _SIZES = ("height", "width")
 _ONE_VALUE = ((), (1,))  # shapes
 
@@ -53,7 +54,7 @@ def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | No
         return {}
     wanted = [name.strip() for name in names.split(",") if name.strip()] if kind == FROM_RECORDS else []
     scalars = _scalars(features)
-    known = (*_OF_ANY, *_SIZES, *scalars)
+    known = (*_of_any(features), *_SIZES, *scalars)
     for name in wanted:
         if name not in known:
             raise unknown("--columns: feature", name, known)
@@ -61,11 +62,16 @@ def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | No
     return {column: name for name, column in found.items()} if wanted else None
 
 
+def _of_any(features: Mapping[str, Feature]) -> list[str]:
+    # A plan's features have the label only if it cannot be a column.
+    return [name for name in _OF_ANY if name != _LABEL or _LABEL not in features]
+
+
 def _scalars(features: Mapping[str, Feature]) -> list[str]:
     return [
         name
         for name, feature in features.items()
-        if feature.shape in _ONE_VALUE and feature.encoding is None and not name.endswith("encoded")
+        if feature.shape in _ONE_VALUE and feature.encoding is None and name != _LABEL and not name.endswith("encoded")
     ]
 
 
@@ -81,7 +87,7 @@ def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[st
     numbers = {"label": rows.rows.labels, "bytes": record_bytes, "height": height, "width": width}
     values = {name: rows.rows.extra[name] for name in _scalars(features)}
     of_strings = {name for name in values if features[name].dtype == "string"}
-    found = {name: _of_numbers(column) for name, column in numbers.items()}
+    found = {name: _of_numbers(column) for name, column in numbers.items() if name in (*_of_any(features), *_SIZES)}
     for name, column in values.items():
         found[name] = _of_strings(column) if name in of_strings else _of_numbers(np.asarray(column).reshape(-1))
     return found
@@ -121,7 +127,8 @@ def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> d
     if (named := chosen(columns, features)) is not None:
         return named
     own = {column: name for name, column in column_names(_scalars(features), "--columns").items()}
-    return dict(sorted({**{name: name for name in (*_OF_ANY, *(_SIZES if are_sized else ()))}, **own}.items()))
+    usual = (*_of_any(features), *(_SIZES if are_sized else ()))
+    return dict(sorted({**{name: name for name in usual}, **own}.items()))
 
 
 def joined(

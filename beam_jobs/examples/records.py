@@ -118,6 +118,8 @@ def _are_matrices(rows: Block) -> bool:
     """Whether only the labels make records differ in length."""
     if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
         return False
+    if not rows.has_classes:
+        return False
     ends = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(len(rows.labels), -1)[:, -1]
     return bool(ends.all())  # NumPy pads shorter keys with zeros
 
@@ -200,7 +202,8 @@ def _rows_at_once(record_bytes: int) -> int:
 def _examples(rows: Block) -> Sequence[bytes]:
     raw = not isinstance(rows.images, list)
     made = []
-    for row, (image, label, key) in enumerate(zip(rows.images, rows.labels.tolist(), rows.keys, strict=True)):
+    labels = rows.labels.tolist() if rows.has_classes else rows.labels
+    for row, (image, label, key) in enumerate(zip(rows.images, labels, rows.keys, strict=True)):
         features = {name: values[row] for name, values in rows.extra.items()}
         features |= {"image": image.tobytes() if raw else image, "label": label, "key": bytes(key)}  # type: ignore[union-attr]
         made.append(tf_example.encode(features))

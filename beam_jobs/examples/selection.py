@@ -168,8 +168,9 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
       options: options for storing the images.
     """
     bad = dict(block.bad)
-    for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
-        bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
+    if block.has_classes:
+        for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
+            bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
     recoded = recode(block, options, frozenset(bad))
     bad |= recoded.bad
     if not bad:

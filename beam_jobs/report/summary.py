@@ -264,10 +264,11 @@ def _alone(images: ImageFacts) -> str | None:
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
     missing = remote.credentials_of(address)
+    task = "" if made.features["label"].is_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
     return [
         *card,
         ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",
-        f"train on it: {to_run('trainer.run')} {remote.in_command(address)}",
+        f"train on it: {to_run('trainer.run')} {remote.in_command(address)}{task}",
         *([f"for both, {missing}"] if missing else []),
     ]
 

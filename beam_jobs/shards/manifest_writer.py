@@ -52,7 +52,7 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
 
 def _write_columns(plan: Plan, made: Manifest) -> dict[str, Column]:
     """Writes the columns of a conversion one by one and returns their manifest entries."""
-    image, features = made.features["image"], plan.source.features
+    image, features = made.features["image"], plan.column_features
     are_sized = image.encoding != "raw" and None in image.shape[:2]
     of_column = columns.sources(plan.config.columns, features, are_sized)
     if not of_column:
@@ -101,12 +101,12 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         class_names=plan.source.class_names,
         features={
             "image": _image_feature(receipts),
-            "label": Feature("int64"),
+            "label": plan.source.label,
             "key": Feature("string"),
             **plan.source.features,
         },
         splits={
-            split: _split_info([r for r in receipts if r.split == split], origin.num_rejects.get(split, 0))
+            split: _split_info(plan, [r for r in receipts if r.split == split], origin.num_rejects.get(split, 0))
             for split in plan.num_shards
         },
         image_mean=mean,
@@ -155,7 +155,7 @@ def _image_feature(receipts: list[Receipt]) -> Feature:
     return Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
 
 
-def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
+def _split_info(plan: Plan, receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
     histogram = tuple(sum(counts) for counts in zip(*(receipt.label_histogram for receipt in receipts), strict=True))
     sizes: Counter[tuple[int, int]] = Counter()
     for receipt in receipts:
@@ -166,6 +166,7 @@ def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
         histogram,
         size_histogram(sizes),
         earlier_rejects + sum(receipt.num_rejects for receipt in receipts),
+        None if plan.source.label.is_class else True,
     )
 
 
@@ -217,7 +218,9 @@ def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, 
         if feature.encoding != "any" and feature.shape[-1] is not None:
             image["encodingFormat"] = feature.encoding
         return _typed("image_feature.Image", "image", image)
-    classes = manifest.class_names if name == "label" else feature.class_names
+    classes = feature.class_names
+    if name == "label":
+        classes = manifest.class_names if feature.is_class else ()
     if classes:
         return _typed("class_label_feature.ClassLabel", "classLabel", {"numClasses": str(len(classes))})
     if feature.dtype == "string":

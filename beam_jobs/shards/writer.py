@@ -61,7 +61,8 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
     records = make_records(chosen.rows)
-    drafts, info = _write(plan, plan.file_name(split, shard), records, entropy(histogram))
+    bits = entropy(histogram) if chosen.rows.has_classes else None
+    drafts, info = _write(plan, plan.file_name(split, shard), records, bits)
     listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the first in the source's order
     return drafts, Receipt(
         split=split,
@@ -74,7 +75,7 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         num_rejects=len(chosen.bad),
         rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
         turned=chosen.recoded.turned,
-        columns=columns.packed(chosen, np.diff(records.begins) - framing.OVERHEAD, plan.source.features),
+        columns=columns.packed(chosen, np.diff(records.begins) - framing.OVERHEAD, plan.column_features),
     )
 
 

@@ -98,6 +98,17 @@ class SourceOptions:
         "tell the splits, also of tfrecord, whatever columns there are",
         *("parquet", "image_table", "tfrecord"),
     )
+    label_separator: str = _option(
+        "",
+        "parquet, image_table: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
+        "columns of lists need none",
+        *("parquet", "image_table"),
+    )
+    float_labels: bool = _option(
+        False,
+        "parquet, image_table: labels are numbers to predict, not classes; they become float32, rounded",
+        *("parquet", "image_table"),
+    )
     image_dir: str = _option(
         "",
         "image_table: folder that the paths are relative to; default: the table's; with {} for the path also "
@@ -164,6 +175,8 @@ class SourceKind:
     remote: bool = False
 
 
+CLASS = Feature("int64")  # the label of an image that is of one class
+
 # By name of the data set or layout; a name that ends with `:NAME` stands for all names with that prefix.
 SOURCES: Registry[SourceKind] = Registry("beam_jobs.sources", SourceKind)
 
@@ -175,7 +188,8 @@ class Block:
     Attributes:
       images: pixels, uint8 (n, height, width, channels), or a list of n encoded files (PNG, JPEG, ...). Encoded images
         may be invalid; whoever reads the block checks them. The image of a bad row is any value of that type.
-      labels: int64 (n,). Whoever reads the block checks their range.
+      labels: int64 (n,), whose range is checked by whoever reads the block; or float32 (n,), or a value for each class
+        (n, classes), as the source's feature says.
       keys: dtype S (n,) without trailing NULs, or a list of n.
       extra: other features of the source: {name: values}, an array (n, ...) or a list of n: one-dimensional int64 or
         float32 arrays if the feature's shape is (None,), bytes if its dtype is string.
@@ -183,10 +197,15 @@ class Block:
     """
 
     images: NDArray[np.uint8] | list[bytes]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     keys: NDArray[np.bytes_] | list[bytes]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each label is one class number."""
+        return self.labels.ndim == 1 and self.labels.dtype == np.int64
 
     def taken(self, images: Any, rows: NDArray[np.int64]) -> Block:
         """Returns a block of the given rows, int64 (n,), none of them bad, with `images` as their images."""
@@ -230,6 +249,7 @@ class Source(abc.ABC):
         manifest however it is packed; for remote Parquet files they cover the footer.
       splits: {name: number of rows}.
       image_shape: (height, width, channels) of every image if blocks hold pixels; None if they hold encoded images.
+      label: feature of the labels.
       features: features other than `image`, `label` and `key`.
       unique_keys: whether keys are unique by construction; otherwise they are checked.
       parts: {split: its files} if the rows of files follow one another; else empty.
@@ -240,6 +260,7 @@ class Source(abc.ABC):
     files: tuple[SourceFile, ...]
     splits: dict[str, int]
     image_shape: tuple[int, int, int] | None = None
+    label: Feature = CLASS
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
     unique_keys: bool = True
     parts: dict[str, Files] = dataclasses.field(default_factory=dict)
@@ -385,7 +406,7 @@ class BlockBuilder:
 
     Attributes:
       images: pixels, uint8 (n, height, width, channels), or an object array (n,) of the bytes of image files.
-      labels: int64 (n,).
+      labels: values of the label's feature, (n, ...).
       keys: dtype S (n,), or objects (n,).
       extra: {feature: values}, with the feature's dtype and shape, or an object array (n,) if no other array can hold
         them.
@@ -398,6 +419,7 @@ class BlockBuilder:
         features: Mapping[str, Feature],
         image_shape: tuple[int, int, int] | None = None,
         keys: NDArray[np.bytes_] | None = None,
+        label: Feature = CLASS,
     ) -> None:
         """Makes the columns.
 
@@ -406,9 +428,10 @@ class BlockBuilder:
           features: features other than image, label and key.
           image_shape: (height, width, channels) of pixels; None for encoded images.
           keys: keys of all rows, if already known.
+          label: feature of the labels.
         """
         self.images: NDArray[Any] = _files(count) if image_shape is None else np.zeros((count, *image_shape), np.uint8)
-        self.labels = np.zeros(count, np.int64)
+        self.labels = _empty(count, label)
         self.keys: NDArray[Any] = _files(count) if keys is None else keys
         self.extra = {name: _empty(count, feature) for name, feature in features.items()}
         self.bad: dict[int, str] = {}

@@ -42,8 +42,9 @@ class BatchedBuilder(BlockBuilder):
         self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
     ) -> None:
         """Makes a block of `count` rows; string labels become their numbers in `class_names`."""
-        super().__init__(count, dict(columns.kept), keys=keys)
+        super().__init__(count, dict(columns.kept), keys=keys, label=columns.label_feature(len(class_names)))
         self._columns = columns
+        self._classes = len(class_names)
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
 
     def put(self, positions: NDArray[np.int64], batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
@@ -57,7 +58,12 @@ class BatchedBuilder(BlockBuilder):
         bad: dict[int, str] = {}
         missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
         self.images[positions] = _bytes(taken[columns.image], missing, bad)
-        self.labels[positions] = _labels(taken[columns.label], columns, self._texts, bad)
+        if columns.has_lists:
+            self.labels[positions] = _several(taken[columns.label], columns, self._texts, self._classes, bad)
+        elif columns.label_kind == "float":
+            self.labels[positions] = _float_labels(taken[columns.label], columns.label, bad)
+        else:
+            self.labels[positions] = _labels(taken[columns.label], columns.label, self._texts, bad)
         if columns.key:
             self.keys[positions] = _keys(taken[columns.key], columns.key, bad)
         for name, feature in columns.kept:
@@ -109,15 +115,51 @@ def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int
     return values.astype(np.int64)
 
 
-def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
+def _labels(array: pa.Array, name: str, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
     if class_names is None:
-        return _integers(array, columns.label, bad)
+        return _integers(array, name, bad)
     array = array.cast(pa.large_string())
-    _refuse_nulls(bad, array, f"{columns.label} is null")
+    _refuse_nulls(bad, array, f"{name} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
     for row in np.flatnonzero(numbers < 0).tolist():
-        bad.setdefault(row, f"{columns.label} {labels.refusal(array[row].as_py() or '')}")
+        bad.setdefault(row, f"{name} {labels.refusal(array[row].as_py() or '')}")
     return np.maximum(numbers, 0)
+
+
+def label_lists(array: pa.Array, separator: str) -> pa.Array:
+    """Returns the labels of each row as a list; `separator` is the text between those in one text, or empty."""
+    if not separator:
+        return array
+    parts = pc.split_pattern(array.cast(pa.large_string()), separator)
+    texts = pc.utf8_trim_whitespace(parts.values)
+    is_text = pc.not_equal(texts, "")
+    # "beach  sea" has two labels, and an empty text none.
+    counts = np.concatenate([[0], np.cumsum(is_text.to_numpy(zero_copy_only=False))])[parts.offsets.to_numpy()]
+    return pa.ListArray.from_arrays(pa.array(counts, pa.int32()), texts.filter(is_text), mask=parts.is_null())
+
+
+def _several(
+    array: pa.Array, columns: Columns, class_names: pa.Array | None, classes: int, bad: dict[int, str]
+) -> NDArray[np.int64]:
+    """Returns 1 for each class that is in a row's list and 0 for the others, int64 (n, classes)."""
+    lists = label_lists(array, columns.separator)
+    _refuse_nulls(bad, lists, f"{columns.label} is null")
+    rows, wrong = pc.list_parent_indices(lists).to_numpy(), dict[int, str]()
+    numbers = _labels(decoded(lists.flatten()), f"an element of {columns.label}", class_names, wrong)
+    for element in np.flatnonzero((numbers < 0) | (numbers >= classes)).tolist():
+        wrong.setdefault(element, f"an element of {columns.label} is {numbers[element]}, not in 0..{classes - 1}")
+    for element, reason in wrong.items():
+        bad.setdefault(int(rows[element]), reason)
+    good = np.setdiff1d(np.arange(len(numbers)), list(wrong))
+    out = np.zeros((len(array), classes), np.int64)
+    out[rows[good], numbers[good]] = 1
+    return out
+
+
+def _float_labels(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.float32]:
+    values = _numbers(array, name, "float32", bad)
+    _refuse(bad, ~np.isfinite(values), f"{name} is no finite number")
+    return values
 
 
 def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:

@@ -20,6 +20,7 @@ from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_NUMBERS = ("int", "bool", "float", "decimal")
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
 _GIVEN = ("float32", "int64", "string")  # types that the user can give a kept column
@@ -33,10 +34,12 @@ class Columns:
       image: name of the image column.
       nested: whether that is a struct with the field `bytes`.
       label: name of the label column.
-      label_kind: `int`, `bool` or `string`.
+      label_kind: `int`, `bool` or `string`; `float` for labels that are no classes.
       key: name of the key column; "" if keys are made of file and row.
       kept: (name, feature) of each other column.
       given: kept columns whose type the user gave: they are converted to it, with rounding for float32.
+      has_lists: whether an image has several labels, of this kind.
+      separator: text between several labels in one text; "" if they are lists.
       doubles: other float64 columns, whose values float32 must hold exactly. Files may differ in these.
     """
 
@@ -47,7 +50,13 @@ class Columns:
     key: str
     kept: tuple[tuple[str, Feature], ...]
     given: tuple[str, ...] = ()
+    has_lists: bool = False
+    separator: str = ""
     doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    def label_feature(self, classes: int) -> Feature:
+        """Returns the feature of the labels: a class, a number, or a value for each of `classes`."""
+        return Feature("float32") if self.label_kind == "float" else Feature("int64", (classes,) * self.has_lists)
 
     @property
     def paths(self) -> list[str]:
@@ -124,7 +133,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     """
     image, label = options.image_column, options.label_column
     nested = _check_image(path, schema, image, are_paths)
-    label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
+    label_kind, has_lists = _label_kind(path, schema, options)
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     names = class_names(schema)
@@ -148,7 +157,29 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
         raise UsageError(
             f"image, label and key must be three columns, not {image}, {label}, {options.key_column}", path=path
         )
-    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
+    return Columns(
+        *(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given)),
+        has_lists=has_lists,
+        separator=options.label_separator,
+        doubles=tuple(doubles),
+    )
+
+
+def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[str, bool]:
+    """Returns the kind of the labels, and whether an image has several."""
+    found, label = plain(type_of(path, schema, "label_column", options.label_column)), options.label_column
+    if options.float_labels and options.label_separator:
+        raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
+    if options.float_labels:
+        _checked_kind(path, schema, "label_column", label, _NUMBERS, "numbers, as --float_labels says")
+        return "float", False
+    if options.label_separator:
+        _checked_kind(path, schema, "label_column", label, ("string",), "strings, as --label_separator says")
+        return "string", True
+    if _kind(found) == "list" and _kind(plain(found.value_type)) in ("int", "string"):
+        return _kind(plain(found.value_type)), True
+    must = "integers, booleans or strings, or lists of integers or strings"
+    return _checked_kind(path, schema, "label_column", label, _LABELS, must), False
 
 
 def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
@@ -182,11 +213,17 @@ def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """
     try:
         content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features: Any = content["info"]["features"]
+        features = {column: _class_label(feature) for column, feature in content["info"]["features"].items()}
         named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return {column: tuple(names) for column, names in named.items()}
+
+
+def _class_label(feature: Any) -> Any:
+    """Returns a feature, or for a list of class labels the feature of its elements."""
+    inner = feature.get("feature") if isinstance(feature, dict) else None
+    return inner if isinstance(inner, dict) else feature
 
 
 def _is_class_label(feature: Any) -> bool:
@@ -230,7 +267,8 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     if kind not in kinds:
         more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
         if flag == "label_column" and pa.types.is_floating(plain(found)):
-            more = "; if they are whole numbers, write them as such (pandas: astype('Int64'))"
+            more = "; if they are whole numbers, write them as such (pandas: astype('Int64')); if they are numbers to "
+            more += "predict, give --float_labels"
         raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
     return kind
 

@@ -175,6 +175,7 @@ def source_of(
     return PathSource(
         dataset=dataset,
         class_names=table.class_names,
+        label=table.columns.label_feature(len(table.class_names)),
         files=(),
         **by_files(table, by_split),
         features=dict(table.columns.kept),

@@ -95,8 +95,8 @@ def _load(
     notes: list[str] = []
     if all(name.lower().endswith(loaded.TEXTS) for name in rows.files.names):
         rows, notes = _with_numbers(rows, used)
-    names = read_labels(folder / LABELS_FILE)
-    if names:
+    names = () if used.float_labels else read_labels(folder / LABELS_FILE)
+    if names and not used.label_separator:
         rows = _with_label_numbers(rows, used, names)
     schema = rows.data.schema
     chosen = columns.choose(str(rows.first_file), schema, used, are_paths=True)
@@ -165,17 +165,18 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
 def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, list[str]]:
     """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
     notes, label = [], used.label_column
-    encoded = rows.data.column(label).combine_chunks().dictionary_encode()
-    joined = pa.array(labels.as_one_number(encoded.dictionary.to_pylist()).values(), pa.string()).take(encoded.indices)
-    rows = rows.replaced(label, pa.chunked_array([joined]))
-    for kept in used.keep_columns:
-        name, wanted = columns.name_and_type(rows.data.schema, kept)
+    if not used.float_labels and not used.label_separator:
+        encoded = rows.data.column(label).combine_chunks().dictionary_encode()
+        texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
+        rows = rows.replaced(label, pa.chunked_array([pa.array(texts, pa.string()).take(encoded.indices)]))
+    kept = [columns.name_and_type(rows.data.schema, text) for text in used.keep_columns]
+    for name, wanted in [*kept, *([(label, "float32")] if used.float_labels else [])]:
         texts = rows.data.column(name)
         column, wrong = loaded.typed(texts, wanted)
         if wrong is not None:
             row, reason = wrong
             problem = f"column {name!r} has {texts[row].as_py()[:SHOWN]!r}, {reason}"
-            advice = f"correct it, or keep the column as {name}:string (exact text)"
+            advice = "correct it" + f", or keep the column as {name}:string (exact text)" * (name != label)
             advice += "" if wanted == "float32" or reason == loaded.NO_NUMBER else f" or {name}:float32 (rounded)"
             raise rows.refused(row, problem, advice)
         rows = rows.replaced(name, column)
@@ -307,8 +308,12 @@ def _describe(table: PathTable) -> SourceFile:
 
 def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> Iterator[str]:
     """Yields a line about the columns that were chosen by name."""
-    of_classes = f"their labels ({count_of(len(table.class_names), 'class', 'classes')})"
-    kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
+    count = count_of(len(table.class_names), "class", "classes") if table.class_names else "numbers"
+    kinds = {
+        "image_column": "names the images",
+        "label_column": f"their labels ({count})",
+        "split_column": "their splits",
+    }
     names = {flag: getattr(used, flag) for flag in kinds}
     given = dataclasses.replace(options, split_column=splits.column_of((), options.split_column))
     if any(name != getattr(given, flag) for flag, name in names.items()):

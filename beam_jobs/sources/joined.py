@@ -125,6 +125,9 @@ def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> So
 
 def _check_alike(root: StoragePath, one: tuple[str, Source], other: tuple[str, Source]) -> None:
     (first, source), (name, another) = one, other
+    if not source.label.is_class or not another.label.is_class:
+        labels_of = f"labels are {source.label} in {first} and {another.label} in {name}"
+        raise DataError(f"{labels_of}; only data sets with one class per image can be joined", path=root)
     if source.image_shape != another.image_shape:
         forms = [shape_of(each.image_shape) if each.image_shape else "files" for each in (source, another)]
         raise DataError(

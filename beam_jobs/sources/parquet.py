@@ -302,10 +302,13 @@ def open_source(options: SourceOptions) -> Source:
     files = Files(tuple(members), tuple(sum(file.groups) for file in members.values()))
     table = ParquetTable(folder, files, tuple(members.values()))
     tables.check_exact(table, chosen)
+    in_splits = tables.by_files(table, by_split)
+    class_names = tables.class_names(table, chosen, first.class_names, options.na_is_class)
     source = ParquetSource(
         dataset=options.dataset,
-        **tables.by_files(table, by_split),
-        class_names=tables.class_names(table, chosen, first.class_names, options.na_is_class),
+        **in_splits,
+        class_names=class_names,
+        label=chosen.label_feature(len(class_names)),
         files=_describe(folder, names),
         features=dict(chosen.kept),
         unique_keys=not chosen.key,

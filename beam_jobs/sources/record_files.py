@@ -26,7 +26,7 @@ from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.streams import KnownFile
 from pipeline.errors import DataError, line_of
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import SourceFile
+from pipeline.manifest import Feature, SourceFile
 from pipeline.read import sidecars
 from pipeline.records import framing, labels
 from pipeline.records.schema import OWN_FEATURES, Schema
@@ -295,7 +295,7 @@ def block_of(columns: Schema, records: Sequence[bytes], keys: NDArray[np.bytes_]
       records: serialized Examples.
       keys: keys of the Examples if they contain none.
     """
-    builder = BlockBuilder(len(records), columns.extra, columns.image_shape, keys)
+    builder = BlockBuilder(len(records), columns.extra, columns.image_shape, keys, _label_feature(columns))
     for number, record in enumerate(records):
         try:
             row = columns.row(record)
@@ -312,9 +312,16 @@ def block_of(columns: Schema, records: Sequence[bytes], keys: NDArray[np.bytes_]
     return builder.finished()
 
 
-def _label(columns: Schema, stored: Any) -> int:
+def _label_feature(columns: Schema) -> Feature:
+    """Returns the feature of the labels as they are in blocks: translated from what the records hold."""
+    return base.CLASS if columns.has_text_labels else Feature(columns.labels.dtype, columns.labels.shape)
+
+
+def _label(columns: Schema, stored: Any) -> Any:
     if stored is None:
         raise ValueError(f"there is no feature {columns.label!r}")
+    if not columns.labels.is_class:
+        return stored
     label: int = columns.labels.label_of(stored if isinstance(stored, bytes) else int(stored))
     if label < 0 and isinstance(stored, bytes):
         text = stored.decode(errors="backslashreplace")
@@ -387,6 +394,7 @@ def source_of(
         files=files,
         splits=base.rows_of(parts, root),
         image_shape=columns.image_shape,
+        label=_label_feature(columns),
         features=columns.extra,
         unique_keys=unique_keys,
         parts=parts,

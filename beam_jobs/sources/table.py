@@ -267,6 +267,8 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
     """
+    if columns.label_kind == "float":
+        return ()
     if columns.label_kind == "bool":
         return "false", "true"
     if columns.label_kind == "int" and named:
@@ -276,6 +278,8 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
 
     def visit(first: int, batch: pa.RecordBatch) -> None:
         values = blocks.decoded(batch.column(0))
+        if columns.has_lists:
+            values = blocks.decoded(blocks.label_lists(values, columns.separator).flatten())
         found = pc.unique(values).to_pylist() if columns.label_kind == "string" else [pc.max(values).as_py()]
         seen.add([label for label in found if label is not None], table.place(first)[0])
 

@@ -122,11 +122,6 @@ def _open_ours(
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     labels = made.features["label"]
-    if not labels.is_class:
-        raise UsageError(
-            f"--source={folder}: its labels are {labels}, and a converted data set has one class per image; use the "
-            "records where they are"
-        )
     if placed := [name for name, feature in made.features.items() if feature.convention]:
         raise UsageError(
             f"--source={folder}: has {', '.join(placed)}, which a conversion does not take along; use the records "

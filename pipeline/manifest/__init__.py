@@ -2,6 +2,7 @@
 
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
+    LABELS_VERSION,
     MEMBERS_VERSION,
     PACKINGS_VERSION,
     Column,
@@ -17,6 +18,7 @@ from pipeline.manifest.manifest import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "LABELS_VERSION",
     "MEMBERS_VERSION",
     "PACKINGS_VERSION",
     "Column",

@@ -596,7 +596,7 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
         feature = manifest.features.get(name)
         if feature is None and name == "key" and manifest.is_in_place:
             continue
-        if feature is not None and name == "label" and manifest.is_in_place:
+        if feature is not None and name == "label":
             yield from _of_label(feature, manifest)
             continue
         if feature is None or feature.dtype != dtype:

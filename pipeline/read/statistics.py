@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +89,12 @@ def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
     return sums, squares
 
 
-def label_histogram(labels: NDArray[np.int64], num_classes: int) -> tuple[int, ...]:
-    """Returns the count of each label."""
+def label_histogram(labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
+    """Returns the count of each label; of vectors, int64 (n, classes), of values that are not 0; () of floats."""
+    if labels.ndim > 1:
+        return tuple(np.count_nonzero(labels, axis=0).tolist()) if num_classes else ()
+    if labels.dtype != np.int64:
+        return ()
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 

@@ -48,6 +48,8 @@ SEEN: dict[str, dict[str, str]] = {
         "key_column": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
         "split_column": "unit/beam_jobs/sources/test_image_table.py::test_splits_are_those_of_the_column_or_of_the_names_of_tables",
         "na_is_class": "unit/beam_jobs/sources/test_image_table.py::test_missing_labels_are_invalid_rows_in_every_format",
+        "label_separator": "unit/beam_jobs/sources/test_labels.py::test_a_text_is_divided_at_the_separator",
+        "float_labels": "unit/beam_jobs/sources/test_labels.py::test_numbers_to_predict_are_float32",
         "delimiter": "unit/beam_jobs/sources/test_image_table.py::test_the_delimiter_may_be_given",
         "splits": "unit/beam_jobs/sources/test_splits.py::test_splits_of_any_source_may_be_left_out",
         "image_dir": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",

@@ -23,8 +23,8 @@ def split(name, examples, rejects=0, sizes=None):
 
 def made(shape=(28, 28, 1), encoding="raw", compression="", **splits):
     splits = splits or {"test": split("test", 512), "train": split("train", 1536)}
-    image = Feature("uint8", shape, encoding)
-    return Manifest("mine", ("a",), {"image": image}, splits, (0.0,), (1.0,), (), {}, compression)
+    features = {"image": Feature("uint8", shape, encoding), "label": Feature("int64")}
+    return Manifest("mine", ("a",), features, splits, (0.0,), (1.0,), (), {}, compression)
 
 
 def test_it_says_what_where_how_fast_and_what_next():
@@ -51,6 +51,14 @@ def test_it_says_what_where_how_fast_and_what_next():
 def test_the_rate_is_of_the_work_of_this_run():
     assert re.search(r"0\.5 s, 1,024 examples/s \(3\.0 s.*75%", summary(made(), "out", 0.5, 3.0, resumed=0.75))
     assert re.search(r"0\.5 s \(3\.0 s.*100%", summary(made(), "out", 0.5, 3.0, resumed=1.0))
+
+
+@pytest.mark.parametrize("label", [Feature("float32"), Feature("int64", (1,))])
+def test_labels_that_are_no_classes_need_a_task(label):
+    of_classes = made()
+    others = dataclasses.replace(of_classes, features=of_classes.features | {"label": label})
+    lines = [summary(manifest, "out", 1.0, 1.0).splitlines()[-1] for manifest in (of_classes, others)]
+    assert lines[1] == f"{lines[0]} --task=MODULE:CLASS"
 
 
 def test_invalid_rows_are_counted():

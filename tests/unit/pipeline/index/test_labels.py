@@ -262,10 +262,12 @@ def test_texts_become_the_same_classes_in_a_conversion(data, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["float", "hot"])
-def test_a_conversion_refuses_labels_that_are_no_classes(data, form, tmp_path):
-    flags = ("--dataset=tfrecord", f"--source={data(form)}", f"--data_dir={tmp_path}/out")
-    with pytest.raises(UsageError, check=said("one class per image", manifests.load(data(form)).features["label"])):
-        convert_in_process(*flags)
+def test_a_conversion_keeps_labels_that_are_no_classes(data, form, tmp_path):
+    flags = ("--dataset=tfrecord", f"--source={data(form)}", "--splits=train,validation", f"--data_dir={tmp_path}/out")
+    out, label = convert_in_process(*flags), manifests.load(data(form)).features["label"]
+    assert manifests.load(out).features["label"] == Feature(label.dtype, label.shape)
+    found, wanted = fed(out, "train"), fed(data(form), "train")
+    assert {n: found[n].tolist() for n in found} == {n: wanted[n].tolist() for n in wanted}
 
 
 def test_a_conversion_takes_a_stored_label_of_minus_one_for_none(tmp_path):

@@ -1,0 +1,181 @@
+"""Images with several labels, or with a number to predict, from every format of tables."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pipeline
+from beam_jobs import validate
+from beam_jobs.conversion.command import convert as convert_command
+from beam_jobs.sources import open_source
+from beam_jobs.sources.base import SourceOptions
+from pipeline import manifest
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
+from pipeline.manifest import Feature
+from tests.converting import convert_in_process
+from tests.raised import at, said
+from tests.round_trips import picture
+
+NAMES = [["sea", "beach"], ["city"], [], ["sea"], ["city", "sea"], ["beach"]]
+HOT = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0]])
+PRICES = [0.5, -2.25, 100.0, 0.1, 3.0, 1e10]
+
+
+@pytest.fixture
+def root(tmp_path):
+    for row in range(len(NAMES)):
+        (tmp_path / f"{row}.png").write_bytes(picture(row))
+    return tmp_path
+
+
+def write(root, form, labels):
+    """Writes a table of the images with a label for each, None for a missing one; returns the flags that read it."""
+    path = root / f"t.{form}"
+    files = [f"{row}.png" for row in range(len(labels))]
+    if form == "parquet":
+        pq.write_table(pa.table({"image": [(root / name).read_bytes() for name in files], "label": labels}), path)
+    elif form == "jsonl":
+        rows = ({"file_name": name, "label": label} for name, label in zip(files, labels, strict=True))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        texts = (" ".join(label) if isinstance(label, list) else "" if label is None else label for label in labels)
+        path.write_text("".join(f"{line}\n" for line in ["file_name,label", *map("{},{}".format, files, texts)]))
+    return {"dataset": "parquet" if form == "parquet" else "image_table", "source": str(path)}
+
+
+def opened(root, form, labels, **options):
+    if form == "csv" and "float_labels" not in options:
+        options |= {"label_separator": " "}
+    return open_source(SourceOptions(**write(root, form, labels), **options))
+
+
+def everything(source):
+    return source.read("train", np.arange(source.splits["train"]))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_an_image_of_several_classes_has_a_one_for_each(root, form):
+    source = opened(root, form, NAMES)
+    assert (source.class_names, source.label) == (("beach", "city", "sea"), Feature("int64", (3,)))
+    block = everything(source)
+    assert (block.labels.tolist(), block.bad) == (HOT.tolist(), {})
+
+
+def test_a_text_is_divided_at_the_separator(root):
+    labels = ["a, b", "", "b,,a", "c", None, "NA,a"]
+    source = opened(root, "parquet", labels, label_separator=",")
+    assert source.class_names == ("a", "b", "c")
+    block = everything(source)
+    assert block.labels[:4].tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert set(block.bad) == {4, 5}
+    assert block.bad[4] == "label is null"
+    assert "'NA'" in block.bad[5]
+    assert opened(root, "parquet", labels, label_separator=",", na_is_class=True).class_names == ("NA", "a", "b", "c")
+
+
+def test_lists_of_numbers_are_classes_by_number(root):
+    source = opened(root, "parquet", [[0, 2], [1], [], None, [-1], [2, None]])
+    assert source.class_names == ("0", "1", "2")
+    block = everything(source)
+    assert block.labels[:3].tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert {row: reason.split("label ")[1] for row, reason in block.bad.items()} == {
+        3: "is null", 4: "is -1, not in 0..2", 5: "is null",
+    }  # fmt: skip
+
+
+def test_class_names_of_lists_are_those_of_hugging_face_or_of_labels_txt(root):
+    flags = write(root, "parquet", [[0], [1]])
+    label = {"feature": {"_type": "ClassLabel", "names": ["ape", "bee", "cat"]}, "_type": "Sequence"}
+    table = pq.read_table(flags["source"])
+    info = json.dumps({"info": {"features": {"label": label}}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": info}), flags["source"])
+    assert open_source(SourceOptions(**flags)).class_names == ("ape", "bee", "cat")
+    (root / "labels.txt").write_text("sea\ncity\nbeach\n")
+    for form in ("csv", "jsonl"):
+        source = opened(root, form, NAMES)
+        assert source.class_names == ("sea", "city", "beach")
+        assert everything(source).labels.tolist() == HOT[:, ::-1].tolist()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_numbers_to_predict_are_float32(root, form):
+    (root / "labels.txt").write_text("no class\n")
+    source = opened(root, form, PRICES, float_labels=True)
+    assert (source.class_names, source.label) == ((), Feature("float32"))
+    block = everything(source)
+    assert (block.labels.dtype, block.labels.tolist()) == (np.float32, np.float32(PRICES).tolist())
+
+
+def test_a_label_that_is_no_finite_number_is_an_invalid_row(root):
+    block = everything(opened(root, "parquet", [1.0, None, float("nan"), 1e300], float_labels=True))
+    assert {row: reason.removeprefix("label ") for row, reason in block.bad.items()} == {
+        1: "is null", 2: "is no finite number", 3: "1e+300 is beyond float32",
+    }  # fmt: skip
+    assert set(everything(opened(root, "csv", ["1", "", "2.5"], float_labels=True)).bad) == {1}
+    with pytest.raises(DataError, check=at("t.csv", "'label' has 'x'", "no number", part="row 1")):
+        opened(root, "csv", ["1", "x"], float_labels=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "flags", "facts"),
+    [
+        (["a"], {"float_labels": True}, ("--label_column=label", "string", "--float_labels")),
+        ([1], {"label_separator": " "}, ("--label_column=label", "int64", "--label_separator")),
+        ([1.5], {}, ("--label_column=label", "double", "--float_labels")),
+        ([[1.5]], {}, ("--label_column=label", "list<", "lists of integers or strings")),
+        ([[1]], {"label_separator": " ", "float_labels": True}, ("--label_separator", "--float_labels")),
+    ],
+)
+def test_labels_of_another_kind_are_refused(root, labels, flags, facts):
+    with pytest.raises(UsageError, check=said(*facts)):
+        opened(root, "parquet", labels, **flags)
+
+
+KINDS = {
+    "several": (NAMES, [], HOT.tolist(), (2, 2, 3)),
+    "float": (PRICES, ["--float_labels"], np.float32(PRICES).tolist(), ()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("encoding", ["source", "raw"])
+def test_a_data_set_of_them_is_fed_checked_and_converted_again(root, kind, encoding, capsys):
+    labels, flags, wanted, histogram = KINDS[kind]
+    given = [f"--{name}={value}" for name, value in write(root, "parquet", labels).items()]
+    given += [*flags, f"--image_encoding={encoding}", "--num_shards=2"]
+    out = convert_in_process(*given, f"--data_dir={root}/out")
+    made = manifest.load(out)
+    assert made.splits["train"].label_histogram == histogram
+    assert ("label" in made.columns) == (kind == "float")
+    again = convert_in_process("--dataset=tfrecord", f"--source={out}", f"--data_dir={root}/again")
+    for folder in (out, again):
+        batches = pipeline.input_fn(folder, "train", global_batch_size=1, training=False, features=("key",))
+        fed = {int(x["key"][0].numpy().split(b"#")[1]): label[0].numpy().tolist() for x, label, _ in batches}
+        assert [fed[row] for row in range(len(labels))] == wanted
+    validate.main([str(out)])
+    assert "the data set matches its manifest" in capsys.readouterr().out
+
+
+def test_the_command_says_the_classes_and_shuffles_in_two_passes(root, capsys):
+    given = [f"--{name}={value}" for name, value in write(root, "csv", NAMES).items()]
+    given += ["--label_separator= ", f"--data_dir={root}/out"]
+    convert_command("convert", [*given, "--dry_run"])
+    assert "2 of 3 classes  city, sea  png" in capsys.readouterr().out
+    convert_command("convert", [*given, "--passes=2", "--num_shards=2"])
+    assert manifest.load(LocalPath(root / "out")).features["label"] == Feature("int64", (3,))
+    assert (root / "out" / "card.html").exists()
+    with pytest.raises(UsageError, check=said("--columns", "'label'")):
+        convert_command("convert", [*given, "--columns=records:label", "--overwrite=true"])
+
+
+def test_data_sets_with_several_labels_are_not_joined(root):
+    for name in "ab":
+        convert_in_process(
+            *[f"--{n}={v}" for n, v in write(root, "parquet", NAMES).items()], f"--data_dir={root}/{name}"
+        )
+    with pytest.raises(DataError, check=said("one class per image", "int64 (3,)")):
+        open_source(SourceOptions("tfrecord", f"{root}/[ab]/*.tfrecord"))
