@@ -69,7 +69,7 @@ class Cifar10Tutorial(CropFirst):
         result = (self.crop, self.crop)
         if not training:
             top, left = ((n - self.crop) // 2 for n in size)
-            return [moves.crop(result, lambda keys: (tf.fill(tf.shape(keys), top), tf.fill(tf.shape(keys), left)))]
+            return [moves.crop(0, result, lambda keys: (tf.fill(tf.shape(keys), top), tf.fill(tf.shape(keys), left)))]
         flips = [moves.flip(result, self._is_flipped)] if self.flip else []
         return [*(super().moves(size, training) or ()), *flips]
 

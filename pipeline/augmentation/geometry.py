@@ -67,12 +67,7 @@ class CropFirst(Recipe):
         if not training:
             return []
         shape = (*size, 1)
-
-        def corners(keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            top, left = self.corners(shape, keys)
-            return top - self.padding, left - self.padding
-
-        return [moves.crop(self.crop_size(shape), corners)]
+        return [moves.crop(self.padding, self.crop_size(shape), lambda keys: self.corners(shape, keys))]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         _, height, width, channels = images.shape

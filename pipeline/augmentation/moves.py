@@ -8,9 +8,11 @@ by move, so that what has left the picture does not come back. Boxes and points 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
-from pipeline.augmentation import kernels
+from pipeline.augmentation import kernels, passes
+from pipeline.augmentation.passes import Pass
 from pipeline.lazily import tf
 
 _BITS = 24  # bits of the fraction to which maps are rounded, so that coordinates have the same bits in any batch
@@ -24,25 +26,28 @@ class Move:
       size: (height, width) of the result, pixels.
       maps: function that computes each row's map from its key, uint64 (rows,): from (x, y, 1) of a pixel of the result
         to (x, y) in the image before, float64 (rows, 2, 3). A pixel's middle has its number as coordinate.
+      exact: pass of the same result, whose pixels are pixels of the image, or 0 from outside of it; None without one.
     """
 
     size: tuple[int, int]
     maps: Callable[[tf.Tensor], tf.Tensor]
+    exact: Pass | None = None
 
     def of(self, keys: Callable[[tf.Tensor], tf.Tensor]) -> Move:
         """Returns the move with its maps computed from `keys(given keys)`."""
         maps = self.maps
-        return dataclasses.replace(self, maps=lambda given: maps(keys(given)))
+        exact = self.exact and self.exact.of(keys)
+        return dataclasses.replace(self, maps=lambda given: maps(keys(given)), exact=exact)
 
 
-def crop(size: tuple[int, int], corners: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Move:
-    """Returns the move of a crop; `corners` returns top and left of each, which may lie outside of the image."""
+def crop(padding: int, size: tuple[int, int], corners: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Move:
+    """Returns the move of a crop of padded images; `corners` returns top and left of each in the padded image."""
 
     def maps(keys: tf.Tensor) -> tf.Tensor:
         top, left = corners(keys)
-        return aligned(1.0, left, 1.0, top)
+        return aligned(1.0, left - padding, 1.0, top - padding)
 
-    return Move(size, maps)
+    return Move(size, maps, passes.crop(padding, size, corners))
 
 
 def flip(size: tuple[int, int], flipped: Callable[[tf.Tensor], tf.Tensor]) -> Move:
@@ -52,7 +57,7 @@ def flip(size: tuple[int, int], flipped: Callable[[tf.Tensor], tf.Tensor]) -> Mo
         mirrored = flipped(keys)
         return aligned(tf.where(mirrored, -1.0, 1.0), tf.where(mirrored, size[1] - 1.0, 0.0), 1.0, 0.0)
 
-    return Move(size, maps)
+    return Move(size, maps, passes.flip(flipped))
 
 
 def stretch(before: tuple[int, int], after: tuple[int, int]) -> Move:
@@ -89,7 +94,9 @@ def aligned(
     return tf.stack([tf.stack([across, nothing, left], axis=-1), tf.stack([nothing, down, top], axis=-1)], axis=1)
 
 
-def masks_moved(masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int) -> tf.Tensor:
+def masks_moved(
+    masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int, by_passes: bool = False
+) -> tf.Tensor:
     """Returns masks after some moves, each pixel from the nearest one: uint8 (rows, height, width, 1).
 
     Args:
@@ -97,14 +104,27 @@ def masks_moved(masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: 
       keys: one key per row, uint64 (rows,).
       moves: moves in order.
       fill: class of the pixels that come from outside of the image.
+      by_passes: whether compiled passes make the moves that have one.
     """
+    for is_exact, group in itertools.groupby(moves, key=lambda move: by_passes and move.exact is not None):
+        masks = (_by_passes if is_exact else _by_maps)(masks, keys, list(group), fill)
+    return masks
 
+
+def _by_passes(masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int) -> tf.Tensor:
+    def swapped(masks: tf.Tensor) -> tf.Tensor:  # 0, which passes put in, with the class to fill with
+        return tf.bitwise.bitwise_xor(masks, tf.constant(fill, tf.uint8)) if fill else masks
+
+    return swapped(passes.apply(swapped(masks), keys, [move.exact for move in moves if move.exact]))
+
+
+def _by_maps(masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int) -> tf.Tensor:
     def moved(masks: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         for move in moves:
             masks = kernels.nearest(masks, kernels.places(move.maps(keys), move.size), move.size, fill)
         return masks
 
-    return kernels.separate(moved)(masks, keys) if moves else masks
+    return kernels.separate(moved)(masks, keys)
 
 
 def maps_of(keys: tf.Tensor, moves: Sequence[Move]) -> list[tf.Tensor]:

@@ -341,7 +341,8 @@ def _annotations(resolved: ResolvedRequest, decoder: ImageDecoder) -> Annotation
     placed, recipe = resolved.placed, recipe_of(resolved)
     assert recipe is not None
     moves = moves_of(recipe, decoder.image_shape[:2], resolved.order.training, ", ".join(placed))
-    return Annotations(placed, decoder, moves)
+    by_passes = operations.is_compiled() and not is_read_by_graph(resolved.request)
+    return Annotations(placed, decoder, moves, by_passes)
 
 
 def _turns_of(resolved: ResolvedRequest) -> Turns | None:

@@ -27,11 +27,13 @@ class Annotations:
       features: masks, boxes and points of the manifest, by name.
       decoder: decodes the images, or a part of each.
       moves: moves of the recipe, in order.
+      by_passes: whether compiled passes move masks, where a move has one.
     """
 
     features: dict[str, Feature]
     decoder: ImageDecoder
     moves: Sequence[Move]
+    by_passes: bool = False
 
     def decoded(
         self, records: tf.Tensor, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None
@@ -85,7 +87,7 @@ class Annotations:
         maps = moves.maps_of(keys, self.moves) if others else []
         for name, feature in self.features.items():
             if name == MASK:
-                made[name] = moves.masks_moved(columns[name], keys, self.moves, feature.fill)
+                made[name] = moves.masks_moved(columns[name], keys, self.moves, feature.fill, self.by_passes)
                 continue
             numbers = tf.tile(tf.constant(self._size, tf.float64), [columns[name].shape[-1] // 2])
             pixels, visible = tf.cast(columns[name], tf.float64) * numbers, columns[name + WEIGHT] > 0

@@ -130,6 +130,8 @@ KERNEL static void flip(const uint8_t *from, uint8_t *to, Size size, int64_t byt
     int64_t line = size.width * bytes;
     for (int64_t y = 0; y < size.height; y++, from += line, to += line) {
         int64_t x = bytes == RGB ? FLIP_VECTORS(from, to, size.width) : 0;
+        if (bytes == 1) /* of grey images and masks: without a call for each pixel */
+            for (; x < size.width; x++) to[x] = from[line - 1 - x];
         for (; x < size.width; x++) memcpy(to + x * bytes, from + line - (x + 1) * bytes, (size_t)bytes);
     }
 }

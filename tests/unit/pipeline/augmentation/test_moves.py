@@ -6,6 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import operations
 from pipeline.augmentation import kernels, moves
 from pipeline.augmentation.base import ImageStatistics
 from pipeline.augmentation.composed import augmented_by_passes, moves_of
@@ -57,6 +58,11 @@ def check_masks(text, seed):
     made = augmented(text, images)
     moved = moves.masks_moved(tf.constant(images), KEYS, moves_by(text), 0).numpy()
     assert moved.shape == made.shape
+    if operations.is_compiled():
+        for fill in (0, 255):
+            given = tf.constant(images), KEYS, moves_by(text), fill
+            by_passes, by_maps = (moves.masks_moved(*given, by_passes=way).numpy() for way in (True, False))
+            np.testing.assert_array_equal(by_passes, by_maps, text)
     resampled = sum(text.count(name) for name in ("affine", "resize"))
     if not resampled:
         np.testing.assert_array_equal(moved, made)
@@ -118,8 +124,8 @@ def test_masks_and_boxes_follow_random_programs(text, seed):
 def test_what_has_left_the_picture_does_not_come_back():
     """A shift to one side and back by crops of another size: the image is black there, and the mask has its fill."""
     there, back = (
-        moves.crop(SIZE, lambda keys, by=by: (tf.zeros_like(keys, tf.int32), tf.fill(tf.shape(keys), by)))
-        for by in (10, -10)
+        moves.crop(10, SIZE, lambda keys, left=left: (tf.fill(tf.shape(keys), 10), tf.fill(tf.shape(keys), left)))
+        for left in (20, 0)
     )
     masks = tf.ones((ROWS, *SIZE, 1), tf.uint8)
     moved = moves.masks_moved(masks, KEYS, [there, back], 9).numpy()
