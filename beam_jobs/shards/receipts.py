@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import crc32c
 
 from beam_jobs import drafts
 from beam_jobs.examples.columns import Packed
+from pipeline.files.fields import from_json
 from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import ShardInfo, naming
 from pipeline.read.statistics import PixelSums
@@ -91,8 +91,9 @@ def save(folder: StoragePath, receipt: Receipt) -> None:
 def load(path: StoragePath) -> Receipt | None:
     """Returns the receipt in a file; None if the file is missing or incomplete."""
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        receipt: Receipt = from_json(Receipt, json.loads(path.read_text(encoding="utf-8")))
+        return receipt
+    except (OSError, ValueError):
         return None
 
 
@@ -131,19 +132,3 @@ def file_crc32c(path: StoragePath) -> str | None:
     except OSError:
         return None
     return f"{crc:08x}"
-
-
-def _parse(content: dict[str, Any]) -> Receipt:
-    return Receipt(
-        split=content["split"],
-        shard=content["shard"],
-        info=ShardInfo(**content["info"]),
-        label_histogram=tuple(content["label_histogram"]),
-        formats=tuple(content["formats"]),
-        sizes=tuple((tuple(size), count) for size, count in content["sizes"]),
-        sums=PixelSums(**content["sums"]),
-        num_rejects=content["num_rejects"],
-        rejects=tuple(Reject(**reject) for reject in content["rejects"]),
-        turned=content["turned"],
-        columns=content["columns"],
-    )

@@ -7,6 +7,7 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 OPTIONAL = "optional"  # metadata of fields that files of earlier releases lack
@@ -17,8 +18,8 @@ def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> A
     """Converts a JSON value to a dataclass, or to another type that fields may have.
 
     Args:
-      kind: type: a dataclass, tuple[T, ...], dict[str, T], T | None, Literal[...], int, float, str, bool or
-        Any.
+      kind: type: a dataclass, tuple[T, ...], tuple[T, U], list[T], dict[str, T], T | None, Literal[...], int, float,
+        str, bool or Any.
       value: JSON value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
       path: place of the value in the file, for messages.
       is_exact: whether objects must be this release's; otherwise they may lack fields that have a default, and have
@@ -30,10 +31,11 @@ def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> A
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _object(kind, value, path, is_exact)
-    if origin is tuple and isinstance(value, list) and (parts[-1] is Ellipsis or len(value) == len(parts)):
-        is_plain = all(type(item) is parts[0] for item in value)
-        items = (from_json(parts[0], item, f"{path}[{i}]", is_exact) for i, item in enumerate(value))
-        return tuple(value if is_plain else items)
+    kinds = _kinds_of(origin, parts, value)
+    if kinds is not None:
+        is_plain = all(type(item) is one for item, one in zip(value, kinds, strict=True))
+        items = (from_json(kinds[i], item, f"{path}[{i}]", is_exact) for i, item in enumerate(value))
+        return origin(value if is_plain else items)
     if origin is dict and isinstance(value, dict):
         return {name: from_json(parts[1], item, f"{path}[{name!r}]", is_exact) for name, item in value.items()}
     if origin is types.UnionType:
@@ -46,6 +48,14 @@ def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> A
         name = kind.__name__ if isinstance(kind, type) else kind
         raise ValueError(f"{path or 'the value'} is {value!r}, not of type {name}")
     return value
+
+
+def _kinds_of(origin: Any, parts: tuple[Any, ...], value: Any) -> Sequence[Any] | None:
+    """Returns the kind of each item if a value is a list for such a tuple or list; None if it is not."""
+    if origin not in (tuple, list) or not isinstance(value, list):
+        return None
+    kinds = parts[:1] * len(value) if origin is list or parts[-1] is Ellipsis else parts
+    return kinds if len(kinds) == len(value) else None
 
 
 def as_json(value: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pipeline import images
+from pipeline import images, step_rows
 from pipeline.commands import commandline, quiet
 from pipeline.errors import DataError, UsageError
 from pipeline.request import HOST
@@ -30,6 +30,7 @@ from trainer.watching.source import RunSource
 _MODULE = "trainer.watching.batch"
 _MOST, _COLUMNS = 32, 8  # number of images, in total and per row
 _TILE, _GAP, _CAPTION = 64, 6, 14  # pixels
+_LETTERS = 10  # that fit below a tile
 _INK = (128, 128, 128, 255)  # legible on both white and black
 _SECONDS = 180.0
 
@@ -96,19 +97,12 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
         left, top = i % _COLUMNS * (_TILE + _GAP), i // _COLUMNS * (_TILE + _CAPTION + _GAP)
         tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
-        text, font = images.lettering(_name(label, names), 11)
+        name = step_rows.name_of(label, names).partition(" + ")[0]  # of a mix, the class with the largest share
+        text, font = images.lettering(name[:_LETTERS], 11)
         pen.text((left, top + _TILE), text, _INK, font)
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()
-
-
-def _name(label: NDArray[np.generic], names: Sequence[str]) -> str:
-    """Returns the class name of a label, or its number; for a mixed label, of the class with the largest share."""
-    if not np.ndim(label) and label.dtype.kind == "f":
-        return f"{label:g}"
-    number = int(np.argmax(label)) if np.ndim(label) else int(label)
-    return names[number][:10] if number < len(names) else str(number)
 
 
 def entry_point() -> NoReturn:
