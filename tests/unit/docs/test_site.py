@@ -58,3 +58,11 @@ def test_a_section_of_the_index_lists_its_pages_in_the_contents():
     assert list(CONF["_pages"](above)) == [
         "```{toctree}", ":hidden:", ":caption: Do", "", "B b <b>", "D <../D>", "```"
     ]  # fmt: skip
+
+
+def test_a_release_takes_two_screens_and_links_its_full_list():
+    _, *releases = re.split(r"^## ", (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [release for release in releases if len(release.splitlines()) > 60] == []
+    linked = [re.findall(r"\(docs/(changes_\w+\.md)\)", release) for release in releases]
+    assert linked[0] == ["changes_next.md"]
+    assert {name for names in linked for name in names} == {page.name for page in DOCS.glob("changes_*.md")}
