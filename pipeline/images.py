@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageDraw
 import PIL.ImageFont
 import PIL.JpegImagePlugin
 from numpy.typing import NDArray
@@ -409,6 +410,29 @@ def lettering(text: str, size: int) -> tuple[str, PIL.ImageFont.FreeTypeFont]:
                 return text, found
     plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
     return "".join(letter if letter in _OWN_LETTERS else "?" for letter in plain), own
+
+
+def written(
+    pen: PIL.ImageDraw.ImageDraw, at: tuple[float, float], text: str, ink: Any, size: int, anchor: str = "la"
+) -> None:
+    """Writes a text in a font that has its letters."""
+    text, font = lettering(text, size)
+    pen.text(at, text, ink, font, anchor=anchor)
+
+
+def width_of(text: str, size: int) -> float:
+    """Returns the width of a written text in pixels."""
+    text, font = lettering(text, size)
+    return font.getlength(text)
+
+
+def fitted(text: str, size: int, width: float) -> str:
+    """Returns a text, cut to be no wider than `width` pixels."""
+    if width_of(text, size) <= width:
+        return text
+    while text and width_of(text + "…", size) > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
 
 
 def _font_of_matplotlib() -> str:

@@ -253,11 +253,11 @@ def sheet(title: str, groups: Mapping[str, Sequence[Tile]]) -> Image.Image:
     headings = sum(bool(heading) for heading in groups)
     picture = Image.new("RGB", (width, rows * pair + (3 + 2 * headings) * _CAPTION), "white")
     pen = ImageDraw.Draw(picture)
-    _write(pen, (_GAP, _CAPTION // 2), title, _INK)
+    images.written(pen, (_GAP, _CAPTION // 2), title, _INK, _LETTERS)
     top = 2 * _CAPTION
     for heading, tiles in groups.items():
         if heading:
-            _write(pen, (_GAP, top + _CAPTION // 2), heading, _INK)
+            images.written(pen, (_GAP, top + _CAPTION // 2), heading, _INK, _LETTERS)
             top += 2 * _CAPTION
         for i, tile in enumerate(tiles):
             corner = _GAP + i % columns * (side + _GAP), top + i // columns * pair
@@ -271,7 +271,7 @@ def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tu
     below = top + side + _GAP // 2
     for image, y in ((tile.above, top), (tile.below, below)):
         if image is None:
-            _write(pen, (left + _GAP, y + side // 2), "-", _INK)
+            images.written(pen, (left + _GAP, y + side // 2), "-", _INK, _LETTERS)
         else:
             scaled = Image.fromarray(images.as_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
             picture.paste(scaled, (left, y))
@@ -279,16 +279,6 @@ def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tu
         pen.rectangle((left - 2, top - 2, left + side + 1, below + side + 1), outline=_MARK, width=2)
     for number, line in enumerate(tile.lines):
         at = (left, below + side + number * _CAPTION)
-        while len(line) > 1 and _width(line) > side + _GAP - 2:
+        while len(line) > 1 and images.width_of(line, _LETTERS) > side + _GAP - 2:
             line = line[1:] if number == len(tile.lines) - 1 > 0 else line[:-1]  # noqa: PLW2901, keys end differently
-        _write(pen, at, line, _MARK if tile.is_marked else _INK)
-
-
-def _write(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, ink: Any) -> None:
-    text, font = images.lettering(text, _LETTERS)
-    pen.text(at, text, ink, font)
-
-
-def _width(text: str) -> float:
-    text, font = images.lettering(text, _LETTERS)
-    return font.getlength(text)
+        images.written(pen, at, line, _MARK if tile.is_marked else _INK, _LETTERS)

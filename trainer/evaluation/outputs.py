@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from pipeline.commands.text import count_of
 from pipeline.errors import named
 from pipeline.files.write import replaced
-from pipeline.images import as_rgb, lettering
+from pipeline.images import as_rgb, fitted, width_of, written
 from trainer.evaluation.judging import Confusion, Judgement, Mistake, Report, summary
 from trainer.inference import Trained
 
@@ -328,29 +328,6 @@ def _tile(image: NDArray[np.generic]) -> Image.Image:
     size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
     smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
     return Image.fromarray(np.ascontiguousarray(pixels)).resize(size, smooth)
-
-
-def written(
-    pen: ImageDraw.ImageDraw, at: tuple[float, float], text: str, ink: _Color | str | int, size: int, anchor: str = "la"
-) -> None:
-    """Writes a text in a font that has its letters."""
-    text, font = lettering(text, size)
-    pen.text(at, text, ink, font, anchor=anchor)
-
-
-def width_of(text: str, size: int) -> float:
-    """Returns the width of a written text in pixels."""
-    text, font = lettering(text, size)
-    return font.getlength(text)
-
-
-def fitted(text: str, size: int, width: float) -> str:
-    """Returns a text, cut to be no wider than `width` pixels."""
-    if width_of(text, size) <= width:
-        return text
-    while text and width_of(text + "…", size) > width:
-        text = text[:-1]
-    return text.rstrip() + "…"
 
 
 def _mixed(share: float, color: _Color, ground: _Color = (255, 255, 255)) -> _Color:

@@ -98,8 +98,7 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
         tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
         name = step_rows.name_of(label, names).partition(" + ")[0]  # of a mix, the class with the largest share
-        text, font = images.lettering(name[:_LETTERS], 11)
-        pen.text((left, top + _TILE), text, _INK, font)
+        images.written(pen, (left, top + _TILE), name[:_LETTERS], _INK, 11)
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()

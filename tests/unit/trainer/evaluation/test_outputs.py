@@ -7,11 +7,12 @@ import PIL.Image
 import pytest
 
 from pipeline.errors import DataError
+from pipeline.images import fitted, width_of
 from tests.runs import scalars
 from trainer.config.trained import EvaluateConfig
 from trainer.evaluation import command, outputs
 from trainer.evaluation.judging import Judge, Mistake, Report
-from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, fitted, width_of, worst_mistakes
+from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, worst_mistakes
 
 
 @pytest.fixture
