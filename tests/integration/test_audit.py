@@ -70,7 +70,7 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
 def test_a_folder_that_is_no_data_set_is_said_before_flags_that_are_missing(tmp_path):
     done = audit(tmp_path / "nowhere")
     assert done.returncode == 1
-    assert re.match(r"\S+ ?\S*: \S+nowhere/manifest.json: no manifest, so .* is not a data set", done.stderr)
+    assert re.match(r"\S+ ?\S*: \S+nowhere: there is no such folder; make one with: ", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_no_data_is_one_line(script, folder):
     code, out, err = finish(start(folder, text.strip().replace("demo/digits", "nowhere")))
     assert (code, out) == (1, "")
     assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith(f"{script}: nowhere/manifest.json: no manifest")
+    assert err.splitlines()[-1].startswith(f"{script}: nowhere: there is no such folder")
 
 
 def test_no_array_is_copied_and_each_record_comes_once_an_epoch(done):
