@@ -72,6 +72,8 @@ def _fill(app: Any, page: str, source: list[str]) -> None:
     source[0] = _MADE.sub(
         lambda found: "\n".join(makers[found[1]](found[2] or found.string[: found.start()])), source[0]
     )
+    if page.startswith("docs/changes_"):  # which have every word, and would come before the page that has the answer
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
 def _as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,6 +159,12 @@ class SourceOptions:
         *("image_folder", "image_table"),
         shapes=False,
     )
+
+    def __reduce__(self) -> tuple[Callable[[], SourceOptions], tuple[()]]:
+        """Pickles only the options that were given: they are a good part of the pickle of a source."""
+        fields = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        given = {field.name: value for field, value in fields if value != field.default}
+        return functools.partial(SourceOptions, **given), ()
 
 
 @dataclasses.dataclass(frozen=True)

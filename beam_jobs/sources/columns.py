@@ -178,7 +178,7 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
         return "string", True
     if _kind(found) == "list" and _kind(plain(found.value_type)) in ("int", "string"):
         return _kind(plain(found.value_type)), True
-    must = "integers, booleans or strings, or lists of integers or strings"
+    must = "integers, booleans or strings, or lists of them"
     return _checked_kind(path, schema, "label_column", label, _LABELS, must), False
 
 
@@ -267,8 +267,10 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     if kind not in kinds:
         more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
         if flag == "label_column" and pa.types.is_floating(plain(found)):
-            more = "; if they are whole numbers, write them as such (pandas: astype('Int64')); if they are numbers to "
-            more += "predict, give --float_labels"
+            more = (
+                "; if they are whole numbers, write them as such (pandas: astype('Int64')); to predict numbers, give "
+            )
+            more += "--float_labels"
         raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
     return kind
 

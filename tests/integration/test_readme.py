@@ -241,6 +241,22 @@ def test_loops_and_channels_are_ported_in_as_few_lines_as_the_page_says(folder, 
 
 
 @pytest.mark.slow
+def test_what_comes_from_other_tools_runs_as_the_page_says(folder, follow):
+    draw = np.random.default_rng(0)
+    for name, level in (("cats", 40), ("dogs", 160)):
+        (folder / "pets" / name).mkdir(parents=True)
+        for number in range(50):
+            pixels = draw.integers(level, level + 60, (40, 30, 3), np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / "pets" / name / f"{number}.png")
+    *_, trained = follow("coming_from.md").values()
+    assert "mirrored: 2 replicas" in trained
+    assert "lenet" in trained
+    printed = ported(folder, "coming_from.md", ["keras"])
+    assert "5/5" in printed["before_keras"]
+    assert "5/5" in printed["after_keras"]
+
+
+@pytest.mark.slow
 def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     """With less data and fewer steps: the content of the first line, and the flags in the page's table."""
     page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]

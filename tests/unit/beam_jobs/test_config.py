@@ -14,6 +14,8 @@ SHAPING = {
     "split_column": "fold",
     "splits": "train,test",
     "na_is_class": True,
+    "label_separator": True,
+    "float_labels": True,
     "delimiter": ";",
     "keep_columns": "a,b",
     "feature_map": "image:image_raw",

@@ -60,6 +60,13 @@ def test_a_section_of_the_index_lists_its_pages_in_the_contents():
     ]  # fmt: skip
 
 
+def test_the_first_page_has_the_commands_of_the_readme():
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("../README.md", "index.md")]
+    readme, first = (re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for page in pages)
+    assert len(readme[0].splitlines()) == 5
+    assert first == readme
+
+
 def test_a_release_takes_two_screens_and_links_its_full_list():
     _, *releases = re.split(r"^## ", (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [release for release in releases if len(release.splitlines()) > 60] == []
