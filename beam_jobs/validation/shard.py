@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
-import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from beam_jobs.shards import keys
 from beam_jobs.shards.keys import KeyHashes
 from pipeline import images
+from pipeline.commands import quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, location, reason_of
 from pipeline.files.paths import StoragePath
@@ -511,7 +511,7 @@ def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
     """Returns a function that asks TensorFlow whether training can decode a record; None without TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:
         return None
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or every worker logs notes about its processor
-    from pipeline.decode.records import ImageJudge  # noqa: PLC0415, which takes seconds
+    with quiet.loading():  # or every worker logs notes about its processor
+        from pipeline.decode.records import ImageJudge  # noqa: PLC0415, which takes seconds
 
     return ImageJudge(manifest).problem
