@@ -12,6 +12,7 @@ import pytest
 import pipeline
 from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import LABELS_VERSION
 from pipeline.records import framing
 from tests.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
 from tests.raised import at
@@ -184,7 +185,7 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path, kind):
     [
         ("raw", "unknown", {"dtype": "int64", "shape": []}, ["'unknown'", "0 values", "says 1"]),
         ("raw", "key", {"shape": [2]}, ["'key'", "1 value,", "says 2"]),
-        ("raw", "label", {"shape": [2]}, ["'label'", "1 value,", "says 2"]),
+        ("raw", "label", {"shape": [3]}, ["'label'", "1 value,", "says 3"]),
         ("raw", "image", {"shape": [9, 6, 3]}, ["image", "144 bytes"]),
         ("raw", "image", {"encoding": "png"}, ["image"]),
         ("png", "image", {"shape": [9, 6, 3]}, ["8x6x3", "not 9x6x3"]),
@@ -199,6 +200,7 @@ def test_an_example_that_is_not_what_the_manifest_says_is_named(tmp_path, encodi
         for split in content["splits"].values():
             split["image_sizes"] = {}
             if name == "label":  # a vector has no histogram
+                content["format_version"] = LABELS_VERSION
                 split |= {"label_histogram": [], "is_labelled": True}
 
     edit_manifest(tmp_path, change)

@@ -138,7 +138,7 @@ def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
     with pytest.raises(UsageError, match="--eval_split=test: .*validation"):
         plan.make(config_of(data_dir=data_dir, eval_split="test"))
     with pytest.raises(UsageError, match="--eval_split=test: .*--eval_split=none"):
-        plan.make(config_of(data_dir=data_dir, train_split="train+validation[:9]"))  # none is left
+        plan.make(config_of(data_dir=data_dir, model="mlp", train_split="train+validation[:9]"))  # none is left
 
 
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
@@ -230,7 +230,7 @@ def test_flags_that_do_not_go_with_another_data_set(flags, message, data_dir, co
 )
 def test_replicas_have_to_divide_the_batch(values, workers, data_dir, config_of):
     with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas.* 99 and 102"):
-        plan.make(config_of(data_dir=data_dir, **values), workers)
+        plan.make(config_of(data_dir=data_dir, model="mlp", **values), workers)
 
 
 def test_no_data(tmp_path, config_of):

@@ -83,12 +83,12 @@ def test_wrong_texts(text, message):
 def test_a_weight_of_a_single_source_is_noticed(tmp_path):
     with pytest.raises(DataError, match="/a=0.7: .*; .* the weight"):
         manifests.load(tmp_path / "a=0.7")
-    with pytest.raises(DataError, match="/a=0.7,b=0.3 .*; .* one data set"):
+    with pytest.raises(DataError, match="/a=0.7,b=0.3: .*; .* one data set"):
         manifests.load(tmp_path / "a=0.7,b=0.3")
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, check=at("file")):
         manifests.load(tmp_path / "file")
-    with pytest.raises(DataError, match="/a=b .*beam_jobs.convert"):
+    with pytest.raises(DataError, match="/a=b: .*beam_jobs.convert"):
         manifests.load(tmp_path / "a=b")
 
 
