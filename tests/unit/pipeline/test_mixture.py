@@ -254,7 +254,7 @@ def parse(records):
         ({"shuffle_bytes": 200}, "source '.*a:train': shuffle_bytes=133: .* 144 "),
         ({"features": ("box",)}, "box"),
         ({"parse": parse}, r"a:train' .*b:train\[:40\]' .*\(1,\).*\(2,\)"),
-        ({"statistics": "nowhere"}, "nowhere/manifest.json"),
+        ({"statistics": "nowhere"}, "nowhere: there is no such folder"),
     ],
 )
 def test_wrong_options(mixture, options, message):

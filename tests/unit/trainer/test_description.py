@@ -25,7 +25,7 @@ def described(tmp_path, config_of):
     write_dataset(tmp_path / "data", (11, 9))
 
     def described(data_dir=tmp_path / "data", **flags):
-        flags = {"global_batch_size": 4, "strategy": "multiworker", **flags}
+        flags = {"model": "mlp", "global_batch_size": 4, "strategy": "multiworker", **flags}
         config = config_of(data_dir=data_dir, **flags)
         return description.of(config, plan.make(config, TWO.size))
 
