@@ -30,7 +30,7 @@ def train(tmp_path, capsys):
     ("encoding", "flags"),
     [
         pytest.param("jpeg", (*RESIZED, "--augment=pad_crop_flip"), marks=pytest.mark.slow),
-        ("png", ("--augment=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
+        ("png", ("--model=mlp", "--augment=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
     ],
     ids=["stretched and augmented", "cropped, by windows, on two replicas"],
 )
@@ -122,7 +122,7 @@ def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [
-        ((), "resize"),
+        (("--model=mlp",), "resize"),
         (("--resize=32x32", "--augment=random_crop(size=16)"), "resize=(32, 32)"),
         (("--resize=8x8", "--model=lenet"), "8x8x3"),
     ],
