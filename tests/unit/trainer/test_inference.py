@@ -65,7 +65,7 @@ def test_a_run_whose_data_are_gone_needs_them_where_they_count(data, record_of):
     words = f"--data_dir={data}/darker: is not what .*ckpt-3 was trained on, and {data}/own, .* give its folder as --st"
     with pytest.raises(UsageError, match=words):
         means(record, data_dir=data / "darker")
-    with pytest.raises(DataError, match=f"{data}/own/manifest.json: .*--data_dir"):
+    with pytest.raises(DataError, match=f"{data}/own: .*--data_dir"):
         means(record)
 
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_one_line_with_the_flag_at_fault(data, record_of):
         means(record, statistics=grey)
     with pytest.raises(UsageError, match=f"^--data_dir={grey}: .*/ckpt-3 .* 3 channels"):
         means(record, data_dir=grey)
-    with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none/manifest.json: "):
+    with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none: "):
         means(record, statistics=data / "none")
     with pytest.raises(UsageError, match=f"^--statistics={grey}: --augment=none "):
         means(plain, statistics=grey)
