@@ -344,7 +344,7 @@ print(*(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glo
 
 
 def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
-    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=1", "--eval_split=none"]
+    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=1", "--eval_split=none"]
     done = forked.run(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].split().count("tf_XLAEigen") == 3
@@ -411,7 +411,7 @@ def test_another_model_or_optimizer_is_refused(flag, train):
 
 
 def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
-    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=20", "--eval_every=10"]
+    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=20", "--eval_every=10"]
     done = subprocess.run(
         [sys.executable, "-m", "trainer.run", *flags],
         cwd=ROOT,
