@@ -24,8 +24,10 @@ run.entry_point()
 
 
 def start(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = None) -> forked.Process:
-    """Starts `trainer.run`."""
-    program = ["-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
+    """Starts `trainer.run`, of `mlp` unless flags name a model, a task or a file."""
+    named = any(flag.startswith(("--model=", "--task=", "--config=")) for flag in flags)
+    model = () if named else ("--model=mlp",)
+    program = ["-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *model, *flags]
     return forked.Process(program, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": tf_config})
 
 

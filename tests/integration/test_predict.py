@@ -107,7 +107,7 @@ def test_the_checkpoint_and_the_weights_are_those_of_the_flags(run, photos, digi
     moved = shutil.copytree(digits, tmp_path / "moved")
     assert predict(*some, f"--model_dir={run}", f"--data_dir={moved}").stdout == found[0]
     gone = predict(*some, f"--model_dir={run}", f"--data_dir={tmp_path}/none")
-    assert (gone.returncode, "no manifest" in gone.stderr) == (1, True)
+    assert (gone.returncode, "there is no such folder" in gone.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

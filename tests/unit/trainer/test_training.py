@@ -30,7 +30,13 @@ def train(tmp_path, capsys):
     ("encoding", "flags"),
     [
         pytest.param("jpeg", (*RESIZED, "--augment=pad_crop_flip"), marks=pytest.mark.slow),
-        ("png", ("--model=mlp", "--augment=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
+        (
+            "png",
+            (
+                *("--model=mlp", "--augment=random_crop(size=16)", "--shuffle_bytes=20000"),
+                *("--strategy=mirrored", "--num_replicas=2"),
+            ),
+        ),
     ],
     ids=["stretched and augmented", "cropped, by windows, on two replicas"],
 )
