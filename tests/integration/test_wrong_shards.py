@@ -104,7 +104,7 @@ def test_a_graph_that_runs_elsewhere_is_refused_by_the_ends_of_each_shard(tmp_pa
 
     @tf.function(autograph=False)
     def dataset():
-        return input_fn(tmp_path, **WINDOWS)
+        return input_fn(tmp_path, epochs=1, **WINDOWS)
 
     with pytest.raises(DataError, match=f"{one.name}, record 0, byte offset 0: .*another conversion"):
         dataset()
