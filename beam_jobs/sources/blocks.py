@@ -129,7 +129,8 @@ def _labels(array: pa.Array, name: str, class_names: pa.Array | None, bad: dict[
 def label_lists(array: pa.Array, separator: str) -> pa.Array:
     """Returns the labels of each row as a list; `separator` is the text between those in one text, or empty."""
     if not separator:
-        return array
+        is_vector = pa.types.is_fixed_size_list(array.type)
+        return array.cast(pa.list_(array.type.value_type)) if is_vector else array
     parts = pc.split_pattern(array.cast(pa.large_string()), separator)
     texts = pc.utf8_trim_whitespace(parts.values)
     is_text = pc.not_equal(texts, "")
@@ -157,6 +158,14 @@ def _several(
 
 
 def _float_labels(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.float32]:
+    if pa.types.is_integer(
+        array.type
+    ):  # a fraction is rounded, but of a whole number, such as an id, each digit counts
+        whole = _integers(array, name, bad)
+        values = whole.astype(np.float32)
+        for row in np.flatnonzero(values.astype(np.int64) != whole).tolist():
+            bad.setdefault(row, f"{name} {whole[row]} is not exactly a float32")
+        return values
     values = _numbers(array, name, "float32", bad)
     _refuse(bad, ~np.isfinite(values), f"{name} is no finite number")
     return values

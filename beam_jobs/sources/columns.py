@@ -171,12 +171,13 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
     if options.float_labels and options.label_separator:
         raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
     if options.float_labels:
-        _checked_kind(path, schema, "label_column", label, _NUMBERS, "numbers, as --float_labels says")
+        _checked_kind(path, schema, "label_column", label, _NUMBERS, "one number per image, as --float_labels says")
         return "float", False
     if options.label_separator:
-        _checked_kind(path, schema, "label_column", label, ("string",), "strings, as --label_separator says")
+        must = "strings, as --label_separator says, which lists do not need"
+        _checked_kind(path, schema, "label_column", label, ("string",), must)
         return "string", True
-    if _kind(found) == "list" and _kind(plain(found.value_type)) in ("int", "string"):
+    if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("int", "string"):
         return _kind(plain(found.value_type)), True
     must = "integers, booleans or strings, or lists of them"
     return _checked_kind(path, schema, "label_column", label, _LABELS, must), False

@@ -63,21 +63,29 @@ def run_beside(data_dir: str) -> str | None:
 
 
 def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {flag: value} of the flags that the data set decides; none if its records are no images of classes.
+    """Returns {flag: value} of the flags that the data set decides; none if its records are no images with labels.
 
     Args:
       data_dir: value of --data_dir. Several data sets decide nothing, nor does a folder that cannot be read: what is
         wrong with it is said when it is needed.
       given: {flag: value} of the user's own flags, which are left out.
+
+    Raises:
+      UsageError: the labels are not classes, for which there is no model to choose.
     """
     try:
         sources = parse_sources(data_dir)
         made = load(sources) if isinstance(sources, str) else None
-        if made is None or not _has_classes(made):
+        if made is None or not made.has_images or "label" not in made.features:
             return {}
         found = _of_splits(made, given.get("train_split"))
     except (PipelineError, OSError):
         return {}
+    if not made.features["label"].is_class:
+        raise UsageError(
+            f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its own "
+            "(--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
+        )
     found = {**_of_images(made, given.get("augment")), **found}
     without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
     return {name: value for name, value in found.items() if name not in without}
@@ -94,11 +102,6 @@ def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) ->
     without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
     kept = tuple(f"--{name}=" for name in (*CHOSEN, "task") if name not in without)
     return [flag for flag in file.flags(folder.config, names) if flag.startswith(kept)]
-
-
-def _has_classes(made: Manifest) -> bool:
-    label = made.features.get("label")
-    return "image" in made.features and label is not None and label.is_class
 
 
 def _of_images(made: Manifest, augment: str | None) -> dict[str, Any]:

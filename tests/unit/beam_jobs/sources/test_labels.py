@@ -94,6 +94,9 @@ def test_class_names_of_lists_are_those_of_hugging_face_or_of_labels_txt(root):
     info = json.dumps({"info": {"features": {"label": label}}})
     pq.write_table(table.replace_schema_metadata({"huggingface": info}), flags["source"])
     assert open_source(SourceOptions(**flags)).class_names == ("ape", "bee", "cat")
+    table = pa.table({"image": table["image"], "label": [[0], [3]]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": info}), flags["source"])
+    assert everything(open_source(SourceOptions(**flags))).bad == {1: "an element of label is 3, not in 0..2"}
     (root / "labels.txt").write_text("sea\ncity\nbeach\n")
     for form in ("csv", "jsonl"):
         source = opened(root, form, NAMES)
@@ -179,3 +182,23 @@ def test_data_sets_with_several_labels_are_not_joined(root):
         )
     with pytest.raises(DataError, check=said("one class per image", "int64 (3,)")):
         open_source(SourceOptions("tfrecord", f"{root}/[ab]/*.tfrecord"))
+
+
+def test_whole_numbers_that_float32_rounds_are_no_labels(root):
+    source = opened(root, "parquet", [1, 2**24, 2**24 + 1, -(2**24) - 1, 2**53 + 1, 7], float_labels=True)
+    block = everything(source)
+    assert {row: reason.removeprefix("label ") for row, reason in block.bad.items()} == {
+        2: "16777217 is not exactly a float32",
+        3: "-16777217 is not exactly a float32",
+        4: "9007199254740993 is not exactly a float32",
+    }
+    assert block.labels[[0, 1, 5]].tolist() == [1.0, 2.0**24, 7.0]
+
+
+def test_a_list_of_one_length_holds_several_labels(root):
+    path = root / "t.parquet"
+    images = [(root / f"{row}.png").read_bytes() for row in range(3)]
+    labels = pa.array([[0, 2], [1, 1], [2, 0]], pa.list_(pa.int64(), 2))
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+    block = everything(open_source(SourceOptions(dataset="parquet", source=str(path))))
+    np.testing.assert_array_equal(block.labels, [[1, 0, 1], [0, 1, 0], [1, 0, 1]])

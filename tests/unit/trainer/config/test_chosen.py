@@ -124,8 +124,11 @@ def test_the_optimizers_defaults_are_those_of_the_model_that_was_chosen(data):
     assert configs.parse([one, "--optimizer=momentum"]).optimizer == configs.parse([one, "--model=lenet"]).optimizer
 
 
-def test_labels_that_are_no_classes_choose_nothing(data):
-    assert chosen(data(label=Feature("int64", (1,), stored_as="tags"), version=5)) == ""
+def test_labels_that_are_no_classes_need_a_task(data):
+    path = data(label=Feature("int64", (1,), stored_as="tags"), version=5)
+    with pytest.raises(UsageError, match="its labels are not a class per image: give a Task .*--task=MODULE:CLASS"):
+        chosen(path)
+    assert chosen(path, "--task=m:T") == ""
 
 
 def test_a_folder_that_is_none_and_several_choose_nothing(data, tmp_path):
@@ -154,10 +157,14 @@ def test_a_run_that_exists_goes_on_with_its_own_flags(data, tmp_path):
     (tmp_path / "run").mkdir()
     file.write(RunFolder(tmp_path / "run").config, dataclasses.asdict(first))
     data((48, 48, 3), train=60_000)
+    assert configs.parse([path, f"--model_dir={tmp_path / 'run'}", "--model=mlp"]).model.model == "mlp"
     again = configs.parse([path, f"--model_dir={tmp_path / 'run'}"])
     assert (again.model.model, again.order.global_batch_size, again.steps.epochs) == ("lenet", 32, 40)
     assert again.of_data == ""
     assert again.optimizer.learning_rate != 0.5  # a flag of the user's own, which is to be repeated
     assert configs.parse([path, f"--model_dir={tmp_path / 'run'}", "--fresh"]).model.model == "cifar10_cnn"
+    task = dataclasses.replace(first, model=dataclasses.replace(first.model, task="m:T"))
+    file.write(RunFolder(tmp_path / "run").config, dataclasses.asdict(task))
+    assert configs.parse([path, f"--model_dir={tmp_path / 'run'}"]).model.task == "m:T"
     shorter = configs.parse([path, f"--model_dir={tmp_path / 'run'}", "--train_steps=7"])
     assert (shorter.steps.train_steps, shorter.steps.epochs) == (7, None)
