@@ -155,7 +155,7 @@ class Taking(Generic[P, Options]):
 
         del taking.__wrapped__  # type: ignore[attr-defined]
         taking.__signature__ = signature  # type: ignore[attr-defined]
-        # What `tf.autograph.experimental.do_not_convert` sets, for callers in a `tf.function`; it would load TensorFlow.
+        # In a `tf.function`; as `tf.autograph.experimental.do_not_convert` does, which would load TensorFlow.
         taking.autograph_info__ = {}  # type: ignore[attr-defined]
         taking.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
         return taking

@@ -232,8 +232,8 @@ def _check(request: Request, manifest: Manifest) -> None:
     elif request.crops and (request.size or manifest.features["image"].encoding == "raw"):
         why = f"resize={request.size}" if request.size else "raw images"
         raise UsageError(
-            f"augment={request.augment!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
-            "such as pad_crop_flip"
+            f"augment={request.augment!r} crops a PNG or JPEG while decoding it, which does not go with {why}; use a "
+            "recipe such as pad_crop_flip"
         )
     elif not request.crops and not request.size and None in manifest.features["image"].shape[:2]:
         raise UsageError(

@@ -144,13 +144,15 @@ class _Stored:
 
 
 def name_of(label: Any, class_names: Sequence[str]) -> str:
-    """Returns a label as text: its class name, `cat 0.70 + dog 0.30` if it is a mix of several, or numbers."""
+    """Returns a label as text: its class, `cat, dog` if it has both, `cat 0.70 + dog 0.30` for a mix, or numbers."""
     if label is None:
         return ""
     if np.ndim(label):
         shares = np.asarray(label, np.float64).reshape(-1)
         if len(shares) != len(class_names):
             return some_of([f"{value:g}" for value in shares], _MOST_VALUES)
+        if np.count_nonzero(shares) > 1 and set(shares.tolist()) <= {0.0, 1.0}:
+            return some_of([class_names[i] for i in np.flatnonzero(shares).tolist()], _MOST_VALUES)
         most = np.argsort(-shares, kind="stable")[:2]
         parts = [f"{name_of(i, class_names)} {shares[i]:.2f}" for i in most.tolist() if shares[i] >= _SEEN]
         return " + ".join(parts) if parts[1:] else name_of(most[0], class_names) if parts else "none"

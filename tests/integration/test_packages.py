@@ -301,6 +301,7 @@ USES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "train data --model_dir=run --model=cifar10_cnn --global_batch_size=4 --train_steps=4",
     ),
     "remote": (("-c", READ, "BUCKET/digits"), "audit BUCKET/digits --global_batch_size=64"),
+    "app": (("-c", PHOTOS, "png", "heic"), CONVERT, "train data --train_steps=4", "watch data-run --json"),
     "page,train": (TRAIN, "watch run --json"),
     "export,train": (TRAIN, "export --model_dir=run --output=exported --format=onnx"),
     "convert,images": (("-c", PHOTOS, "heic", "avif"), CONVERT, "validate data"),

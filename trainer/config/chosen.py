@@ -13,6 +13,7 @@ Images larger than 32 pixels, and images of several sizes, are stretched to 32x3
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -23,6 +24,7 @@ from pipeline.errors import PipelineError, UsageError
 from pipeline.manifest import Manifest, load
 from pipeline.manifest.sources import parse_sources
 from pipeline.manifest.splits import names_of, select, to_evaluate
+from pipeline.request import parse_size
 from trainer.config import file
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.run_folder import RunFolder
@@ -83,10 +85,10 @@ def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not made.features["label"].is_class:
         raise UsageError(
-            f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its own "
-            "(--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
+            f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its "
+            "own (--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
         )
-    found = {**_of_images(made, given.get("augment")), **found}
+    found = {**_of_images(made, given.get("resize"), given.get("augment")), **found}
     without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
     return {name: value for name, value in found.items() if name not in without}
 
@@ -104,11 +106,15 @@ def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) ->
     return [flag for flag in file.flags(folder.config, names) if flag.startswith(kept)]
 
 
-def _of_images(made: Manifest, augment: str | None) -> dict[str, Any]:
-    """Returns the model, and the image size unless a recipe decides on it."""
+def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[str, Any]:
+    """Returns the model, and the image size unless the user or a recipe decides on it."""
     height, width, channels = made.features["image"].shape
     found: dict[str, Any] = {}
-    if not height or not width or max(height, width) > _SIDE:
+    if resize:
+        height = width = _SIDE
+        with contextlib.suppress(UsageError):  # which is told with the user's other mistakes
+            height, width = parse_size(resize) or (height, width)
+    elif not height or not width or max(height, width) > _SIDE:
         height = width = _SIDE
         if not sets_size(augment or "none"):
             found["resize"] = f"{_SIDE}x{_SIDE}"

@@ -139,7 +139,7 @@ class StepFlags:
     train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12, ends=True)
     epochs: int | None = flag(
         None,
-        "passes over the training split (neither: as many as the model's paper or tutorial)",
+        "passes over the training split (without it and --train_steps: as many as the model's paper or tutorial)",
         least=1,
         most=10**9,
         ends=True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import Shard, input_fn, order_spec
+from pipeline import Shard, input_fn, order_spec, step_rows
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
@@ -270,3 +270,10 @@ def test_records_that_are_no_images_have_places(folders, capsys, tmp_path):
 def test_flags_that_cannot_work(arguments, error, facts, folders):
     with pytest.raises(error, match=facts):
         inspect.main([one.format(raw=folders / "raw") for one in arguments])
+
+
+def test_a_label_of_several_classes_is_named_by_them_and_a_mix_by_its_shares():
+    names = ("cat", "dog", "owl")
+    assert step_rows.name_of(np.array([1, 0, 1]), names) == "cat, owl"
+    assert step_rows.name_of(np.array([0, 1, 0]), names) == "dog"
+    assert step_rows.name_of(np.array([0.7, 0.3, 0.0]), names) == "cat 0.70 + dog 0.30"

@@ -135,7 +135,7 @@ def test_a_shard_that_is_gone_is_named(tmp_path, kind):
 
 
 def made_in_a_function(folder, **arguments):
-    return tf.function(lambda: input_fn(folder, **arguments), autograph=False)()
+    return tf.function(lambda: input_fn(folder, **arguments))()  # with autograph, which must not convert this library
 
 
 @pytest.mark.quick(1)

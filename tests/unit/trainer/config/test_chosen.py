@@ -100,6 +100,7 @@ def test_a_slice_counts_as_what_it_selects(data):
     ("given", "flags"),
     [
         ("--optimizer=sgd", "--resize=32x32 --model=cifar10_cnn --global_batch_size=32 --epochs=40"),
+        ("--resize=16x12", "--model=lenet --optimizer=adamw --global_batch_size=32 --epochs=40"),
         ("--resize=64x64", "--model=cifar10_cnn --optimizer=adamw --global_batch_size=32 --epochs=40"),
         (
             "--augment=random_resized_crop",
