@@ -131,7 +131,7 @@ def shot(url: str, name: str, width: int, height: int) -> str:
         sys.exit(f"{name} needs one of {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as user:
         flags = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={user}"]
-        flags += [f"--window-size={width},{height}", "--timeout=4000"]
+        flags += [f"--window-size={width},{height}", "--virtual-time-budget=4000"]
         made = pathlib.Path(user, name)
         subprocess.run([*flags, f"--screenshot={made}", url], check=True, capture_output=True, timeout=120)
         dom = subprocess.run(
