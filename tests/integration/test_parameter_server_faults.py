@@ -147,7 +147,8 @@ def test_signals_to_all_at_once_save_each_time_and_the_job_gets_to_its_end(line,
         assert outcomes["chief 0"][0] == 75, outcomes
         assert codes == {75}, outcomes
         if "nothing to save" not in err:
-            assert newest(tmp_path) > before, outcomes
+            made_steps = re.search(r"step \d+, loss", out)  # on a busy machine a signal may come before the first
+            assert newest(tmp_path) >= before + bool(made_steps), outcomes
     assert ledger_of(out) == (steps, steps, 0, 0)
 
 
