@@ -22,10 +22,11 @@ PROCESSORS = {
     "SSE4.2": ("0", "SSE41", "SSE4_2"),
 }
 # TensorFlow asks the real processor whether oneDNN has bfloat16; held to AVX2 it then finds no such convolution. On one
-# with AMX it takes oneDNN's products of bfloat16 even if it is told to do without oneDNN.
+# with AMX it takes oneDNN's products of these types even if it is told to do without oneDNN.
 CPU = pathlib.Path("/proc/cpuinfo")
 HAS_AMX = CPU.is_file() and "amx_bf16" in CPU.read_text()
-LEFT_OUT = {name: "bfloat16" for name in PROCESSORS if HAS_AMX or name == "AVX2 and oneDNN"}
+HALVES = "(bfloat16 or scaled_gradients_overflow)"  # tests of bfloat16 and of float16
+LEFT_OUT = {name: HALVES for name in PROCESSORS if HAS_AMX or name == "AVX2 and oneDNN"}
 SENSITIVE = (  # what computes in floating point, and compares with numbers or with itself
     "tests/unit/pipeline/augmentation",
     "tests/unit/pipeline/order",
