@@ -158,9 +158,8 @@ def _several(
 
 
 def _float_labels(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.float32]:
-    if pa.types.is_integer(
-        array.type
-    ):  # a fraction is rounded, but of a whole number, such as an id, each digit counts
+    if pa.types.is_integer(array.type):
+        # A fraction is rounded, but of a whole number, such as an id, each digit counts.
         whole = _integers(array, name, bad)
         values = whole.astype(np.float32)
         for row in np.flatnonzero(values.astype(np.int64) != whole).tolist():
