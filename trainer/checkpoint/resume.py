@@ -154,8 +154,8 @@ class RunSpec:
         changes = self._order_changes(stored)
         if changes and not self.config.order.allow_order_change:
             raise UsageError(
-                f"{path}: the order of examples has changed: {'; '.join(changes)}; use the old values, or another "
-                "--model_dir, or accept the new order with --allow_order_change"
+                f"{path}: the order of examples has changed: {'; '.join(changes)}; use the old values or another "
+                "--model_dir, accept the new order with --allow_order_change, or start over with --fresh"
             )
 
     def _check_first_weights(self, path: str, stored: Mapping[str, Any]) -> None:
