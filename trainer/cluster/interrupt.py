@@ -132,4 +132,5 @@ class Interrupt:
 
     def _say(self, message: str) -> None:
         clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # removes the live line
-        os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
+        with contextlib.suppress(OSError):  # nobody can read it any more
+            os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
