@@ -379,13 +379,36 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
     return names if 2 <= shape[1] == len(names) else None
 
 
-def gives_probabilities(model: keras.Model) -> bool:
-    """Returns whether the outputs are probabilities, not logits, judging by the last layer or the compiled loss."""
+def tags_of(model: keras.Model, data: DataSpec) -> tuple[str, ...]:
+    """Returns the class names if labels say for each class whether a row has it, and the model has an output for each.
+
+    Empty otherwise, and if the model is compiled with a loss that is not for probabilities.
+    """
+    labels, names = data.labels, data.class_names
+    if data.are_classes or not isinstance(labels, tf.TensorSpec) or shape_of(model, data) != (None, len(names)):
+        return ()
+    loss = getattr(model, "loss", None) if model.compiled else None
+    if labels.shape.as_list() != [None, len(names)] or (loss is not None and "crossentropy" not in _name_of(loss)):
+        return ()
+    return names
+
+
+def gives_probabilities(model: keras.Model, activation: Any = keras.activations.softmax) -> bool:
+    """Returns whether the outputs are probabilities, not logits, judging by the last layer or the compiled loss.
+
+    Args:
+      model: built model.
+      activation: function that makes probabilities of logits.
+    """
     last = model.layers[-1] if model.layers else None
-    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
+    own = getattr(last, "activation", None)
+    if isinstance(last, keras.layers.Softmax) or own in (keras.activations.softmax, activation):
         return True
     if not model.compiled or isinstance(model.loss, dict | list | tuple):
         return False
-    loss = keras.losses.get(model.loss)
-    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
-    return "crossentropy" in name and not getattr(loss, "from_logits", False)
+    return "crossentropy" in _name_of(model.loss) and not getattr(model.loss, "from_logits", False)
+
+
+def _name_of(loss: Any) -> str:
+    loss = keras.losses.get(loss)
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))

@@ -256,11 +256,19 @@ def test_labels_that_are_not_classes_are_trained_and_evaluated_on(label, flags, 
     assert f"test {measured}" in done.stdout
     value = float(done.stdout.split(f"test {measured} = ")[1].split(",")[0])
     assert value > 0.8 if measured == "accuracy" else value < 0.1
-    image = tmp_path / "a.jpg"
-    image.write_bytes(foreign.jpeg(0, (32, 32)))
-    done = forked.run(["-m", "trainer.predict", f"--model_dir={run}", image], cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "not a class per image" in done.stderr
+    image, exported = tmp_path / "dark.png", tmp_path / "exported"
+    PIL.Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(image)
+    done = forked.run(["-m", "trainer.export", f"--model_dir={run}", f"--output={exported}"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for model in (f"--model_dir={run}", f"--exported={exported}"):
+        done = forked.run(["-m", "trainer.predict", model, image], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.removeprefix(f"{image}: ").split()
+        if measured == "accuracy":
+            assert said[0] == "1"  # the second class, and only that
+            assert 0.5 < float(said[1]) <= 1
+        else:
+            assert [float(one) for one in said] == pytest.approx(np.atleast_1d(label(0)), abs=0.3)
     done = forked.run(["-m", "pipeline.audit", data, "--global_batch_size=8", "--workers=2", "--content"])
     assert done.returncode == 0, done.stderr
     code, _, err = finish(start(data, tmp_path / "other", "--model=lenet", *shared))[0]

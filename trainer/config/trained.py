@@ -246,11 +246,16 @@ class PredictConfig:
     split: str | None = flag(
         None, "split of the data sets, or a part of one, such as test[:100]", unset="the only one that they have"
     )
-    top: int = flag(3, "classes per image or record, the most likely ones", least=1)
+    top: int | None = flag(
+        None,
+        "classes per image or record, the most likely ones",
+        unset="3; where it may have several, all above 0.5",
+        least=1,
+    )
     output: str | None = flag(
         None,
-        "file for the answers: FILE.jsonl or FILE.csv for classes; FILE.npz for all outputs for records, of any shape "
-        "(None: classes are printed)",
+        "file for the answers: FILE.jsonl or FILE.csv for classes and numbers; FILE.npz for all outputs for records, "
+        "of any shape (None: classes and numbers are printed)",
     )
     batch_size: int = flag(64, "images or records that are computed at once", least=1)
 

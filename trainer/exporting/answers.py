@@ -27,10 +27,10 @@ from trainer.cluster import failures
 from trainer.config.trained import ARRAYS, CheckpointFlags, PredictConfig
 from trainer.exporting import inputs
 from trainer.exporting.inputs import ImageFile, Record, RecordFile
-from trainer.exporting.predictions import NOT_CLASSES, Prediction, Predictor
+from trainer.exporting.predictions import FILE, PROBLEM, RECORD, Prediction, Predictor
 from trainer.inference import build_first
 
-FILE, RECORD, CLASS_NAMES = "file", "record", "class_names"  # arrays beside those of the outputs
+CLASS_NAMES = "class_names"  # array beside those of the outputs
 
 
 def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
@@ -54,7 +54,7 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
             predictor = Predictor.of_trained(trained, config.eval_copies)
         _check(predictor, config, are_records=not paths)
         records: Sequence[RecordFile] = [] if paths else inputs.record_files(config.inputs, config.split)
-        if predictor.image is not None and paths:
+        if paths and config.output is not None and config.output.endswith(ARRAYS):
             records = [ImageFile.of(path, predictor.record_of) for path in paths]
         print(predictor.name, file=sys.stderr, flush=True)
         if records:
@@ -83,8 +83,8 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
         )
     if not are_records and config.split is not None:
         raise UsageError(f"--split={config.split}: is of data sets, not of image files; leave it out")
-    if not predictor.class_names and not is_arrays:
-        raise UsageError(f"{predictor.name}: {NOT_CLASSES}; give --output=FILE{ARRAYS}, which gets all as arrays")
+    if not is_arrays:
+        predictor.check_table(f"give --output=FILE{ARRAYS}, which gets all as arrays")
 
 
 def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence[RecordFile]) -> None:
@@ -121,14 +121,13 @@ def _told(
             bad += [one for one in batch if one.problem]
         return bad
     output, count = pathlib.Path(config.output), 0
-    classes = min(config.top, len(predictor.class_names))
+    cells = _cells(predictor, config.top)
     with named(f"--output={output}", "cannot be written"):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tqdm(total=images, unit=f" {what}s", disable=None) as bar, write.replaced(output) as file:
-            line = _jsonl_line if output.suffix == ".jsonl" else functools.partial(_csv_line, classes)
+            line = _jsonl_line if output.suffix == ".jsonl" else functools.partial(_csv_line, len(cells))
             if output.suffix == ".csv":
-                columns = (f"{name}_{number}" for number in range(1, classes + 1) for name in ("class", "probability"))
-                file.write(_csv(["file", *columns, "problem"] if images is not None else ["file", "record", *columns]))
+                file.write(_csv([FILE, *cells, PROBLEM] if images is not None else [FILE, RECORD, *cells]))
             for batch in batches:
                 file.writelines(line(one) for one in batch)
                 bad += [one for one in batch if one.problem]
@@ -138,21 +137,34 @@ def _told(
     return bad
 
 
+def _cells(predictor: Predictor, top: int | None) -> list[str]:
+    """Returns the names of the columns that a table has for the answer."""
+    if not predictor.class_names:
+        columns = predictor.columns.items()
+        return [f"{name}_{n}" if count else name for name, count in columns for n in range(1, (count or 1) + 1)]
+    return [f"{name}_{n}" for n in range(1, predictor.most(top) + 1) for name in ("class", "probability")]
+
+
 def _jsonl_line(one: Prediction) -> bytes:
-    content: dict[str, Any] = {"file": one.path} | ({} if one.record is None else {"record": one.record})
+    content: dict[str, Any] = {FILE: one.path} | ({} if one.record is None else {RECORD: one.record})
+    top = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
     if one.problem:
-        content["problem"] = one.problem
+        content[PROBLEM] = one.problem
+    elif one.numbers:
+        content |= {name: list(row) if len(row) > 1 else row[0] for name, row in one.numbers.items()}
     else:
-        top = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
-        content |= {**top[0], "top": top}
+        content |= {"classes": top} if one.is_open else {**top[0], "top": top}
     return f"{json.dumps(content)}\n".encode()
 
 
-def _csv_line(classes: int, one: Prediction) -> bytes:
+def _csv_line(count: int, one: Prediction) -> bytes:
+    """Returns a line of a table with `count` columns for the answer."""
     cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
+    cells += [f"{value:.9g}" for row in one.numbers.values() for value in row]
+    cells += [""] * (count - len(cells))
     if one.record is not None:
         return _csv([one.path, str(one.record), *cells])
-    return _csv([one.path, *cells, *[""] * (2 * classes - len(cells)), one.problem or ""])
+    return _csv([one.path, *cells, one.problem or ""])
 
 
 def _csv(cells: Sequence[str]) -> bytes:

@@ -164,7 +164,7 @@ def _about(
         takes: dict[str, Any] = {
             "records": {
                 "needs": list(model.needs),  # features that each must have
-                "outputs": {n: [spec.dtype.name, *spec.shape[1:].as_list()] for n, spec in model.specs.items()},
+                "outputs": model.kinds,
                 "image": model.image and dataclasses.asdict(model.image),  # by which image files become records
             }
         }
@@ -268,7 +268,7 @@ def _largest_difference(
         given = found[name][: len(wanted)]
         largest = max(1.0, float(np.abs(wanted).max(initial=0.0)))
         differences.append(float(np.abs(given.astype(np.float64) - wanted).max(initial=0.0)) / largest)
-    if "probabilities" in expected:
+    if "class" in expected:
         count = len(expected["probabilities"])
         classes = found["probabilities"][:count].argmax(axis=1)
         names = np.array(served.class_names)[classes]

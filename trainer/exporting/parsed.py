@@ -23,7 +23,7 @@ from pipeline.manifest import Manifest, PixelRule
 from pipeline.order.hashing import Domain, derive_key
 from trainer.exporting.served import Fitting, model_of_images, told_apart
 from trainer.inference import Trained
-from trainer.task import classes_of, gives_probabilities
+from trainer.task import classes_of, gives_probabilities, tags_of
 
 Outputs = dict[str, tf.Tensor]  # by name, (rows, ...) each
 FEATURES, OUTPUTS = "features", "outputs"  # names of a single tensor
@@ -84,7 +84,8 @@ class Parsed:
       outputs: function from features to outputs.
       serve: function from records, string (rows,), to outputs.
       serve_features: function from the tensors of the features to outputs; its arguments have the features' names.
-      class_names: names by class number, no two alike; empty: the outputs are not one number per class.
+      class_names: names by class number, no two alike; empty: the outputs are not one number per class. If a row may
+        have several classes, the outputs have no `class`.
       needs: features that every record must have, as far as the graph tells.
       held: variables and tables that the functions use.
       image: feature of the image; None if the task parses the records.
@@ -103,6 +104,11 @@ class Parsed:
         """The outputs by name, (None, ...) each."""
         traced = self.serve.get_concrete_function()
         return {name: tf.TensorSpec.from_tensor(value) for name, value in traced.structured_outputs.items()}
+
+    @property
+    def kinds(self) -> dict[str, list[Any]]:
+        """The type and the shape of a row of each output, as export.json has them: [dtype, *sides]."""
+        return {name: [spec.dtype.name, *spec.shape[1:].as_list()] for name, spec in self.specs.items()}
 
     @property
     def in_words(self) -> str:
@@ -163,12 +169,18 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
       UsageError: the parser needs batches of one size, or calls Python where it may not.
     """
     names = told_apart(classes_of(trained.model, trained.state.task.data) or ())
-    outputs = functools.partial(_outputs, trained, names)
+    outputs = functools.partial(_outputs, trained, names, None)
     if trained.parses:
         model, answer, traced = trained.model, outputs, _traced(trained, no_python)
     else:
         model, fitting = model_of_images(trained)
-        answer, traced = functools.partial(_of_images, model), _traced_images(trained, model, fitting)
+        names = told_apart(tags_of(trained.model, trained.state.task.data))
+        shares = _in_shares(trained.model) if names else None
+        outputs, answer = (
+            functools.partial(_outputs, trained, (), shares),
+            functools.partial(_of_images, model, shares),
+        )
+        traced = _traced_images(trained, model, fitting)
     graph, needs = _without_unused(traced)
 
     def serve(records: tf.Tensor) -> Outputs:
@@ -258,7 +270,17 @@ def _traced_images(trained: Trained, model: keras.Model, fitting: Fitting | None
     return tf.function(parse, autograph=False).get_concrete_function(_RECORDS)
 
 
-def _of_images(model: keras.Model, features: dict[str, tf.Tensor]) -> Outputs:
+def _in_shares(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function that makes a probability of each output, each class by itself."""
+    done = gives_probabilities(model, keras.activations.sigmoid)
+    return lambda outputs: tf.cast(outputs if done else tf.sigmoid(outputs), tf.float32)
+
+
+def _of_images(
+    model: keras.Model, shares: Callable[[tf.Tensor], tf.Tensor] | None, features: dict[str, tf.Tensor]
+) -> Outputs:
+    if shares:
+        return {"probabilities": shares(model(features["images"], training=False))}
     found = named(model(features["images"], training=False), OUTPUTS, model.output_names)
     return {name: tf.cast(value, tf.float32) if value.dtype.is_floating else value for name, value in found.items()}
 
@@ -335,9 +357,13 @@ def _tables(traced: Any) -> list[Any]:
     return [one for one in gc.get_objects() if isinstance(one, resource) and id(one.resource_handle) in handles]
 
 
-def _outputs(trained: Trained, names: Sequence[str], features: Any) -> Outputs:
+def _outputs(
+    trained: Trained, names: Sequence[str], shares: Callable[[tf.Tensor], tf.Tensor] | None, features: Any
+) -> Outputs:
     """Returns the outputs for features: of classes as for images, others as they are."""
     outputs = trained.forward()(features)
+    if shares:
+        return {"probabilities": shares(outputs)}
     if not names:
         return named(outputs, OUTPUTS, getattr(trained.model, "output_names", None) or ())
     probabilities = tf.cast(outputs if gives_probabilities(trained.model) else tf.nn.softmax(outputs), tf.float32)

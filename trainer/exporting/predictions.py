@@ -40,6 +40,10 @@ _AGAIN = f"export the run again ({to_run('trainer.export')})"
 _RULE = PixelRule()  # of data sets that are converted today
 _OF_TENSORFLOW = tf.errors.OpError, UnicodeDecodeError  # the latter for messages with bytes of a record in them
 NOT_CLASSES = "its outputs are not one number per class"
+NOT_A_TABLE = "its outputs are arrays, not classes or a few numbers"
+FILE, RECORD, PROBLEM = "file", "record", "problem"  # what answers have beside the outputs
+_TOP = 3  # classes per image or record, where each has one
+_LIKELY = 0.5  # probability above which it has a class, where it may have several
 _BATCH = 64  # files or records that `predict` reads at a time
 
 
@@ -70,6 +74,7 @@ class Predictor:
         fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
         pixel_rule: PixelRule = _RULE,
         image: ImageFeature | None = None,
+        kinds: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """Makes a predictor of its parts; `of_run` and `of_export` find them.
 
@@ -83,10 +88,45 @@ class Predictor:
             `beam_jobs.convert --resize` does it.
           pixel_rule: rule by which files become pixels, that of the data set that the model was trained on.
           image: feature with the image in the records that it takes; None: it takes images, or records of other kinds.
+          kinds: (dtype, *sides) of a row of each output for records, as export.json has them.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
         self.pixel_rule = pixel_rule
-        self._compute, self._fit, self.image = compute, fit, image
+        self._compute, self._fit, self.image, self._kinds = compute, fit, image, dict(kinds or {})
+
+    @property
+    def has_several(self) -> bool:
+        """Whether an image or a record may have several classes, or none."""
+        return bool(self.class_names) and bool(self._kinds) and "class" not in self._kinds
+
+    @property
+    def columns(self) -> dict[str, int | None]:
+        """The outputs that a table has, if they are not classes: {name: numbers in each row, None for a single one}.
+
+        Empty if one of them is no number and no vector of a known length.
+        """
+        kinds = {name: (tf.as_dtype(kind), sides) for name, (kind, *sides) in self._kinds.items()}
+        if self.class_names or any(
+            not (kind.is_floating or kind.is_integer or kind.is_bool) or len(sides) > 1 or None in sides
+            for kind, sides in kinds.values()
+        ):
+            return {}
+        return {name: sides[0] if sides and sides[0] != 1 else None for name, (_, sides) in kinds.items()}
+
+    def check_table(self, advice: str) -> None:
+        """Raises UsageError if its answers are neither classes nor numbers, or a number has the name of a column.
+
+        Args:
+          advice: what to do about it.
+        """
+        if not self.class_names and not self.columns:
+            raise UsageError(f"{self.name}: {NOT_A_TABLE}; {advice}")
+        if taken := self.columns.keys() & {FILE, RECORD, PROBLEM}:
+            raise UsageError(f"{self.name}: the output {min(taken)!r} has the name of a column beside it; {advice}")
+
+    def most(self, top: int | None) -> int:
+        """Returns the most classes that an answer can have; `top` as for `predict`."""
+        return min(top or (len(self.class_names) if self.has_several else _TOP), len(self.class_names))
 
     @classmethod
     def of_run(
@@ -123,7 +163,8 @@ class Predictor:
         if trained.takes_records:
             dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # which refuses copies of records
             of_records = parsed(trained)
-            return cls(str(trained), of_records.class_names, None, of_records.answers, image=of_records.image)
+            names, kinds = of_records.class_names, of_records.kinds
+            return cls(str(trained), names, None, of_records.answers, image=of_records.image, kinds=kinds)
         model = served(trained)
         if (copies := eval_copies or trained.config.data.eval_copies) > 1:
             return cls._of_copies(trained, Augmented(trained, model, copies), model)
@@ -170,7 +211,7 @@ class Predictor:
             image = about["records"].get("image")  # earlier exports have none
             if image:
                 image = ImageFeature(**{**image, "pixel_rule": PixelRule(**image["pixel_rule"])})
-            return cls._of_program(file, about["class_names"], image)
+            return cls._of_program(file, about["class_names"], image, about["records"].get("outputs"))
         if kind == "onnx":
             commandline.require("onnxruntime")
         _, height, width, channels = about["files"][kind]["images"]
@@ -199,9 +240,15 @@ class Predictor:
         return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
 
     @classmethod
-    def _of_program(cls, file: pathlib.Path, class_names: Sequence[str], image: ImageFeature | None) -> Predictor:
+    def _of_program(
+        cls,
+        file: pathlib.Path,
+        class_names: Sequence[str],
+        image: ImageFeature | None,
+        kinds: Mapping[str, Sequence[Any]] | None,
+    ) -> Predictor:
         try:
-            return cls(str(file), class_names, None, reading.program(str(file)), image=image)
+            return cls(str(file), class_names, None, reading.program(str(file)), image=image, kinds=kinds)
         except Exception as error:  # whatever a damaged file leads to
             raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
 
@@ -274,39 +321,42 @@ class Predictor:
         return found
 
     def predict(
-        self, paths: Iterable[str | os.PathLike[str]], top: int = 3, split: str | None = None
+        self, paths: Iterable[str | os.PathLike[str]], top: int | None = None, split: str | None = None
     ) -> list[Prediction]:
         """Returns the predictions for image files, or for the records of TFRecord files and data sets, in their order.
 
         Args:
           paths: paths of the files; for a model of records, of data sets, too. A `Prediction` says why an image cannot
             be read.
-          top: number of the most likely classes to return for each.
+          top: number of the most likely classes to return for each; None: 3, or all above 0.5 if it may have several.
           split: split of the data sets, or a part of one; None: they have only one.
 
         Raises:
           DataError: an exported file cannot be loaded and run, or a record cannot be read.
-          UsageError: the model's outputs are not one number per class.
+          UsageError: the model's outputs are neither classes nor numbers.
         """
         given = [os.fspath(path) for path in paths]
-        if self.image_shape is not None:
+        if self.image_shape is None:
+            self.check_table("call outputs")
+        if self.image_shape is not None or (self.image is not None and not inputs.are_records(given)):
             return [one for batch in self.batches(given, top, _BATCH) for one in batch]
-        if not self.class_names:
-            raise UsageError(f"{self.name}: {NOT_CLASSES}; call outputs")
         batches = self.record_batches(inputs.record_files(given, split), _BATCH)
         return [one for records, outputs in batches for one in self.of_outputs(records, outputs, top)]
 
-    def batches(self, paths: Sequence[str], top: int, size: int) -> Iterator[list[Prediction]]:
+    def batches(self, paths: Sequence[str], top: int | None, size: int) -> Iterator[list[Prediction]]:
         """Yields the predictions for `size` image files at a time."""
         for start in range(0, len(paths), size):
             read = [(path, self._read(path)) for path in paths[start : start + size]]
-            answers = iter(self._of_fitted([picture for _, picture in read if isinstance(picture, np.ndarray)]))
-            yield [
-                Prediction(path, (), picture)
-                if isinstance(picture, str)
-                else Prediction(path, self._best(next(answers), top))
-                for path, picture in read
-            ]
+            good = [(path, content) for path, content in read if not isinstance(content, str)]
+            answers = iter(self._predictions([(path, None) for path, _ in good], self._of_contents(good), top))
+            yield [Prediction(path, (), why) if isinstance(why, str) else next(answers) for path, why in read]
+
+    def _of_contents(self, good: Sequence[tuple[str, Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the outputs for the contents of image files, as `_read` returns them: (path, content) of each."""
+        contents = [content for _, content in good]
+        if not good or self.image_shape is not None:
+            return {"probabilities": self._of_fitted(contents)}
+        return self._of_records(contents, lambda number, reason: DataError(reason, path=good[number][0]))
 
     def record_of(self, file: bytes) -> bytes:
         """Returns the record for the content of an image file: an Example with its image alone.
@@ -338,16 +388,34 @@ class Predictor:
             found = self._of_records([one.content for one in records], lambda number, why: records[number].error(why))
             yield records, found
 
-    def of_outputs(self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]], top: int) -> list[Prediction]:
+    def of_outputs(
+        self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]], top: int | None
+    ) -> list[Prediction]:
         """Returns the predictions for records, given the outputs for them."""
-        pairs = zip(records, outputs["probabilities"], strict=True)
-        return [Prediction(one.of.name, self._best(row, top), record=one.number) for one, row in pairs]
+        return self._predictions([(one.of.name, one.number) for one in records], outputs, top)
 
-    def _read(self, path: str) -> NDArray[np.uint8] | str:
-        """Returns the image of a file as the model takes it; or why it cannot be read."""
+    def _predictions(
+        self, places: Sequence[tuple[str, int | None]], outputs: Mapping[str, NDArray[Any]], top: int | None
+    ) -> list[Prediction]:
+        """Returns the predictions for rows of outputs, given the file and the number of the record of each."""
+        if not self.class_names:
+            flat = {name: outputs[name].reshape(len(places), -1).tolist() for name in self.columns}
+            return [
+                Prediction(path, (), record=record, numbers={name: tuple(values[row]) for name, values in flat.items()})
+                for row, (path, record) in enumerate(places)
+            ]
+        least = _LIKELY if self.has_several and top is None else -1.0
+        return [
+            Prediction(path, self._best(row, top, least), record=record, is_open=self.has_several)
+            for (path, record), row in zip(places, outputs.get("probabilities", ()), strict=True)
+        ]
+
+    def _read(self, path: str) -> NDArray[np.uint8] | bytes | str:
+        """Returns the image of a file as the model takes it, as pixels or a record; or why it cannot be read."""
         try:
+            if self.image_shape is None:
+                return self.record_of(content_of(path))
             # Fitted at once: a batch of photographs as they are would need gigabytes.
-            assert self.image_shape is not None
             return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:
             return reason_of(error)
@@ -360,9 +428,11 @@ class Predictor:
         assert self.image_shape is not None
         return images.resized(picture, self.image_shape[:2])
 
-    def _best(self, probabilities: NDArray[np.float32], top: int) -> tuple[tuple[int, str, float], ...]:
-        order = np.argsort(-probabilities, kind="stable")[:top]
-        return tuple((int(n), self.class_names[n], float(probabilities[n])) for n in order)
+    def _best(
+        self, probabilities: NDArray[np.float32], top: int | None, least: float
+    ) -> tuple[tuple[int, str, float], ...]:
+        order = np.argsort(-probabilities, kind="stable")[: self.most(top)]
+        return tuple((int(n), self.class_names[n], float(probabilities[n])) for n in order if probabilities[n] > least)
 
 
 def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
@@ -390,23 +460,33 @@ def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The classes that a model gives an image or a record.
+    """The classes, or the numbers, that a model gives an image or a record.
 
     Attributes:
       path: path of its file; of a record of a data set `folder:split`.
-      best: (number, name, probability) of the most likely classes, the best first; empty if the file cannot be read.
+      best: (number, name, probability) of the most likely classes, the best first; empty if the file cannot be read,
+        or if it has none of several classes.
       problem: why it cannot be read; None: it was.
       record: number of the record in that file or split; None: it is an image.
+      is_open: whether it may have several classes, or none.
+      numbers: values of each output by name, if the outputs are not classes.
     """
 
     path: str
     best: tuple[tuple[int, str, float], ...]
     problem: str | None = None
     record: int | None = None
+    is_open: bool = False
+    numbers: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         """As a line: `photo.png: cat 0.983, dog 0.012`, or `voc:test, record 7: cat 0.983, dog 0.012`."""
         said = self.problem or ", ".join(f"{name} {probability:.3f}" for _, name, probability in self.best)
+        if self.is_open and not said:
+            said = f"no class above {_LIKELY}"
+        if self.numbers:
+            values = {name: " ".join(f"{value:.6g}" for value in row) for name, row in self.numbers.items()}
+            said = ", ".join(values.values() if len(values) == 1 else (f"{name} {row}" for name, row in values.items()))
         return printable(f"{location(self.path, self.record, None)}: {said}")
 
 

@@ -8,8 +8,11 @@ import PIL.Image
 import pytest
 
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import PixelRule
+from pipeline.records import tf_example
 from trainer.config.trained import PredictConfig
 from trainer.exporting import answers
+from trainer.exporting.parsed import ImageFeature
 from trainer.exporting.predictions import Prediction, Predictor
 
 NAMES = ("dark", "grey", "light")
@@ -139,6 +142,88 @@ def test_an_output_is_there_as_a_whole_or_as_it_was(written, files, tmp_path, mo
         written("a.jsonl", files)
     assert (tmp_path / "out" / "a.jsonl").read_text() == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.jsonl"]
+
+
+def of_records(names, kinds, compute):
+    """Returns a predictor of records with an image, for which the model gives what `compute` does for the images."""
+
+    def answer(records):
+        images = [np.frombuffer(tf_example.decode(one)["image"][0], np.uint8) for one in records]
+        return compute(np.stack(images).reshape(-1, 4, 6, 1))
+
+    image_of = ImageFeature("image", (4, 6, 1), True, PixelRule())
+    return Predictor("a model", names, None, answer, image=image_of, kinds=kinds)
+
+
+def several():
+    """A model of images that may be dark, light, both or neither."""
+
+    def compute(images):
+        light = images.reshape(len(images), -1).mean(1) / 255
+        return {"probabilities": np.stack([0.9 - light, 1.2 * light, light * 0], 1).astype(np.float32)}
+
+    return of_records(NAMES, {"probabilities": ["float32", 3]}, compute)
+
+
+def test_classes_above_a_half_are_those_that_an_image_has_where_it_may_have_several(
+    written, files, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(Predictor, "of_export", lambda path: several())
+    grey = image(tmp_path, "grey.png", 105)  # of which neither is above 0.5
+    rows = list(csv.reader(written("a.csv", [files[0], grey, files[4]]).splitlines()))
+    assert rows[0] == ["file", *(f"{what}_{n}" for n in (1, 2, 3) for what in ("class", "probability")), "problem"]
+    assert rows[1] == [files[0], "dark", "0.900000", *[""] * 5]
+    assert rows[2] == [grey, *[""] * 7]
+    assert rows[3] == [files[4], "grey", "1.200000", *[""] * 5]
+    lines = [json.loads(line) for line in written("a.jsonl", [files[0], grey]).splitlines()]
+    assert lines[0] == {"file": files[0], "classes": [{"class": 0, "class_name": "dark", "probability": 0.9}]}
+    assert lines[1] == {"file": grey, "classes": []}
+    assert str(several().predict([grey])[0]) == f"{grey}: no class above 0.5"
+    assert [name for _, name, _ in several().predict([grey], top=2)[0].best] == ["grey", "dark"]
+
+
+def test_numbers_are_printed_and_written_as_they_are_and_files_that_cannot_be_read_are_named(
+    written, files, monkeypatch, tmp_path, capsys
+):
+    def compute(images):
+        light = images.reshape(len(images), -1).mean(1)
+        return {"age": light[:, None].astype(np.float32), "place": np.stack([light, -light], 1)}
+
+    predictor = of_records((), {"age": ["float32", 1], "place": ["float64", 2]}, compute)
+    monkeypatch.setattr(Predictor, "of_export", lambda path: predictor)
+    for name in ("a.csv", "a.jsonl", None):
+        with pytest.raises(DataError, match=r"^2 of 5 images cannot be read"):
+            written(name, files)
+    rows = list(csv.reader((tmp_path / "out" / "a.csv").open()))
+    assert rows[0] == ["file", "age", "place_1", "place_2", "problem"]
+    assert rows[3] == [files[2], "51", "51", "-51", ""]
+    assert rows[1][:2] == [files[0], "0"]
+    assert rows[2][1:4] == ["", "", ""]
+    assert rows[2][4].startswith("no image of a known format")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
+    assert lines[2] == {"file": files[2], "age": 51.0, "place": [51.0, -51.0]}
+    assert f"{files[2]}: age 51, place 51 -51\n" in capsys.readouterr().out
+    assert str(
+        of_records((), {"outputs": ["float32"]}, lambda x: {"outputs": x.mean((1, 2, 3))}).predict(files)[2]
+    ) == (f"{files[2]}: 51")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ({"masks": ["float32", 4, 6, 1]}, "its outputs are arrays"),
+        ({"boxes": ["float32", None]}, "its outputs are arrays"),
+        ({"text": ["string"]}, "its outputs are arrays"),
+        ({"file": ["float32"]}, "the output 'file' has the name of a column"),
+    ],
+)
+def test_outputs_that_are_no_table_are_for_arrays(kinds, said, written, files, monkeypatch):
+    monkeypatch.setattr(Predictor, "of_export", lambda path: of_records((), kinds, dict))
+    for name in (None, "a.csv"):
+        with pytest.raises(UsageError, match=rf"^a model: {said}.*; give --output=FILE.npz"):
+            written(name, files[:1])
+    with pytest.raises(UsageError, match=rf"^a model: {said}.*; call outputs"):
+        of_records((), kinds, dict).predict(files[:1])
 
 
 ABOUT = {
