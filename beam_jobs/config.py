@@ -55,7 +55,12 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
         first=True,
     )
-    resize: str = flag("", "HxW: resize every image; default: images keep their sizes", meaning=_SHAPES, first=True)
+    resize: str = flag(
+        "",
+        "HxW, or one number for both: resize every image; default: images keep their sizes",
+        meaning=_SHAPES,
+        first=True,
+    )
     scaled_decoding: bool = flag(
         False,
         "with resize: decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is enough; faster, a little blurred",
@@ -104,7 +109,8 @@ class ConvertConfig(_Flags):
     )
 
     def __post_init__(self) -> None:
-        """Checks every value."""
+        """Writes out a size that is one number, as the manifest stores it; checks every value."""
+        object.__setattr__(self, "resize", values.both_sides(self.resize))
         check_all(
             *(functools.partial(self._check_given, name) for name in _REQUIRED),
             lambda: flag_values.check_path("data_dir", self.data_dir),

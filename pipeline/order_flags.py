@@ -32,7 +32,7 @@ class InputFlags:
     remainder: str | None = flag(
         None, "the last batch of an epoch: pad it (weight 0) or drop it", known=sharding.REMAINDERS, unset="pad"
     )
-    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is augmented")
+    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, or 32 for both, before it is augmented")
     augment: str | None = flag(
         None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", meaning=_ON_SHEET
     )

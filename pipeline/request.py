@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from pipeline.augmentation import recipes
-from pipeline.commands import aliases
+from pipeline.commands import aliases, values
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest.manifest import CONVENTIONS, MASK, MOST_CLASSES, Feature
@@ -33,7 +33,7 @@ from pipeline.order.views import LABEL, View, Where, checked_skips
 
 UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by name
 UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by name
-Size: TypeAlias = "str | tuple[int, int] | None"
+Size: TypeAlias = "str | int | tuple[int, int] | None"
 P = ParamSpec("P")
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -488,14 +488,18 @@ def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
 
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
-    """Parses a size, given as `224x160` or (224, 160), into (height, width); None if it is empty.
+    """Parses a size, given as `224x160`, (224, 160), or 224 for both, into (height, width); None if it is empty.
 
     Raises:
       UsageError: it is not a size.
     """
     if not size:
         return None
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # no `:=`: autograph does not know it
+    if isinstance(size, int) and not isinstance(size, bool):
+        size = str(size)
+    match = (
+        _SIZE.fullmatch(values.both_sides(size)) if isinstance(size, str) else None
+    )  # no `:=`: autograph does not know it
     if match:
         return int(match[1]), int(match[2])
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):

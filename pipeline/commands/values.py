@@ -14,9 +14,10 @@ _MAX_SIDE = 1 << 14  # pixels
 
 
 def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
-    """Parses `count` sizes in 1..16384 from a text like 28x28; None for an empty text."""
+    """Parses `count` sizes in 1..16384 from a text like 28x28; None for an empty text. For two, 28 means 28x28."""
     if not text:
         return None
+    text = both_sides(text) if count == 2 else text
     example = "x".join(["224", "224", "3"][:count])
     if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", text) or text.count("x") != count - 1:
         raise UsageError(f"--{flag}={text}: must be {count} sizes, as in {example}")
@@ -24,6 +25,11 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
     if not all(1 <= size <= _MAX_SIDE for size in values):
         raise UsageError(f"--{flag}={text}: every size must be in 1..{_MAX_SIDE}")
     return values
+
+
+def both_sides(text: str) -> str:
+    """Returns a size whose height and width are given, where a single number gives both: `28` is `28x28`."""
+    return f"{text}x{text}" if text.isdecimal() else text
 
 
 def names(flag: str, text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pipeline import request
 from pipeline.augmentation import recipes
+from pipeline.commands import values
 from pipeline.commands.flags import check, check_all
 from pipeline.errors import to_run
 from pipeline.manifest.sources import Source, parse_sources, schedule_of, sources_of
@@ -97,7 +98,9 @@ class DataFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values."""
+        """Writes out a size that is one number, as checkpoints store and compare it; checks the values."""
+        if isinstance(self.resize, str):
+            object.__setattr__(self, "resize", values.both_sides(self.resize))
         check_all(
             lambda: check(self),
             lambda: self.sources,

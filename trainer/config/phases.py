@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pipeline import segments
 from pipeline.augmentation import recipes
+from pipeline.commands import values
 from pipeline.errors import UsageError, unknown
 from pipeline.order.views import Intervals
 from pipeline.request import parse_size
@@ -203,7 +204,7 @@ def _rate(where: str, text: str) -> float:
 
 
 def _size(where: str, text: str) -> str:
-    size = f"{text}x{text}" if text.isdigit() else text
+    size = values.both_sides(text)  # as checkpoints store it, and compare it
     parse_size(size, f"{where}: resize")
     return size
 

@@ -48,6 +48,11 @@ def config(**changes):
     return ConvertConfig(**({"dataset": "mnist", "data_dir": "out"} | changes))
 
 
+def test_one_number_is_a_size_of_equal_sides():
+    assert config(resize="14") == config(resize="14x14")
+    assert config(resize="14").size == (14, 14)
+
+
 def test_every_flag_is_classified_here():
     assert {field.name for field in dataclasses.fields(ConvertConfig)} == SHAPING.keys() | OTHERS.keys()
 
@@ -97,7 +102,7 @@ def test_values_are_read():
         ("max_rejects", -1, "--max_rejects=-1: .*0.."),
         ("max_shard_bytes", (1 << 20) - 1, "--max_shard_bytes=1048575: .*1048576..4294967296"),
         ("max_shard_bytes", (4 << 30) + 1, "--max_shard_bytes=4294967297: .*1048576..4294967296"),
-        ("resize", "14", "--resize=14: "),
+        ("resize", "14x", "--resize=14x: "),
         ("scaled_decoding", True, "--scaled_decoding=True: .*--resize=HxW"),
         ("split", "train:0.5", "--split=train:0.5: "),
         ("image_shape", "28x28", "--image_shape=28x28: "),

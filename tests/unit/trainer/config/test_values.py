@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.request import parse_size
 from trainer.config import TrainConfig, parse
 
 
@@ -32,6 +33,14 @@ def test_values_of_python_are_those_of_the_command_line():
     flags += ["--momentum=0", "--train_steps=1e3", "--clip_norm=2", "--jit_compile", "--resize=8x8"]
     assert config == parse(flags)
     assert json.dumps(dataclasses.asdict(config)) == json.dumps(dataclasses.asdict(parse(flags)))
+
+
+def test_one_number_is_a_size_of_equal_sides_and_stored_as_such():
+    assert of(resize="28").data.resize == of(resize="28x28").data.resize == "28x28"
+    assert [parse_size(size) for size in (28, "28", (28, 28))] == [(28, 28)] * 3
+    for wrong in ("0", 0.5, True, "28x", "twenty"):
+        with pytest.raises(UsageError, match="^resize="):
+            parse_size(wrong)
 
 
 class Schedule(enum.StrEnum):
