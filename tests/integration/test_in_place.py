@@ -240,6 +240,7 @@ def numbers(folder, label):
     ("label", "flags", "measured"),
     [
         (lambda value: 2 * value - 1, "--model=mine:regression", "mae"),
+        (lambda value: 2 * value - 1, "--model=lenet --task=my_numbers:Number --optimizer=adamw", "mae"),
         (lambda value: np.array([2 * value, -value], np.float32), "--model=mine:regression", "mae"),
         (lambda value: np.array([value > 0.5, value < 0.5]) * 1, "--model=lenet --task=mine:Several", "accuracy"),
     ],
@@ -247,6 +248,8 @@ def numbers(folder, label):
 def test_labels_that_are_not_classes_are_trained_and_evaluated_on(label, flags, measured, tmp_path):
     data, run = numbers(tmp_path / "data", label), tmp_path / "run"
     (tmp_path / "mine.py").write_text(MINE)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "own_models.md").read_text()
+    (tmp_path / "my_numbers.py").write_text(page.partition("# my_numbers.py\n")[2].partition("```")[0])
     shared = ("--global_batch_size=8", "--train_steps=80", "--augment=normalize")
     train = ["-m", "trainer.run", f"--data_dir={data}", f"--model_dir={run}", *flags.split(), *shared]
     done = forked.run(train, cwd=tmp_path)

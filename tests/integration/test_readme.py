@@ -289,7 +289,7 @@ def test_the_commands_of_the_classic_programs_run(folder):
 
 def test_code_of_ones_own_trains_as_the_page_says(folder):
     """The model and the compiled model of docs/own_models.md, the call from Python; the tracker of docs/outputs.md."""
-    model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("own_models.md"), re.DOTALL)
+    model, compiled, call, *_ = re.findall(r"```python\n(.*?)```", page_text("own_models.md"), re.DOTALL)
     (tracker,) = re.findall(r"```python\n(.*?)```", page_text("outputs.md"), re.DOTALL)
     assert model.startswith("# my_models.py\n")
     (folder / "my_models.py").write_text(f"{model}\n\n{compiled}")
