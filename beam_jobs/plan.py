@@ -21,7 +21,8 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
-from beam_jobs.sources.base import Block, Source, resplit
+from beam_jobs.sources.base import Block, Source
+from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
@@ -154,7 +155,13 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
     Raises:
       PipelineError: the source or a flag cannot work.
     """
-    source = resplit(sources.open_source(config.source_options), config.split_fractions)
+    source = resplit(
+        sources.open_source(config.source_options),
+        config.split_fractions,
+        config.seed,
+        config.group_by,
+        config.stratify,
+    )
     taken = take_sample(
         source, config.image_encoding, config.size, config.channels, config.max_rejects, config.scaled_decoding
     )

@@ -16,6 +16,7 @@ from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
+from beam_jobs.sources import dealt
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -68,6 +69,8 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
     print(f"{plan.source.dataset}: {what} in {sink.shown} (a dry run: nothing is written)", flush=True)
     if lowered:
         print(lowered)
+    if shares := dealt.shares_of(plan.source):
+        print("\n".join(shares.lines(has_table=True)))
     measured = {split: measure(plan, split) for split in plan.num_shards}
     print("\n".join(_lines(plan, measured, workers)))
     examples = [[("split", split), *example.items()] for split, found in measured.items() for example in found.examples]

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -27,6 +27,8 @@ from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, naming
+from pipeline.manifest.columns import label_numbers
+from pipeline.read.statistics import number_bars, spread
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 
@@ -131,6 +133,7 @@ def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFa
         notices=summary.notices(made, images),
         samples=_figures(made, take_samples(folder, made)),
         labels=_labels(made),
+        numbers=_numbers(label_numbers(folder.url, made)),
         sizes=_sizes(made, images),
     )
 
@@ -179,6 +182,8 @@ def _labels(made: Manifest) -> dict[str, Any]:
         }
         for label in order
     ]
+    totals_of = {name: sum(split.label_histogram) for name, split in by_size(made)}
+    per_example = [(name, totals_of[name] / split.num_examples) for name, split in by_size(made) if totals_of[name]]
     is_wide = len(padded) > _COLUMNS or (len(padded) > 1 and max(largest) >= _LONG_NUMBER)
     return {
         "count": count,
@@ -186,7 +191,24 @@ def _labels(made: Manifest) -> dict[str, Any]:
         "profile": profile,
         "rows": rows,
         "most": _MANY_CLASSES,
+        "per_example": per_example if made.features["label"].shape else [],
         "is_wide": is_wide,
+    }
+
+
+def _numbers(labels: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Returns how labels that are numbers are spread in each split, and their histogram.
+
+    Args:
+      labels: {split: labels}; empty if labels are classes.
+    """
+    ordered = dict(sorted(labels.items(), key=lambda item: -len(item[1])))
+    bars = number_bars(ordered)
+    most = {split: max((counts[split] for _, counts in bars), default=0) or 1 for split in ordered}
+    return {
+        "spreads": [(split, spread(values)) for split, values in ordered.items()],
+        "rows": [(name, [(counts[split] / most[split], counts[split]) for split in ordered]) for name, counts in bars],
+        "is_wide": len(ordered) > _COLUMNS,
     }
 
 

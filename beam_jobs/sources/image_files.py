@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from beam_jobs.sources import streams
-from beam_jobs.sources.base import Block
+from beam_jobs.sources.base import Block, Texts, hashes_of
 from beam_jobs.sources.blocks import BatchedBuilder
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.streams import Advance
@@ -135,8 +136,23 @@ class PathSource(TableSource):
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths, so that rows that name the same file are in the same split."""
         table, rows = self.table(), self.rows(split, np.arange(start, stop))
-        digests = b"".join(hashlib.sha256(table.path(row)).digest()[:8] for row in rows.tolist())
-        return hashing.derive_key(Domain.SPLIT, np.frombuffer(digests, "<i8"))
+        return hashing.derive_key(Domain.SPLIT, hashes_of(table.path(row) for row in rows.tolist()))
+
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column, or parts of the images' paths."""
+        pattern = flag_values.path_pattern(column)
+        if pattern is None:
+            return super().texts(column, needed)
+        table, codes, found = self.table(), dict[str, int](), list[int]()
+        for row in self.rows_of_splits().tolist():
+            path = text(table.path(row))
+            match = pattern.search(path)
+            value = (match[1] if pattern.groups else match[0]) if match else None
+            if needed and path and not value:
+                problem = f"the path {shown(table.path(row))!r} has no match of {column}, which {needed} needs"
+                raise table.refused(row, problem, "change the expression, or give such images a part that matches")
+            found.append(codes.setdefault(value or "", len(codes)))
+        return Texts(np.array(found, np.int64), tuple(codes))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths as keys, or the values of the key column."""

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from beam_jobs.sources import base, columns, listing, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
@@ -286,6 +287,9 @@ def open_source(options: SourceOptions) -> Source:
     if not options.source:
         raise UsageError("--source is missing: a Parquet file, a folder of them, or a glob")
     kinds = f"--source of parquet is a file, a folder of *{_SUFFIX}, or a glob"
+    for flag, value in (("group_by", options.group_by), ("stratify", options.stratify)):
+        if flag_values.path_pattern(value):
+            raise UsageError(f"--{flag}={value}: the images of Parquet files have no paths; name a column")
     folder, names = listing.find(options.source, _is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
     told = _partitions(folder, names, options.split_column)
     is_given = options.split_column not in ("", splits.NO_COLUMN)

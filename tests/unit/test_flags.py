@@ -63,6 +63,9 @@ SEEN: dict[str, dict[str, str]] = {
         "channels": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "compression": "unit/beam_jobs/shards/test_writer.py::test_a_compressed_shard_is_the_same_records",
         "split": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
+        "folds": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
+        "group_by": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
+        "stratify": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
         "num_shards": "unit/beam_jobs/test_convert.py::test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound",
         "max_shard_bytes": (
             "integration/test_convert_images.py::"
