@@ -26,7 +26,7 @@ from beam_jobs.sources.table import SHOWN, LoadedTable
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
-from pipeline.manifest import SourceFile
+from pipeline.manifest import SourceFile, naming
 from pipeline.records import labels, splits
 from pipeline.records.labels import LABELS_FILE, read_labels
 
@@ -54,6 +54,7 @@ def open_source(options: SourceOptions) -> Source:
     wanted = f"metadata{', '.join(loaded.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
     folder = LocalPath(str(found))
+    splits.check_packed_once(folder, names)
     if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     if options.image_dir:
@@ -70,13 +71,14 @@ def open_source(options: SourceOptions) -> Source:
         _check_folders(table)
     for line in (*_choice(table, used, options), *notes, *_faults(table, options), *_repeats(table)):
         print(line, file=sys.stderr, flush=True)
-    files = (*streams.describe([(name, folder / name) for name in names]), _describe(table))
+    unpacked = [(naming.unpacked(name), folder / name) for name in names]
+    files = (*streams.describe(unpacked, unpacks=True), _describe(table))
     return dataclasses.replace(made, files=files)
 
 
 def _is_metadata(name: str) -> bool:
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return stem == "metadata" and suffix in loaded.SUFFIXES
+    stem, suffix = os.path.splitext(os.path.basename(name).removesuffix(listing.GZIP))
+    return stem == "metadata" and suffix in loaded.SUFFIXES and bool(loaded.suffix_of(name))
 
 
 def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
@@ -93,7 +95,7 @@ def _load(
     """
     rows, used = _read(folder, files, options)
     notes: list[str] = []
-    if all(name.lower().endswith(loaded.TEXTS) for name in rows.files.names):
+    if all(loaded.suffix_of(name) in loaded.TEXTS for name in rows.files.names):
         rows, notes = _with_numbers(rows, used)
     names = () if used.float_labels else read_labels(folder / LABELS_FILE)
     if names and not used.label_separator:
