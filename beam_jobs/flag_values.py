@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from pipeline.errors import UsageError
 from pipeline.files import remote
@@ -68,6 +69,14 @@ def delimiter(flag: str, text: str) -> str:
     if len(found) > 1 or found in ('"', "\n", "\r") or not found.isascii():
         raise UsageError(f"--{flag}={text}: must be one character such as ';', or tab")
     return found
+
+
+def defaults(flag: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Returns texts of the form NAME:VALUE, of which VALUE may be empty."""
+    for text in texts:
+        if text.find(":") < 1:
+            raise UsageError(f"--{flag}={text}: must be NAME:VALUE, the name of a column and the value of its nulls")
+    return tuple(texts)
 
 
 def _by_split(flag: str, text: str, value: str, form: str) -> list[tuple[str, str]]:

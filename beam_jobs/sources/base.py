@@ -34,6 +34,7 @@ def _option(
     parse: Callable[[str, Any], Any] = lambda _, value: value,
     shapes: bool = True,
     foreign: bool = False,
+    repeated: bool = False,
 ) -> Any:
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
@@ -44,9 +45,10 @@ def _option(
       parse: function that parses the value, from the flag's name and its value on the command line.
       shapes: whether the option shapes the bytes of the shards, so that the manifest records it.
       foreign: whether the option only concerns other programs' records, where a source has both kinds.
+      repeated: whether the flag may be given several times; `parse` then gets the list of its values.
     """
     metadata: dict[str, Any] = {"takers": takers} if takers else {}
-    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
+    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign, "repeated": repeated}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -137,6 +139,14 @@ class SourceOptions:
         *("parquet", "image_table", "tfrecord", "tfds:NAME"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
+    )
+    default: tuple[str, ...] = _option(
+        (),
+        "parquet, image_table: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
+        "score:0.0, also of labels and splits; for CSV an empty field is a null",
+        *("parquet", "image_table"),
+        parse=flag_values.defaults,
+        repeated=True,
     )
     feature_map: tuple[tuple[str, str], ...] = _option(
         (),

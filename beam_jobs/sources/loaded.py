@@ -374,7 +374,9 @@ def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedAr
         raise
 
 
-def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
+def typed(
+    column: pa.ChunkedArray, wanted: str, has_default: bool = False
+) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
     """Converts a string column to int64 or float64 if its values are numbers.
 
     Empty strings become nulls. No number changes its value, except that `float32` allows rounding.
@@ -383,11 +385,16 @@ def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[
       column: string column.
       wanted: `int64` or `float32` if the values must be numbers, with words for missing values as nulls; `string` to
         keep them; "" to choose by the values, where texts with leading zeros, such as 007, are not numbers.
+      has_default: whether nulls get a value, so that words for missing values are nulls among numbers, and empty texts
+        among texts.
 
     Returns:
       The column; and (row, problem) of the first row that is not such a number although it must be, or None.
     """
-    empty = [""] if wanted in ("", "string") else ["", *(each for each in labels.MISSING if "nan" not in each.lower())]
+    has_words = (wanted == "" and has_default) or wanted not in ("", "string")
+    empty = ["", *(each for each in labels.MISSING if has_words and "nan" not in each.lower())]
+    if has_default:
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
     is_empty = pc.is_in(column, value_set=pa.array(empty, column.type))
     values = pc.if_else(is_empty, pa.scalar(None, column.type), column)
     is_number, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _CODE))

@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, columns, listing, streams
+from beam_jobs.sources import base, columns, defaults, listing, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.blocks import BatchedBuilder, arrow_errors
 from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.defaults import Fill
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import Put, Table, TableSource
 from pipeline.commands.text import count_of
@@ -56,10 +57,12 @@ class ParquetFile(KnownFile):
     Attributes:
       groups: number of rows in each row group.
       partitions: (column, value) of each column in its folders' names, constant for the whole file.
+      fills: values that nulls become.
     """
 
     groups: tuple[int, ...] = ()
     partitions: tuple[tuple[str, pa.Scalar], ...] = ()
+    fills: tuple[Fill, ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenFile]:
@@ -78,7 +81,7 @@ class ParquetFile(KnownFile):
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
-            yield OpenFile(self.path, file, dict(self.partitions))
+            yield OpenFile(self.path, file, dict(self.partitions), self.fills)
         self.check_unchanged()
 
 
@@ -91,11 +94,12 @@ def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """An open Parquet file, its path for errors, and the values of its partitions."""
+    """An open Parquet file, its path for errors, the values of its partitions, and those that nulls become."""
 
     path: StoragePath
     file: pq.ParquetFile
     partitions: dict[str, pa.Scalar]
+    fills: tuple[Fill, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -124,14 +128,15 @@ class OpenFile:
         inside = [name for name in columns if name not in self.partitions]
         told = {name: value for name, value in self.partitions.items() if name in columns}
         if not inside:
-            yield pa.RecordBatch.from_pydict({name: pa.repeat(value, rows) for name, value in told.items()})
+            batch = pa.RecordBatch.from_pydict({name: pa.repeat(value, rows) for name, value in told.items()})
+            yield defaults.filled(batch, self.fills)
             return
         with self.errors_of(group):
             for found in self.file.iter_batches(count, row_groups=[group], columns=inside, use_threads=False):
                 read, batch = read + len(found), found
                 for name, value in told.items():
                     batch = batch.append_column(pa.field(name, value.type), pa.repeat(value, len(batch)))
-                yield batch
+                yield defaults.filled(batch, self.fills)
         if read != rows:
             raise DataError(
                 f"row group {group}: has {count_of(read, 'row')}, but its footer says {rows:,}",
@@ -401,9 +406,11 @@ def _open(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions)
         used = columns.resolved(str(path), schema, options)
         of_flags = columns.named(str(path), schema, used)
         kept = (*used.keep_columns, *(name for name, _ in parquet.partitions if name not in of_flags))
-        chosen = columns.choose(str(path), schema, dataclasses.replace(used, keep_columns=kept))
-        parquet = dataclasses.replace(parquet, groups=file.rows_of_groups(chosen.paths))
-    names = columns.class_names(schema).get(chosen.label, ())
+        used = dataclasses.replace(used, keep_columns=kept)
+        chosen = columns.choose(str(path), schema, used)
+        names = columns.class_names(schema).get(chosen.label, ())
+        fills = defaults.chosen(str(path), schema, chosen, used, names)
+        parquet = dataclasses.replace(parquet, groups=file.rows_of_groups(chosen.paths), fills=fills)
     suspects = columns.suspects(schema, options.split_column)
     return _Opened(parquet, chosen, names, used.split_column, tuple(suspects))
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, blocks
+from beam_jobs.sources import base, blocks, defaults
 from beam_jobs.sources.base import DealtSource, Files, Source
 from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.defaults import Fill
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
@@ -113,6 +114,13 @@ class LoadedTable(Table):
         every = np.arange(len(rows))
         for batch in self.data.select(list(names)).take(pa.array(rows)).combine_chunks().to_batches():  # one, or none
             put(every, batch, every)
+
+    def filled(self, fills: Sequence[Fill]) -> LoadedTable:
+        """Returns the table with defaults in place of nulls."""
+        if not fills:
+            return self
+        batches = [defaults.filled(batch, fills) for batch in self.data.to_batches()]
+        return dataclasses.replace(self, data=pa.Table.from_batches(batches).combine_chunks())
 
     def replaced(self, name: str, column: pa.ChunkedArray) -> LoadedTable:
         """Returns the table with new values of a column, in one piece so that taking rows is faster."""
