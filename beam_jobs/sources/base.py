@@ -26,6 +26,9 @@ from pipeline.order.hashing import Domain, splitmix64
 from pipeline.records import schema
 from pipeline.registry import Registry
 
+_TABLES = ("parquet", "arrow", "image_table")  # data sets whose rows have columns
+_TABLES_ARE = ", ".join(_TABLES)
+
 
 def _option(
     default: Any,
@@ -66,8 +69,8 @@ class SourceOptions:
     dataset: str = _option(
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
-        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, tfrecord, idx; "
-        "or tfds:NAME",
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, arrow, tfrecord, "
+        "idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -80,37 +83,37 @@ class SourceOptions:
     )
     image_column: str = _option(
         "",
-        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
-        "paths; default: file_name, path, file, image, ...",
-        *("parquet", "image_table"),
+        "parquet, arrow: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of "
+        "their paths; default: file_name, path, file, image, ...",
+        *_TABLES,
     )
     label_column: str = _option(
         "",
-        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
+        f"{_TABLES_ARE}: the column of labels, integers or strings; default: label, in image_table also class, "
         "category or target",
-        *("parquet", "image_table"),
+        *_TABLES,
     )
     key_column: str = _option(
         "",
-        "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: the column of unique keys; default: <file>#<row>, in image_table the path",
+        *_TABLES,
     )
     split_column: str = _option(
         "",
-        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        f"{_TABLES_ARE}: the column of splits; default: split, if there is one; none: names of files and folders "
         "tell the splits, also of tfrecord, whatever columns there are",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
     )
     label_separator: str = _option(
         "",
-        "parquet, image_table: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
+        f"{_TABLES_ARE}: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
         "columns of lists need none",
-        *("parquet", "image_table"),
+        *_TABLES,
     )
     float_labels: bool = _option(
         False,
-        "parquet, image_table: labels are numbers to predict, not classes; they become float32, rounded",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: labels are numbers to predict, not classes; they become float32, rounded",
+        *_TABLES,
     )
     image_dir: str = _option(
         "",
@@ -121,9 +124,9 @@ class SourceOptions:
     )
     na_is_class: bool = _option(
         False,
-        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        f"{_TABLES_ARE}, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
         "values, and the rows are invalid",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
     )
     delimiter: str = _option(
         "",
@@ -134,17 +137,17 @@ class SourceOptions:
     )
     keep_columns: tuple[str, ...] = _option(
         (),
-        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
+        f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
         "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-        *("parquet", "image_table", "tfrecord", "tfds:NAME"),
+        *(*_TABLES, "tfrecord", "tfds:NAME"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )
     default: tuple[str, ...] = _option(
         (),
-        "parquet, image_table: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
+        f"{_TABLES_ARE}: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
         "score:0.0, also of labels and splits; for CSV an empty field is a null",
-        *("parquet", "image_table"),
+        *_TABLES,
         parse=flag_values.defaults,
         repeated=True,
     )

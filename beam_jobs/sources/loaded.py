@@ -91,8 +91,7 @@ def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
 
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
     with ParquetFile(path, streams.stamp(path)).opened() as file:
-        with arrow_errors(path, "its schema cannot be read"):
-            schema = file.file.schema_arrow
+        schema = file.own_schema
         names = choose(schema)
         file.rows_of_groups(names)
         columns = [[_plain(pa.array([], schema.field(name).type))] for name in names]

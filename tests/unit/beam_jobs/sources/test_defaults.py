@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from beam_jobs.conversion.command import convert as convert_command
 from beam_jobs.sources import open_source
@@ -19,7 +20,7 @@ from tests.converting import convert_in_process
 from tests.raised import said
 from tests.round_trips import picture
 
-FORMS = ["parquet", "jsonl", "csv"]
+FORMS = ["parquet", "arrow", "jsonl", "csv"]
 COLUMNS = {
     "label": ["b", None, "a", "b"],
     "count": [1, 2, None, 4],
@@ -34,10 +35,13 @@ def write(root, form, columns, types=None):
     path, count = root / f"t.{form}", len(next(iter(columns.values())))
     for row in range(count):
         (root / f"{row}.png").write_bytes(picture(row))
-    if form == "parquet":
+    if form in ("parquet", "arrow"):
         data = {"image": [picture(row) for row in range(count)]}
         data |= {name: pa.array(values, (types or {}).get(name)) for name, values in columns.items()}
-        pq.write_table(pa.table(data), path, row_group_size=3)
+        if form == "parquet":
+            pq.write_table(pa.table(data), path, row_group_size=3)
+        else:
+            feather.write_feather(pa.table(data), path, chunksize=3)
     else:
         rows = [
             {"file": f"{row}.png", **{name: values[row] for name, values in columns.items()}} for row in range(count)
@@ -47,7 +51,7 @@ def write(root, form, columns, types=None):
             cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
             lines = map(",".join, [["file", *columns], *cells])
         path.write_text("".join(f"{line}\n" for line in lines))
-    return {"dataset": "parquet" if form == "parquet" else "image_table", "source": str(path)}
+    return {"dataset": form if form in ("parquet", "arrow") else "image_table", "source": str(path)}
 
 
 def opened(flags, *defaults, **options):
@@ -81,7 +85,7 @@ def test_nulls_become_the_default_and_other_values_stay(tmp_path, form):
     ]
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
 def test_without_a_default_such_a_row_is_invalid(tmp_path, form):
     columns = {name: values for name, values in COLUMNS.items() if name != "split"}
     source = opened(write(tmp_path, form, columns), "count:7", keep_columns=("count", "score", "text"))
@@ -143,13 +147,13 @@ def test_names_of_hugging_face_classes_are_defaults(tmp_path):
 
 def test_lists_times_and_bytes_have_defaults_of_their_type(tmp_path):
     day = datetime.date(2024, 1, 2)
-    columns = {"label": [1, 1], "tags": [[1], None], "day": [day, None], "raw": [b"x", None]}
-    flags = write(tmp_path, "parquet", columns, {"raw": pa.large_binary()})
-    kept = ("tags", "day:int64", "raw")
-    source = opened(flags, "tags:[]", "day:1970-01-11", "raw:", keep_columns=kept)
+    columns = {"label": [1, 1], "box": [[1.5, 2], None], "tags": [[1], None], "day": [day, None], "raw": [b"x", None]}
+    flags = write(tmp_path, "arrow", columns, {"box": pa.list_(pa.float32(), 2), "raw": pa.large_binary()})
+    kept = ("box", "tags", "day:int64", "raw")
+    source = opened(flags, "box:[0, 4]", "tags:[]", "day:1970-01-11", "raw:", keep_columns=kept)
     assert [row[2:] for row in rows(source)] == [
-        ({"tags": [1], "day": 19724, "raw": b"x"}, None),
-        ({"tags": [], "day": 10, "raw": b""}, None),
+        ({"box": [1.5, 2.0], "tags": [1], "day": 19724, "raw": b"x"}, None),
+        ({"box": [0.0, 4.0], "tags": [], "day": 10, "raw": b""}, None),
     ]
 
 
