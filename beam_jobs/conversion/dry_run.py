@@ -122,14 +122,15 @@ def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
     """Returns the valid rows, and the bytes that their records take in a file."""
-    selected = select(block, classes, plan.sample.images)
+    selected = select(block, classes, plan.sample.images, plan.source.features)
     records = make_records(selected.rows)
     records = compressed(records) if plan.config.compression else records
     return selected, sum(len(piece) for piece in records.blocks())
 
 
 def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
-    chosen = select(plan.source.read(split, rows), len(plan.source.class_names), plan.sample.images).rows
+    source = plan.source
+    chosen = select(source.read(split, rows), len(source.class_names), plan.sample.images, source.features).rows
     examples = []
     for i, label in enumerate(chosen.labels):
         image = chosen.images[i]
@@ -144,8 +145,9 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
 
 
 def _classes_of(label: Any, source: Source) -> list[str]:
-    """Returns the names of an example's classes; none if labels are numbers."""
+    """Returns the names of an example's classes; none if labels are numbers, or there is none."""
     numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
+    numbers = numbers if source.class_names else []
     return [source.class_names[number] for number in numbers]
 
 

@@ -29,6 +29,7 @@ from pipeline.commands.text import count_of
 from pipeline.files.paths import LocalPath
 from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
+from pipeline.manifest.manifest import MASK
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -61,6 +62,43 @@ UNREADABLE = extensions(
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileColumn:
+    """A column of paths, and the files as they were when the table was made.
+
+    Attributes:
+      name: name of the column, for messages.
+      root: folder that the paths are relative to.
+      paths: the paths, large_binary (n,); null or empty if a row has none.
+      sizes: file sizes in bytes, or a key of `_FAULTS` for rows without a file, int64 (n,).
+      times: modification times of the files in nanoseconds, int64 (n,).
+    """
+
+    name: str
+    root: bytes
+    paths: pa.Array
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    def path(self, row: int) -> bytes:
+        """Returns the path of a row's file; empty if it has none."""
+        path: bytes | None = self.paths[row].as_py()
+        return path or b""
+
+    def content(self, row: int) -> tuple[bytes, str]:
+        """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
+        path, size = self.path(row), int(self.sizes[row])
+        if size in _FAULTS:
+            return b"", _FAULTS[size].format(column=self.name, path=shown(path))
+        return _content(os.path.join(self.root, path), size, int(self.times[row]))
+
+    def described(self, entry: str, advance: Advance) -> SourceFile:
+        """Returns the manifest's entry of all files: see `describe`."""
+        rows = np.flatnonzero(self.sizes >= 0).tolist()
+        files = {path: int(self.sizes[row]) for row in rows if (path := self.path(row))}
+        return describe(self.root, entry, sorted(files.items()), advance)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PathTable(LoadedTable):
     """A table whose images are files.
@@ -73,6 +111,7 @@ class PathTable(LoadedTable):
       times: modification times of the files in nanoseconds, int64 (n,).
       again: whether an earlier row names the same file, bool (n,).
       origin: value whose `repr` determines everything but paths, sizes and times.
+      masks: files of the masks; None if there are none.
     """
 
     columns: Columns
@@ -82,6 +121,7 @@ class PathTable(LoadedTable):
     times: NDArray[np.int64]
     again: NDArray[np.bool_]
     origin: object = None
+    masks: FileColumn | None = None
 
     @functools.cached_property
     def paths(self) -> pa.Array:
@@ -92,21 +132,23 @@ class PathTable(LoadedTable):
     def digest(self) -> str:
         """SHA-256, hexadecimal, that tells whether another process has the same table."""
         digest = hashlib.sha256(repr((self.origin, self.class_names, self.files)).encode())
-        for column in (*filter(None, self.paths.buffers()[1:]), self.sizes, self.times):
-            digest.update(column)
+        for files in (self.files_of_images, *filter(None, [self.masks])):
+            for column in (*filter(None, files.paths.buffers()[1:]), files.sizes, files.times):
+                digest.update(column)
         return digest.hexdigest()
+
+    @functools.cached_property
+    def files_of_images(self) -> FileColumn:
+        """The files of the images."""
+        return FileColumn(self.columns.image, self.root, self.paths, self.sizes, self.times)
 
     def path(self, row: int) -> bytes:
         """Returns the path of a row's file; empty if it has none."""
-        path: bytes | None = self.paths[row].as_py()
-        return path or b""
+        return self.files_of_images.path(row)
 
     def content(self, row: int) -> tuple[bytes, str]:
         """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
-        path, size = self.path(row), int(self.sizes[row])
-        if size in _FAULTS:
-            return b"", _FAULTS[size].format(column=self.columns.image, path=shown(path))
-        return _content(os.path.join(self.root, path), size, int(self.times[row]))
+        return self.files_of_images.content(row)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,6 +207,9 @@ class PathSource(TableSource):
                 builder.keys[position] = b"%b#%d" % (path, row) if table.again[row] else path
             if position not in builder.bad:
                 builder.images[position], problem = table.content(row)
+                if table.masks is not None and not problem:
+                    builder.extra[MASK][position], problem = table.masks.content(row)
+                    problem = problem and f"its mask: {problem}"
                 if problem:
                     builder.bad[position] = problem
         return builder.finished()
@@ -194,7 +239,7 @@ def source_of(
         label=table.columns.label_feature(len(table.class_names)),
         files=(),
         **by_files(table, by_split),
-        features=dict(table.columns.kept),
+        features=table.columns.features,
         unique_keys=unique_keys,
         columns=table.columns,
         place=str(table.folder),
