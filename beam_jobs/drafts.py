@@ -143,7 +143,7 @@ def is_temporary(name: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """Returns whether a conversion writes files with this name."""
-    if name in (*BESIDE_SHARDS, naming.REPLACED) or naming.is_column_name(name):
+    if name in (*BESIDE_SHARDS, naming.REPLACED, naming.KNOWN_KEYS) or naming.is_column_name(name):
         return True
     return bool(naming.parse_shard_name(name.removesuffix(".receipt.json")) or naming.shard_of_sidecar(name))
 

@@ -79,15 +79,16 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # Imported late: they take 2 s, which --help and a bad flag need not wait for.
-        from beam_jobs.conversion import dry_run, job  # noqa: PLC0415
+        from beam_jobs.conversion import appending, dry_run, job  # noqa: PLC0415
         from beam_jobs.report import card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
     options = runners.parse(beam_arguments, flags)
     sink = sink_of(config.data_dir)
     sink.check(config.dataset, config.source)
     _check_unconverted(config)
+    parent = appending.parent_in(config, sink) if config.append else None
     with published.refused() if config.dry_run else contextlib.nullcontext():
-        plan = make_plan(config, sink.data_dir)
+        plan = make_plan(config, sink.data_dir, parent)
         columns.chosen(config.columns, plan.column_features)  # fails before the conversion rather than after it
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
@@ -95,6 +96,9 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         dry_run.show(plan, sink, config.overwrite, workers, lowered)
         return
 
+    if parent is not None:
+        appending.append(sink, plan, parent, options, (command, arguments), started)
+        return
     with replacing(sink, plan, config.overwrite) as staged:
         if staged is None:
             print(f"{sink.data_dir}: already holds this data set, made with the same options; nothing to do")
