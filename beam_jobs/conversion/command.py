@@ -21,6 +21,7 @@ from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, to_run
+from pipeline.files.paths import with_version
 from pipeline.files.remote import in_command, is_url
 from pipeline.manifest import naming, unconverted
 from pipeline.records import columns as stored_columns
@@ -55,6 +56,13 @@ def _check_unconverted(config: ConvertConfig) -> None:
     raise UsageError(f"--source={config.source}: is a data set already; train on it: {train}")
 
 
+def _check_no_version(config: ConvertConfig) -> None:
+    """Raises UsageError if the folder to write is named as a version of a data set, of which only the newest grows."""
+    place, version = with_version(config.data_dir)
+    if version is not None and not is_url(place) and os.path.isfile(os.path.join(place, naming.MANIFEST)):
+        raise UsageError(f"--data_dir={config.data_dir}: names a version; write to the folder of all: {place}")
+
+
 def convert(command: str, argv: Sequence[str] | None) -> None:
     """Runs a conversion from its command line.
 
@@ -86,6 +94,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     sink = sink_of(config.data_dir)
     sink.check(config.dataset, config.source)
     _check_unconverted(config)
+    _check_no_version(config)
     parent = appending.parent_in(config, sink) if config.append else None
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir, parent)
