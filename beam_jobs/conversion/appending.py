@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import drafts
-from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion import job
 from beam_jobs.plan import Plan
 from beam_jobs.report import card
@@ -25,18 +24,13 @@ from pipeline.files.remote import in_command
 from pipeline.manifest import Manifest, naming, versions
 
 
-def parent_in(config: ConvertConfig, sink: Sink) -> Manifest:
+def parent_in(sink: Sink) -> Manifest:
     """Returns the version that an append extends: the newest that the folder holds.
 
     Raises:
       UsageError: there is no data set, or one that cannot be extended.
       DataError: its manifest cannot be read.
     """
-    if sink.data_dir.is_remote:
-        raise UsageError(
-            f"--append with --data_dir={sink.shown}: versions are made in a local or mounted folder; append there, "
-            "then copy all of it"
-        )
     found = existing_manifest(sink.data_dir) if sink.data_dir.exists() else None
     if found is None:
         raise UsageError(

@@ -95,7 +95,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     sink.check(config.dataset, config.source)
     _check_unconverted(config)
     _check_no_version(config)
-    parent = appending.parent_in(config, sink) if config.append else None
+    parent = appending.parent_in(sink) if config.append else None
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir, parent)
         columns.chosen(config.columns, plan.column_features)  # fails before the conversion rather than after it

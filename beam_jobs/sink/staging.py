@@ -67,6 +67,8 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
     drafts.remove_temporaries(data_dir)
+    if (data_dir / naming.VERSIONS).is_dir():
+        drafts.remove_temporaries(data_dir / naming.VERSIONS)
     remove_replaced(data_dir, _inner_folders(data_dir))
     for folder in _inner_folders(data_dir):
         if digest and folder.name == folder_name(digest):
