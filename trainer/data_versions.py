@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], object]) -> TrainConfig:
-    """Returns the flags of a run with the versions of its data that it trains on; unchanged for a new run.
+    """Returns the flags of a run with the versions of its data that it trains on.
+
+    A data set that nothing was appended to needs none; a new run on another takes the newest, unless it names one.
 
     Args:
       config: flags of the run, as the user gave them.
@@ -44,13 +46,15 @@ def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], o
       DataError: the data, or a version of them, cannot be read.
       UsageError: the run cannot move to the version that --data_dir names.
     """
-    record = None if config.run.fresh or not _has_versions(config) else _newest(config)
-    if record is None:
+    if not _has_versions(config):
         return config
+    record = None if config.run.fresh else _newest(config)
     given = parse_sources(config.data.data_dir)
-    if isinstance(given, str):
+    if not isinstance(given, str):
+        return config if record is None else _pinned(config, record.content["order"], say)
+    if record is not None:
         return _in_turns(config, task, record, given, say)
-    return _pinned(config, record.content["order"], say)
+    return _with(config, with_version(given)[0], ((0, manifests.load(given).digest),))
 
 
 def _has_versions(config: TrainConfig) -> bool:
@@ -75,8 +79,6 @@ def _in_turns(
             return config
         chain = _moved(_with(config, place, chain), task, record, chain, wanted)
     newest = max(every.values(), key=lambda made: made.version)
-    if chain == ((0, newest.digest),):
-        return config
     for line in _lines(place, chain, every, newest):
         say(line)
     return _with(config, place, chain)
@@ -117,7 +119,7 @@ def _lines(place: str, chain: Chain, every: dict[str, Manifest], newest: Manifes
     """Returns lines on the versions that a run trains on, and on how to move to the newest."""
     numbers = {digest: made.version for digest, made in every.items()}
     first, last = every[chain[0][1]], chain[-1][1]
-    found = [f"trains on {succession.in_words(chain, numbers)} of {place}"]
+    found = [f"trains on {succession.in_words(chain, numbers)} of {place}"] if chain != ((0, newest.digest),) else []
     if len(chain) > 1:
         found.append(
             f"its epochs, as in --epochs, stay as long as those of version {first.version}, by whose mean and "

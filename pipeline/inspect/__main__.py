@@ -194,6 +194,8 @@ def _show_run(config: InspectConfig) -> None:
       UsageError: a flag cannot work.
     """
     flags = {} if config.model_dir is None else flags_for(config.data_dir, order_flags.flags_of_run(config.model_dir))
+    if config.model_dir is not None:
+        order_flags.check_version(config.model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)

@@ -26,7 +26,7 @@ def of_order(order: Mapping[str, Any]) -> Chain | None:
     """
     if "sources" not in order:
         return ((0, order["manifest_digest"]),)
-    found = []
+    found: list[tuple[int, str]] = []
     for first, rows in order.get("schedule") or ():
         filled = [source for source, count in enumerate(rows) if count]
         if filled != [len(found)]:
