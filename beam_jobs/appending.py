@@ -61,8 +61,14 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
     if all(getattr(config, name) == given[name] for name in _DEALT):
         found |= {name: parent.options.get(name, given[name]) for name in _DEALT}
-        if config.seed == given["seed"] and (found["group_by"] or found["stratify"]):
-            found["seed"] = parent.options.get("seed", config.seed)  # or a group would be in two splits
+        dealt_by = parent.options.get("seed", given["seed"])
+        if found["group_by"] and config.seed not in (given["seed"], dealt_by):
+            raise UsageError(
+                f"--append with --seed={config.seed}: --group_by={found['group_by']} dealt the groups of the data set "
+                f"to splits by seed {dealt_by}, and another would put a group in two of them; leave it out"
+            )
+        if found["group_by"]:
+            found["seed"] = dealt_by
     stored = parent.features["image"].encoding or ""
     known, encoding = _ENCODINGS.get(stored, (stored,)), config.image_encoding
     if encoding == given["image_encoding"]:
