@@ -27,12 +27,14 @@ _FIRST = ("dataset", "source", "label_column")  # options that --help shows, whe
 _SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is recorded in the manifest
 
 
-def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, type, Any]:
-    """Returns the name, type and field of the flag for a source option, which is a string or a switch."""
+def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
+    """Returns the name, type and field of the flag for a source option: a string, strings or a switch."""
     is_text = not isinstance(option.default, bool)
     default = "" if is_text and option.default is not dataclasses.MISSING else option.default
     meaning = _SHAPES if option.metadata["shapes"] else None
     first = option.name in _FIRST
+    if option.metadata["repeated"]:
+        return option.name, list[str], flag(text=option.metadata["text"], meaning=meaning, repeated=True)
     return option.name, str if is_text else bool, flag(default, option.metadata["text"], meaning=meaning, first=first)
 
 
@@ -207,7 +209,7 @@ class ConvertConfig(_Flags):
     def shaping_flags(self) -> dict[str, Any]:
         """The flags given that shape the bytes, other than num_shards and seed, for the manifest's options."""
         given = ((field, getattr(self, field.name)) for field in fields_with(self, "shapes"))
-        return {field.name: value for field, value in given if value != field.default}
+        return {field.name: value for field, value in given if value not in (field.default, [])}
 
 
 _REQUIRED = [flag.name for flag in flags_of(ConvertConfig).values() if flag.is_required]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from pipeline.errors import UsageError
 from pipeline.files import remote
@@ -90,6 +91,14 @@ def column_or_path(flag: str, text: str) -> str:
 def path_pattern(text: str) -> re.Pattern[str] | None:
     """Returns the regular expression of `file:REGEX`; None if the text is the name of a column."""
     return re.compile(text.removeprefix(_PATH)) if text.startswith(_PATH) else None
+
+
+def defaults(flag: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Returns texts of the form NAME:VALUE, of which VALUE may be empty."""
+    for text in texts:
+        if text.find(":") < 1:
+            raise UsageError(f"--{flag}={text}: must be NAME:VALUE, the name of a column and the value of its nulls")
+    return tuple(texts)
 
 
 def _by_split(flag: str, text: str, value: str, form: str) -> list[tuple[str, str]]:

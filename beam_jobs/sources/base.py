@@ -23,6 +23,9 @@ from pipeline.order.hashing import Domain
 from pipeline.records import schema
 from pipeline.registry import Registry
 
+_TABLES = ("parquet", "arrow", "image_table")  # data sets whose rows have columns
+_TABLES_ARE = ", ".join(_TABLES)
+
 
 def _option(
     default: Any,
@@ -31,6 +34,7 @@ def _option(
     parse: Callable[[str, Any], Any] = lambda _, value: value,
     shapes: bool = True,
     foreign: bool = False,
+    repeated: bool = False,
 ) -> Any:
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
@@ -41,9 +45,10 @@ def _option(
       parse: function that parses the value, from the flag's name and its value on the command line.
       shapes: whether the option shapes the bytes of the shards, so that the manifest records it.
       foreign: whether the option only concerns other programs' records, where a source has both kinds.
+      repeated: whether the flag may be given several times; `parse` then gets the list of its values.
     """
     metadata: dict[str, Any] = {"takers": takers} if takers else {}
-    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
+    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign, "repeated": repeated}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -61,8 +66,8 @@ class SourceOptions:
     dataset: str = _option(
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
-        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, tfrecord, idx; "
-        "or tfds:NAME",
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, arrow, tfrecord, "
+        "idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -75,51 +80,51 @@ class SourceOptions:
     )
     image_column: str = _option(
         "",
-        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
-        "paths; default: file_name, path, file, image, ...",
-        *("parquet", "image_table"),
+        "parquet, arrow: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of "
+        "their paths; default: file_name, path, file, image, ...",
+        *_TABLES,
     )
     label_column: str = _option(
         "",
-        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
+        f"{_TABLES_ARE}: the column of labels, integers or strings; default: label, in image_table also class, "
         "category or target",
-        *("parquet", "image_table"),
+        *_TABLES,
     )
     key_column: str = _option(
         "",
-        "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: the column of unique keys; default: <file>#<row>, in image_table the path",
+        *_TABLES,
     )
     split_column: str = _option(
         "",
-        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        f"{_TABLES_ARE}: the column of splits; default: split, if there is one; none: names of files and folders "
         "tell the splits, also of tfrecord, whatever columns there are",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
     )
     group_by: str = _option(
         "",
-        "parquet, image_table, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
+        f"{_TABLES_ARE}, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
         "one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
-        *("parquet", "image_table", "image_folder"),
+        *(*_TABLES, "image_folder"),
         parse=flag_values.column_or_path,
     )
     stratify: str = _option(
         "",
-        "parquet, image_table, image_folder: with --split or --folds, every value of this column has its share in "
+        f"{_TABLES_ARE}, image_folder: with --split or --folds, every value of this column has its share in "
         "each split; label: every class; file:REGEX: a part of the image's path",
-        *("parquet", "image_table", "image_folder"),
+        *(*_TABLES, "image_folder"),
         parse=flag_values.column_or_path,
     )
     label_separator: str = _option(
         "",
-        "parquet, image_table: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
+        f"{_TABLES_ARE}: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
         "columns of lists need none",
-        *("parquet", "image_table"),
+        *_TABLES,
     )
     float_labels: bool = _option(
         False,
-        "parquet, image_table: labels are numbers to predict, not classes; they become float32, rounded",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: labels are numbers to predict, not classes; they become float32, rounded",
+        *_TABLES,
     )
     image_dir: str = _option(
         "",
@@ -130,9 +135,9 @@ class SourceOptions:
     )
     na_is_class: bool = _option(
         False,
-        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        f"{_TABLES_ARE}, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
         "values, and the rows are invalid",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
     )
     delimiter: str = _option(
         "",
@@ -143,11 +148,19 @@ class SourceOptions:
     )
     keep_columns: tuple[str, ...] = _option(
         (),
-        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
+        f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
         "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-        *("parquet", "image_table", "tfrecord", "tfds:NAME"),
+        *(*_TABLES, "tfrecord", "tfds:NAME"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
+    )
+    default: tuple[str, ...] = _option(
+        (),
+        f"{_TABLES_ARE}: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
+        "score:0.0, also of labels and splits; for CSV an empty field is a null",
+        *_TABLES,
+        parse=flag_values.defaults,
+        repeated=True,
     )
     feature_map: tuple[tuple[str, str], ...] = _option(
         (),

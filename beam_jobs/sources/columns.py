@@ -24,6 +24,7 @@ _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed") 
 _VALUES = ("int", "bool", "time", "string", "bytes", "fixed")  # kinds whose values have one text each
 _NUMBERS = ("int", "bool", "float", "decimal")
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
+HUGGING_FACE = b"huggingface"  # key of a schema's metadata with features and names of classes, as JSON
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
 _GIVEN = ("float32", "int64", "string")  # types that the user can give a kept column
 
@@ -224,7 +225,7 @@ def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     Metadata of another form is ignored.
     """
     try:
-        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        content = json.loads((schema.metadata or {}).get(HUGGING_FACE, b"{}"))
         features = {column: _class_label(feature) for column, feature in content["info"]["features"].items()}
         named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

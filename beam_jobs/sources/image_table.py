@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import columns, image_files, listing, loaded, streams
+from beam_jobs.sources import columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, PathTable, shown, text
@@ -26,7 +26,7 @@ from beam_jobs.sources.table import SHOWN, LoadedTable
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
-from pipeline.manifest import SourceFile
+from pipeline.manifest import SourceFile, naming
 from pipeline.records import labels, splits
 from pipeline.records.labels import LABELS_FILE, read_labels
 
@@ -54,6 +54,7 @@ def open_source(options: SourceOptions) -> Source:
     wanted = f"metadata{', '.join(loaded.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
     folder = LocalPath(str(found))
+    splits.check_packed_once(folder, names)
     if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     if options.image_dir:
@@ -70,13 +71,14 @@ def open_source(options: SourceOptions) -> Source:
         _check_folders(table)
     for line in (*_choice(table, used, options), *notes, *_faults(table, options), *_repeats(table)):
         print(line, file=sys.stderr, flush=True)
-    files = (*streams.describe([(name, folder / name) for name in names]), _describe(table))
+    unpacked = [(naming.unpacked(name), folder / name) for name in names]
+    files = (*streams.describe(unpacked, unpacks=True), _describe(table))
     return dataclasses.replace(made, files=files)
 
 
 def _is_metadata(name: str) -> bool:
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return stem == "metadata" and suffix in loaded.SUFFIXES
+    stem, suffix = os.path.splitext(os.path.basename(name).removesuffix(listing.GZIP))
+    return stem == "metadata" and suffix in loaded.SUFFIXES and bool(loaded.suffix_of(name))
 
 
 def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
@@ -92,19 +94,21 @@ def _load(
       The table, the options with the columns that were chosen by name, and lines for the user about the rows.
     """
     rows, used = _read(folder, files, options)
-    notes: list[str] = []
-    if all(name.lower().endswith(loaded.TEXTS) for name in rows.files.names):
-        rows, notes = _with_numbers(rows, used)
     names = () if used.float_labels else read_labels(folder / LABELS_FILE)
+    rows = _with_label_texts(rows, used, names)
+    notes: list[str] = []
+    if all(loaded.suffix_of(name) in loaded.TEXTS for name in rows.files.names):
+        rows, notes = _with_numbers(rows, used)
     if names and not used.label_separator:
         rows = _with_label_numbers(rows, used, names)
     schema = rows.data.schema
     chosen = columns.choose(str(rows.first_file), schema, used, are_paths=True)
+    named = names or columns.class_names(schema).get(chosen.label, ())
+    rows = rows.filled(defaults.chosen(str(rows.first_file), schema, chosen, used, named))
     tables.check_exact(rows, chosen)
     root, before, after = _image_dir(folder, options)
     paths, sizes, times = _look_up(rows, used, _Finder(root, before, after, options.follow_links))
     codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
-    named = columns.class_names(schema).get(chosen.label, ())
     table = PathTable(
         folder=folder,
         files=rows.files,
@@ -132,6 +136,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
             nonlocal used
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
             used = columns.resolved(path, schema, given, _IMAGES, _LABELS, are_paths=True)
+            defaults.named(path, schema, used)  # raises
             suspects += columns.suspects(schema, options.split_column)
             return list(dict.fromkeys([*columns.named(path, schema, used), *suspects]))
 
@@ -162,9 +167,21 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
         raise DataError(problem, path=other.path, advice="convert each, then both together by --dataset=tfrecord")
 
 
+def _with_label_texts(rows: LoadedTable, used: SourceOptions, names: Sequence[str]) -> LoadedTable:
+    """Returns the rows with the default in place of missing label texts, before these become numbers."""
+    label, column = used.label_column, rows.data.column(used.label_column)
+    text = defaults.named(str(rows.first_file), rows.data.schema, used).get(label)
+    if text is None or used.float_labels or not pa.types.is_string(column.type):
+        return rows
+    if names and not used.label_separator:  # labels become numbers first, as the default may be one
+        return rows
+    return rows.replaced(label, defaults.texts(column, defaults.missing(used.na_is_class), text))
+
+
 def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, list[str]]:
     """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
     notes, label = [], used.label_column
+    filled = defaults.named(str(rows.first_file), rows.data.schema, used)
     if not used.float_labels and not used.label_separator:
         encoded = rows.data.column(label).combine_chunks().dictionary_encode()
         texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
@@ -172,7 +189,7 @@ def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, 
     kept = [columns.name_and_type(rows.data.schema, text) for text in used.keep_columns]
     for name, wanted in [*kept, *([(label, "float32")] if used.float_labels else [])]:
         texts = rows.data.column(name)
-        column, wrong = loaded.typed(texts, wanted)
+        column, wrong = loaded.typed(texts, wanted, name in filled)
         if wrong is not None:
             row, reason = wrong
             problem = f"column {name!r} has {texts[row].as_py()[:SHOWN]!r}, {reason}"

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, blocks
+from beam_jobs.sources import base, blocks, defaults
 from beam_jobs.sources.base import LABEL, DealtSource, Files, Source, Texts
 from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.defaults import Fill
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
@@ -117,6 +118,13 @@ class LoadedTable(Table):
         every = np.arange(len(rows))
         for batch in self.data.select(list(names)).take(pa.array(rows)).combine_chunks().to_batches():  # one, or none
             put(every, batch, every)
+
+    def filled(self, fills: Sequence[Fill]) -> LoadedTable:
+        """Returns the table with defaults in place of nulls."""
+        if not fills:
+            return self
+        batches = [defaults.filled(batch, fills) for batch in self.data.to_batches()]
+        return dataclasses.replace(self, data=pa.Table.from_batches(batches).combine_chunks())
 
     def replaced(self, name: str, column: pa.ChunkedArray) -> LoadedTable:
         """Returns the table with new values of a column, in one piece so that taking rows is faster."""

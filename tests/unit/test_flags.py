@@ -54,6 +54,7 @@ SEEN: dict[str, dict[str, str]] = {
         "splits": "unit/beam_jobs/sources/test_splits.py::test_splits_of_any_source_may_be_left_out",
         "image_dir": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "keep_columns": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
+        "default": "unit/beam_jobs/sources/test_defaults.py::test_nulls_become_the_default_and_other_values_stay",
         "feature_map": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "image_shape": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "follow_links": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",

@@ -18,6 +18,7 @@ SHAPING = {
     "label_separator": True,
     "float_labels": True,
     "delimiter": ";",
+    "default": ["score:0.0"],
     "keep_columns": "a,b",
     "feature_map": "image:image_raw",
     "image_shape": "28x28x1",
