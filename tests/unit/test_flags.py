@@ -86,6 +86,8 @@ SEEN: dict[str, dict[str, str]] = {
         "deep": "integration/test_validate.py::test_raw_pixels_are_summed_by_deep",
         "card": "integration/test_in_place.py::test_a_run_is_evaluated_exported_and_predicts",
         "report": "integration/test_validate.py::test_the_report_is_json",
+        "fail_on": "unit/beam_jobs/validation/test_findings.py::test_planted_leaks_are_found_named_and_fail_the_command_if_asked",
+        "near": "unit/beam_jobs/validation/test_findings.py::test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair",
     },
     "trainer.run": {
         "classes": "integration/test_views.py::test_a_run_of_some_classes_has_a_head_for_them_and_predicts_their_names",
