@@ -71,7 +71,7 @@ def size_of(number: int) -> tuple[int, int]:
 
 
 def coco(folder: pathlib.Path, counts: Mapping[str, int], exif: int = 0) -> pathlib.Path:
-    """Writes COCO's layout, annotations/instances_NAME.json and a folder NAME of images; categories have gaps."""
+    """Writes COCO's layout: annotations/instances_NAME.json and a folder NAME of images; ids have gaps."""
     (folder / "annotations").mkdir(parents=True)
     first = 0
     for name, count in counts.items():
@@ -115,10 +115,10 @@ def voc(folder: pathlib.Path, counts: Mapping[str, int]) -> pathlib.Path:
             (folder / "JPEGImages" / f"{stem}.jpg").write_bytes(file_of(made.pixels, "JPEG"))
             height, width = made.mask.shape
             objects = "".join(
-                f"<object><name>{CLASSES[label]}</name><difficult>{int(at == 1)}</difficult>"
-                f"<bndbox><xmin>{left + 1}</xmin>"
-                f"<ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
-                for at, ((left, top, right, bottom), label) in enumerate(zip(made.boxes, made.classes, strict=True))
+                f"<object><name>{CLASSES[label]}</name><difficult>{int(at == 1)}</difficult><bndbox>"
+                f"<xmin>{box[0] + 1}</xmin><ymin>{box[1] + 1}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax>"
+                "</bndbox></object>"
+                for at, (box, label) in enumerate(zip(made.boxes, made.classes, strict=True))
             )
             size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
             text = f"<annotation><filename>{stem}.jpg</filename>{size}{objects}</annotation>"

@@ -95,6 +95,12 @@ def described(
     return annotation.described([ShardAnnotations(placed, one) for one in counts], shape, ()) if placed else {}
 
 
+def notes(counts: list[dict[str, dict[str, Any]]], features: Mapping[str, Feature]) -> tuple[str, ...]:
+    """Returns lines that say which masks, boxes and points were converted; for the arguments see `described`."""
+    shards = [ShardAnnotations(of_source(features), one) for one in counts]
+    return tuple(annotation.lines(described(counts, features, (None, None, None)), shards))
+
+
 def _of_image(image: bytes | NDArray[np.uint8]) -> tuple[tuple[int, int], int]:
     """Returns the (height, width) of an image as its file has it, and its EXIF orientation."""
     if not isinstance(image, bytes):
