@@ -1,9 +1,8 @@
 """Boxes, points and masks in columns of tables: where flags find them, what they become, what is refused."""
 
-import functools
 import io
+import itertools
 import json
-import operator
 
 import numpy as np
 import PIL.Image
@@ -52,7 +51,7 @@ def parquet(path, form, convention="xyxy"):
     if form == "columns":
         columns |= {"boxes": pa.array(boxes, pa.list_(box)), "kinds": pa.array(names, pa.list_(pa.string()))}
         columns |= {
-            "flat": pa.array([functools.reduce(operator.iadd, own, []) for own in boxes], pa.list_(pa.float64()))
+            "flat": pa.array([list(itertools.chain.from_iterable(own)) for own in boxes], pa.list_(pa.float64()))
         }
     elif form == "struct":
         rows = [{"bbox": own, "category": kinds} for own, kinds in zip(boxes, names, strict=True)]
