@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -51,7 +52,26 @@ _SEAL = b"\n<!-- SHA-256 of all before this line:"
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
 
-def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """Something that may be wrong with the data.
+
+    Attributes:
+      text: description, with figures.
+      groups: records as examples, pairs or single ones: (caption, image as stored) of each.
+    """
+
+    text: str
+    groups: Sequence[Sequence[tuple[str, bytes]]] = ()
+
+
+def write_card(
+    folder: StoragePath,
+    command: str,
+    arguments: Sequence[str],
+    images: ImageFacts,
+    doubts: Sequence[Doubt] | None = None,
+) -> str | None:
     """Writes the card beside a manifest. Returns None or, as the data set is complete without it, why that failed.
 
     Args:
@@ -59,9 +79,10 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
       command: name of the module that was run.
       arguments: command-line arguments, as given.
       images: facts about the images.
+      doubts: what may be wrong with the data; None if nobody looked.
     """
     try:
-        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
+        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images, doubts)
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
     except Exception as error:  # never lose hours of conversion to a page
@@ -104,7 +125,9 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return " \\\n    ".join([to_run(command), *map(shlex.quote, shown)])
 
 
-def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
+def make_card(
+    folder: StoragePath, made: Manifest, command: str, images: ImageFacts, doubts: Sequence[Doubt] | None = None
+) -> str:
     """Returns the page for a data set, with samples read from its shards.
 
     Raises:
@@ -135,7 +158,24 @@ def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFa
         labels=_labels(made),
         numbers=_numbers(label_numbers(folder.url, made)),
         sizes=_sizes(made, images),
+        doubts=None if doubts is None else [_shown_doubt(made, doubt) for doubt in doubts],
+        cell=_cell(made),
     )
+
+
+def _shown_doubt(made: Manifest, doubt: Doubt) -> dict[str, Any]:
+    most_bytes = _LARGEST_PICTURE // 4
+    groups = []
+    for group in doubt.groups:
+        with contextlib.suppress(BadImageError):
+            groups.append([(caption, _picture(made, image, most_bytes)) for caption, image in group])
+    return {"text": doubt.text, "groups": groups}
+
+
+def _picture(made: Manifest, image: bytes, most_bytes: int) -> Picture:
+    if made.features["image"].encoding == "raw":
+        return picture_of_pixels(image, made.image_shape, most_bytes)
+    return picture_of_file(image, most_bytes, made.turns_images)
 
 
 def _visible(value: Any) -> Any:
@@ -241,11 +281,7 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
     for label, of_class in samples.by_label.items():
         for image, key in of_class:
             try:
-                if made.features["image"].encoding == "raw":
-                    picture = picture_of_pixels(image, made.image_shape, most_bytes)
-                else:
-                    picture = picture_of_file(image, most_bytes, made.turns_images)
-                shown[label].append((key, picture))
+                shown[label].append((key, _picture(made, image, most_bytes)))
             except BadImageError:
                 undecodable += 1
     histogram = _counts(made, samples.split)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from beam_jobs import flag_values
 from beam_jobs.runs import entry
 from beam_jobs.sink.present import listed_notes, unlisted
-from beam_jobs.validation.findings import KINDS, NEAR
+from beam_jobs.validation.findings import KINDS, NEAR, doubts_of
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, check_needs, flag
@@ -24,6 +24,7 @@ from pipeline.manifest import Manifest, naming, versions
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    from beam_jobs.report.card import Doubt
     from beam_jobs.validation.job import Report
 
 _SHOWN_PLACES = 3  # of a finding
@@ -44,7 +45,8 @@ class ValidateConfig:
     )
     card: bool = flag(
         False,
-        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself",
+        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself; "
+        "with deep it shows equal images, too",
     )
     near: bool = flag(
         False,
@@ -135,14 +137,17 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
         found = "; ".join(finding.text for finding in bad)
         raise DataError(f"--fail_on={config.fail_on}: {found}", path=shown)
     if config.card:
-        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content)
+        doubts = doubts_of(data_dir, content, report.findings) if config.deep else None
+        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content, doubts)
 
 
-def _write_card(command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest) -> None:
+def _write_card(
+    command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest, doubts: Sequence[Doubt] | None
+) -> None:
     from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
     from beam_jobs.report.summary import facts_of_manifest  # noqa: PLC0415, like the other
 
-    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content)):
+    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content), doubts):
         raise DataError(problem, path=data_dir)
     print(f"look at it: {data_dir / naming.CARD}")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from beam_jobs.report.card import Doubt
 from beam_jobs.validation.near import MOST_BITS, NearTwins
 from beam_jobs.validation.twins import MOST_PAIRS, Twin, Twins
 from pipeline.commands.text import count_of, some_of
@@ -20,6 +22,7 @@ from pipeline.random_access import RandomAccess
 
 LEAKS, DUPLICATES, LABELS, NEAR = "leaks", "duplicates", "labels", "near"
 KINDS = (LEAKS, DUPLICATES, LABELS, NEAR)  # that --fail_on takes
+_PICTURED = 12  # pairs on the card, of each finding
 _FEW = 10  # records of a class in a split
 _RARE = 0.1  # of the median of all classes
 _MOST_NAMED = 5  # classes
@@ -246,6 +249,33 @@ def located(
         dataclasses.replace(finding, places=tuple(tuple(named[place] for place in group) for group in groups))
         for finding, groups in pairs
     )
+
+
+def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Finding]) -> list[Doubt]:
+    """Returns findings as the card shows them, with the images of the first records of each."""
+    split_of = {shard.file: name for name, split in manifest.splits.items() for shard in split.shards}
+    first_of: dict[str, int] = {}
+    for split in manifest.splits.values():
+        ends = np.cumsum([shard.num_examples for shard in split.shards]).tolist()
+        first_of |= {s.file: end - s.num_examples for s, end in zip(split.shards, ends, strict=True)}
+
+    @functools.cache
+    def opened(split: str) -> RandomAccess:
+        return RandomAccess(data_dir.url, split, decode=False)
+
+    doubts = []
+    for finding in findings:
+        groups = []
+        for places in finding.places[:_PICTURED]:
+            with contextlib.suppress(PipelineError):  # compressed as one stream, without access by number
+                examples = [opened(split_of[place.file])[first_of[place.file] + place.record] for place in places]
+                groups.append([(_caption(p, split_of), e["image"]) for p, e in zip(places, examples, strict=True)])
+        doubts.append(Doubt(finding.text, groups))
+    return doubts
+
+
+def _caption(place: Place, split_of: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, (split_of[place.file], place.label, place.key or f"record {place.record}")))
 
 
 def _place(example: dict[str, Any], file: str, record: int, manifest: Manifest) -> Place:

@@ -1,5 +1,7 @@
 """Equal and nearly equal images, rare classes and odd images, found by the command in data sets that have them."""
 
+import base64
+import io
 import itertools
 import json
 import pickle
@@ -8,6 +10,7 @@ import re
 from collections import Counter
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -192,8 +195,8 @@ def test_planted_leaks_are_found_named_and_fail_the_command_if_asked(tmp_path, r
     runner = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
     for how in (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], [f"--runner={runner}"]):
         again, _ = run("--deep", made, *how)
-        assert [line for line in again if "found" in line] == found
-    assert not [line for line in run(made)[0] if "found" in line]  # pixels are not looked at
+        assert [line for line in again if line.startswith("found: ")] == found
+    assert not [line for line in run(made)[0] if line.startswith("found: ")]  # pixels are not looked at
 
 
 def first_of(made, file):
@@ -262,3 +265,26 @@ def test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair(tmp_path,
     assert (keys_of(kinds["near"]), keys_of(kinds["near_duplicates"])) == ([[4, 121]], [[4, 46]])
     assert keys_of(kinds["leaks"]) == [[46, 121]]
     assert not [line for line in run("--deep", made)[0] if "of nearly" in line]
+
+
+def test_the_card_shows_what_was_found_if_pixels_are_looked_at(tmp_path, run):
+    made = made_of(tmp_path / "x", {122: (image_of(41), ""), 85: (image_of(3), "class 0")})
+    assert run("--card", made)[1] == ""
+    assert "What may be wrong" not in (made / "card.html").read_text()
+    assert run("--deep", "--card", made)[1] == ""
+    page = (made / "card.html").read_text()
+    section = page[page.index("What may be wrong") : page.index("<h2>Splits")]
+    assert "Test and train share images" in section
+    assert "repeats the image of an earlier one" in section
+    pictures = re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="([^"]*)"', section)
+    shared = {
+        caption.split("#")[1]: base64.b64decode(data) for data, caption in pictures if caption.endswith(("122", "041"))
+    }
+    one, other = (np.asarray(PIL.Image.open(io.BytesIO(shared[key]))) for key in ("041", "122"))
+    assert np.array_equal(one, pixels_of(41, "png"))
+    assert np.array_equal(one, other)
+    assert any(caption.startswith("test, class 2, t.parquet#122") for _, caption in pictures)
+    assert run("--deep", made)[1] == ""  # the card is this data set's, and unaltered
+    fine = made_of(tmp_path / "fine", {})
+    assert run("--deep", "--card", fine)[1] == ""
+    assert "No two images are equal, and no class and no image stands out." in (fine / "card.html").read_text()
