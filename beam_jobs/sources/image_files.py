@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from beam_jobs.sources import streams
+from beam_jobs.sources import archives, streams
 from beam_jobs.sources.base import Block
 from beam_jobs.sources.blocks import BatchedBuilder
 from beam_jobs.sources.columns import Columns
@@ -105,7 +105,10 @@ class PathTable(LoadedTable):
         path, size = self.path(row), int(self.sizes[row])
         if size in _FAULTS:
             return b"", _FAULTS[size].format(column=self.columns.image, path=shown(path))
-        return _content(os.path.join(self.root, path), size, int(self.times[row]))
+        place, member = archives.parted(os.path.join(self.root, path))
+        if member:
+            return _content_of_member(place, member, size, int(self.times[row]))
+        return _content(place, size, int(self.times[row]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -203,6 +206,27 @@ def shown(path: bytes) -> str:
     return text(path).replace("\n", "\\n")
 
 
+def _content_of_member(place: bytes, member: bytes, size: int, time: int) -> tuple[bytes, str]:
+    """Returns what `_content` does, of a file in an archive that was last modified at `time`."""
+    if problem := _unreadable(member, size):
+        return b"", problem
+    archive = archives.opened(place)
+    number = archive.find(member)
+    if archive.stamp[1] != time or number is None:
+        raise streams.changed(text(place))
+    return archive.read(number)
+
+
+def _unreadable(path: bytes, size: int) -> str:
+    """Returns the reason why a file of this name and size cannot be an image; "" if it may be one."""
+    extension = extension_of(path)
+    if size > MAX_FILE:
+        return f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
+    if extension in UNREADABLE:
+        return f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
+    return ""
+
+
 def _content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
     """Returns the bytes of an image file, and the reason if it cannot be an image; one of the two is empty.
 
@@ -213,11 +237,8 @@ def _content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
     Raises:
       DataError: the file has changed since then, or cannot be read.
     """
-    extension = extension_of(path)
-    if size > MAX_FILE:
-        return b"", f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-    if extension in UNREADABLE:
-        return b"", f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
+    if problem := _unreadable(path, size):
+        return b"", problem
     with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
