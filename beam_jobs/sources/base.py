@@ -24,7 +24,7 @@ from pipeline.order.hashing import Domain
 from pipeline.records import schema
 from pipeline.registry import Registry
 
-_TABLES = ("parquet", "arrow", "image_table")  # data sets whose rows have columns
+_TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
 _TABLES_ARE = ", ".join(_TABLES)
 _HIGHEST_CLASS = 255  # of a mask's pixels
 
@@ -83,8 +83,8 @@ class SourceOptions:
     dataset: str = _option(
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
-        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, arrow, coco, "
-        "voc, tfrecord, idx; or tfds:NAME",
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, webdataset, parquet, "
+        "arrow, coco, voc, tfrecord, idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -98,13 +98,13 @@ class SourceOptions:
     image_column: str = _option(
         "",
         "parquet, arrow: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of "
-        "their paths; default: file_name, path, file, image, ...",
+        "their paths; default: file_name, path, file, image, ...; webdataset: an ending; default: the only image",
         *_TABLES,
     )
     label_column: str = _option(
         "",
         f"{_TABLES_ARE}: the column of labels, integers or strings; default: label, in image_table also class, "
-        "category or target",
+        "category or target; in webdataset cls first, or a field of json",
         *_TABLES,
     )
     key_column: str = _option(
