@@ -23,7 +23,7 @@ class Detector(Task):
         count = tf.maximum(1.0, tf.reduce_sum(there, axis=1))
         objects = tf.nn.sigmoid_cross_entropy_with_logits(is_object, cells[..., 0])
         boxes = tf.reduce_sum(tf.abs(own[..., 1:5] - labels["boxes"]), axis=2)
-        classes = tf.maximum(0, labels["box_labels"])  # -1 behind the last box, whose weight is 0
+        classes = tf.maximum(labels["box_labels"], 0)  # -1 behind the last box, whose weight is 0
         kinds = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, own[..., 5:])
         return tf.reduce_sum(objects, axis=1) + tf.reduce_sum(there * (5 * boxes + kinds), axis=1) / count
 
