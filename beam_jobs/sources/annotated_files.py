@@ -180,7 +180,7 @@ def _status(root: LocalPath, paths: Sequence[bytes]) -> tuple[NDArray[np.int64],
 
 
 def lines(table: AnnotatedTable) -> Iterator[str]:
-    """Yields lines about missing files and invalid boxes, whose rows are invalid, and about images without boxes."""
+    """Yields lines about missing files and boxes that cannot be, whose rows are invalid."""
     rows = len(table.sizes)
     for at, what in ((np.flatnonzero(table.sizes == MISSING), "no such file"), (sorted(table.problems), "")):
         if len(at):
@@ -188,8 +188,3 @@ def lines(table: AnnotatedTable) -> Iterator[str]:
             said = f"{shown(table.path(row))}: {what}" if what else table.problems[row]
             where = table.refused(row, "").where
             yield f"{where}: {said}; invalid rows of this kind: {len(at):,} of {rows:,}"
-    boxes = sum(map(len, table.data.column(BOX_LABELS).to_pylist()))
-    empty = sum(not classes for classes in table.data.column(BOX_LABELS).to_pylist())
-    yield f"{count_of(boxes, 'box', 'boxes')} of {count_of(len(table.class_names), 'class', 'classes')} in " + (
-        f"{count_of(rows, 'image')}" + (f", {empty:,} of them without boxes" if empty else "")
-    )

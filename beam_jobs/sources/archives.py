@@ -94,7 +94,7 @@ class Archive:
             if not self.path.lower().endswith(b".zip"):
                 return _whole(os.pread(stream.fileno(), size, start), size)
             mark, name, more = _HEADER.unpack(os.pread(stream.fileno(), _HEADER.size, start).ljust(_HEADER.size))
-            if mark != zipfile.stringFileHeader:
+            if mark != zipfile.stringFileHeader:  # type: ignore[attr-defined]
                 return b"", "its header in the zip is corrupt"
             data = os.pread(stream.fileno(), int(self.packed[member]), start + _HEADER.size + name + more)
         return self._unpacked(member, data, size)
@@ -170,7 +170,7 @@ def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
     end = 0
     with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         while info := tar.next():
-            tar.members.clear()  # or it keeps a kilobyte for each
+            tar.members.clear()  # type: ignore[attr-defined]  # or it keeps a kilobyte for each
             end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK if info.isfile() else info.offset_data
             if info.isreg() and not info.issparse():
                 name = info.name.encode("utf-8", "surrogateescape")

@@ -99,7 +99,7 @@ class BatchedBuilder(BlockBuilder):
             return np.full(len(positions), NO_LABEL, np.int64)
         made = np.zeros((len(positions), self._classes), np.int64)
         for row, position in enumerate(positions.tolist()):
-            classes = self.extra[BOX_LABELS][position] if row not in bad else ()
+            classes = self.extra[BOX_LABELS][position] if row not in bad else np.zeros(0, np.int64)
             if len(classes) and not 0 <= min(classes) <= max(classes) < self._classes:
                 bad[row] = (
                     f"its boxes have the classes {sorted(set(classes.tolist()))}, not all in 0..{self._classes - 1}"

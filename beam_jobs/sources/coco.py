@@ -19,7 +19,7 @@ from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
-from pipeline.files.paths import LocalPath
+from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import Feature
 from pipeline.records import labels, splits
 
@@ -108,7 +108,7 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, _KEPT, origin), crowds
 
 
-def _content(path: LocalPath) -> dict[str, list[dict[str, Any]]]:
+def _content(path: StoragePath) -> dict[str, list[dict[str, Any]]]:
     """Returns the lists of a file, without what is not needed: polygons are most of it."""
     try:
         with streams.errors_of(path), path.open("rb") as stream:
@@ -126,7 +126,7 @@ def _content(path: LocalPath) -> dict[str, list[dict[str, Any]]]:
     return dict(found)
 
 
-def _categories(path: LocalPath, content: dict[str, list[dict[str, Any]]]) -> list[tuple[Any, str]]:
+def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> list[tuple[Any, str]]:
     """Returns (id, name) of the categories, by id."""
     found = [(item["id"], str(item["name"])) for item in content["categories"]]
     for what, values in (("id", [number for number, _ in found]), ("name", [name for _, name in found])):
@@ -151,21 +151,20 @@ def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]])
 
 
 def _rows(
-    path: LocalPath, content: dict[str, list[dict[str, Any]]], categories: Sequence[tuple[Any, str]], below: str
+    path: StoragePath, content: dict[str, list[dict[str, Any]]], categories: Sequence[tuple[Any, str]], below: str
 ) -> tuple[list[Annotated], int]:
     """Returns the images of a file with their boxes, and the number of crowds' boxes."""
     rows: dict[Any, Annotated] = {}
     for item in content["images"]:
         if item["id"] in rows:
             raise DataError(f"two images have the id {item['id']!r}", path=path)
-        size = (item.get("height"), item.get("width"))
-        is_sized = all(isinstance(side, int) and side > 0 for side in size)
-        place = os.fsencode(os.path.join(below, str(item["file_name"])))
-        rows[item["id"]] = Annotated(
-            place, (int(size[0]), int(size[1])) if is_sized else None, more={"image_id": item["id"]}
-        )  # type: ignore[arg-type]
         if not isinstance(item["id"], int):
             raise DataError(f"an image has the id {item['id']!r}, which is no whole number", path=path)
+        height, width = item.get("height"), item.get("width")
+        is_sized = isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0
+        place = os.fsencode(os.path.join(below, str(item["file_name"])))
+        size = (int(height or 0), int(width or 0)) if is_sized else None
+        rows[item["id"]] = Annotated(place, size, more={"image_id": item["id"]})
     numbers = {number: label for label, (number, _) in enumerate(categories)}
     crowds = 0
     for item in content["annotations"]:

@@ -1,7 +1,6 @@
 """Boxes, points and masks in columns of tables: where flags find them, what they become, what is refused."""
 
 import io
-import itertools
 import json
 
 import numpy as np
@@ -50,9 +49,7 @@ def parquet(path, form, convention="xyxy"):
     columns = {"image": pa.array([file_of(one.pixels) for one in made])}
     if form == "columns":
         columns |= {"boxes": pa.array(boxes, pa.list_(box)), "kinds": pa.array(names, pa.list_(pa.string()))}
-        columns |= {
-            "flat": pa.array([list(itertools.chain.from_iterable(own)) for own in boxes], pa.list_(pa.float64()))
-        }
+        columns |= {"flat": pa.array([[n for box in own for n in box] for own in boxes], pa.list_(pa.float64()))}
     elif form == "struct":
         rows = [{"bbox": own, "category": kinds} for own, kinds in zip(boxes, names, strict=True)]
         kind = pa.struct({"bbox": pa.list_(box), "category": pa.list_(pa.string())})
