@@ -33,10 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests that are not selected are dropped
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all but COUNT evenly spaced cases of a test with the mark `quick(COUNT)` as slow."""
+    """Marks all but COUNT evenly spaced cases of a test with the mark `quick(COUNT)` as slow.
+
+    They are chosen among the cases that are not marked as slow by themselves.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("quick"):
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
         count = found[0].get_closest_marker("quick").args[0]

@@ -16,7 +16,7 @@ STEPS = 600
 
 @pytest.mark.slow
 def test_two_workers_are_stopped_before_the_time_limit_and_go_on(digits, tmp_path, capsys, request):
-    flags = (f"--data_dir={digits}", f"--train_steps={STEPS}", "--log_every=25", "--steps_per_loop=10")
+    flags = (f"--data_dir={digits}", "--model=mlp", f"--train_steps={STEPS}", "--log_every=25", "--steps_per_loop=10")
     shared = ("--target=slurm", "--num_workers=2", "--tasks_per_node=2", "--time_limit=1:00:00")
     port = free_ports(1)[0]
     launch.main([*shared, f"--port={port}", "--", *flags, f"--model_dir={tmp_path}/run"])

@@ -123,7 +123,7 @@ def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
     feeds = {
         "input_fn": input_fn(folder, **given),
         "record ids": input_fn(folder, record_ids=True, **given),
-        "portable": input_fn(folder, portable=True, **given),
+        "portable": input_fn(folder, portable=True, epochs=2, **given),
         "a shard": input_fn(folder, shard=Shard(1, 2), **given),
         "NumPy": StepIterator(folder, **given),
         "a mixture": input_fn([(str(folder), 1), (str(folder), 1)], **given),

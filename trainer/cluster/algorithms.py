@@ -51,7 +51,9 @@ def publish(folder: RunFolder) -> None:
     Raises:
       DataError: the folder cannot be written to.
     """
-    with named(folder.algorithms, "cannot be written"), contextlib.suppress(FileNotFoundError):
+    # Whether the folder is still the run's, the save finds out.
+    absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with named(folder.algorithms, "cannot be written"), absent:
         chosen = content_of(folder.algorithms_draft)  # XLA rewrites it after compiling more
         with replaced(folder.algorithms, f"{folder.algorithms.name}.tmp") as file:
             file.write(_stamp() + chosen)
