@@ -107,6 +107,12 @@ class ConvertConfig(_Flags):
         "the files that it lists",
         first=True,
     )
+    append: bool = flag(
+        False,
+        "add the source's rows to the data set in data_dir, as new shards of a new version; what is there stays as it "
+        "is, and is what options that are not given follow",
+        first=True,
+    )
     dry_run: bool = flag(
         False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
     )
@@ -131,6 +137,7 @@ class ConvertConfig(_Flags):
             self._check_new_splits,
             lambda: self.size,
             self._check_scaled,
+            self._check_append,
             lambda: self.source_options,
         )
 
@@ -175,6 +182,22 @@ class ConvertConfig(_Flags):
     def _check_scaled(self) -> None:
         if self.scaled_decoding and not self.resize:
             raise UsageError("--scaled_decoding=True: has an effect only on images that are resized; give --resize=HxW")
+
+    def _check_append(self) -> None:
+        why = {
+            "overwrite": "that replaces the data set with all its versions; give one of them",
+            "passes": "the second pass shuffles whole data sets; append with one pass",
+            "columns": "a version has the columns of the one before; leave it out, and add others afterwards by "
+            f"{name_of('pipeline.index')} --add_columns",
+        }
+        if self.append and "://" in self.data_dir:
+            raise UsageError(
+                f"--append with --data_dir={self.data_dir}: versions are made in a local or mounted folder; append "
+                "there, then copy all of it"
+            )
+        for name, reason in why.items() if self.append else ():
+            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                raise UsageError(f"--append with --{name}={value}: {reason}")
 
     @property
     def are_own_columns(self) -> bool:

@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from beam_jobs import flag_values
 from pipeline.commands import values
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest.manifest import BOXES, CONVENTIONS, POINTS
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 from pipeline.records import schema
 from pipeline.registry import Registry
 
-_TABLES = ("parquet", "arrow", "image_table")  # data sets whose rows have columns
+_TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
 _TABLES_ARE = ", ".join(_TABLES)
+_HIGHEST_CLASS = 255  # of a mask's pixels
 
 
 def _option(
@@ -52,6 +54,21 @@ def _option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def _convention(name: str, flag: str, value: str) -> str:
+    if value and value not in CONVENTIONS[name]:
+        raise unknown(f"--{flag}", value, CONVENTIONS[name])
+    return value
+
+
+def _class_of_pixels(flag: str, value: str) -> int | None:
+    """Returns the class of a mask's pixels; None if the flag is not given."""
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) > _HIGHEST_CLASS:
+        raise UsageError(f"--{flag}={value}: must be a class of masks, 0 to {_HIGHEST_CLASS}")
+    return int(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
     """Parsed flags that concern the source. `beam_jobs.config.ConvertConfig` has them as texts.
@@ -66,8 +83,8 @@ class SourceOptions:
     dataset: str = _option(
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
-        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, arrow, tfrecord, "
-        "idx; or tfds:NAME",
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, webdataset, parquet, "
+        "arrow, coco, voc, tfrecord, idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -81,13 +98,13 @@ class SourceOptions:
     image_column: str = _option(
         "",
         "parquet, arrow: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of "
-        "their paths; default: file_name, path, file, image, ...",
+        "their paths; default: file_name, path, file, image, ...; webdataset: an ending; default: the only image",
         *_TABLES,
     )
     label_column: str = _option(
         "",
         f"{_TABLES_ARE}: the column of labels, integers or strings; default: label, in image_table also class, "
-        "category or target",
+        "category or target; in webdataset cls first, or a field of json",
         *_TABLES,
     )
     key_column: str = _option(
@@ -126,11 +143,59 @@ class SourceOptions:
         f"{_TABLES_ARE}: labels are numbers to predict, not classes; they become float32, rounded",
         *_TABLES,
     )
+    boxes_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of boxes, lists of four numbers each; objects.bbox: a field of a struct, or "
+        "of the structs of a list",
+        *_TABLES,
+    )
+    box_format: str = _option(
+        "",
+        f"{_TABLES_ARE}: what the numbers of a box are: {', '.join(CONVENTIONS[BOXES])}; default: rel_yxyx",
+        *_TABLES,
+        parse=functools.partial(_convention, BOXES),
+    )
+    box_labels_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of the boxes' classes, lists of strings or integers; without "
+        "--label_column they are also the labels",
+        *_TABLES,
+    )
+    points_column: str = _option("", f"{_TABLES_ARE}: the column of points, lists of two numbers each", *_TABLES)
+    point_format: str = _option(
+        "",
+        f"{_TABLES_ARE}: what the numbers of a point are: {', '.join(CONVENTIONS[POINTS])}; default: rel_yx",
+        *_TABLES,
+        parse=functools.partial(_convention, POINTS),
+    )
+    mask_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of masks: the bytes or paths of PNG files, grey or with a palette, that have "
+        "the class of each pixel",
+        *_TABLES,
+    )
+    mask_fill: int | None = _option(
+        None,
+        f"{_TABLES_ARE}, voc: the class of a mask's pixels that recipes move in; default: 0",
+        *(*_TABLES, "voc"),
+        parse=_class_of_pixels,
+    )
+    mask_dir: str = _option(
+        "",
+        "image_table: like --image_dir, of the masks' paths; default: the images' folder",
+        "image_table",
+        shapes=False,
+    )
+    image_set: str = _option(
+        "",
+        "voc: the folder of lists in ImageSets: Main (default), or Segmentation, whose images have masks",
+        "voc",
+    )
     image_dir: str = _option(
         "",
-        "image_table: folder that the paths are relative to; default: the table's; with {} for the path also "
-        "what follows it: images/{}.jpg",
-        "image_table",
+        "coco: folder of the images, or of the folders of images; image_table: folder that the paths are "
+        "relative to; default: the table's; with {} for the path also what follows it: images/{}.jpg",
+        *("image_table", "coco"),
         shapes=False,
     )
     na_is_class: bool = _option(
@@ -183,6 +248,11 @@ class SourceOptions:
         *("image_folder", "image_table"),
         shapes=False,
     )
+
+    @property
+    def has_annotations(self) -> bool:
+        """Whether masks, boxes or points are named, with which images need no label."""
+        return bool(self.boxes_column or self.points_column or self.mask_column)
 
     def __reduce__(self) -> tuple[Callable[[], SourceOptions], tuple[()]]:
         """Pickles only the options that were given: they are a good part of the pickle of a source."""

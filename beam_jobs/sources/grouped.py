@@ -284,6 +284,7 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
     files = Files(tuple(members), tuple(sum(file.groups) for file in members.values()))
     table = GroupedTable(folder, files, tuple(members.values()))
     tables.check_exact(table, chosen)
+    chosen = tables.with_box_classes(table, chosen, options.na_is_class)
     in_splits = tables.by_files(table, by_split)
     class_names = tables.class_names(table, chosen, first.class_names, options.na_is_class)
     source = GroupedSource(
@@ -292,7 +293,7 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
         class_names=class_names,
         label=chosen.label_feature(len(class_names)),
         files=kind.describe(folder, names),
-        features=dict(chosen.kept),
+        features=chosen.features,
         unique_keys=not chosen.key,
         columns=chosen,
         stored=table,

@@ -121,30 +121,35 @@ def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
         stream = io.BufferedReader(raw)  # type: ignore[type-var]
         found = _objects(path, stream)
         while objects := list(itertools.islice(found, _LINES_AT_ONCE)):
-            names = names or list(choose(_schema(objects)))  # the first objects determine the columns
+            names = names or list(choose(schema_of(objects)))  # the first objects determine the columns
             values = {name: [each.get(name) for each in objects] for name in names}
-            batches.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
+            batches.append(pa.table({name: array(path, name, column, rows) for name, column in values.items()}))
             rows += len(objects)
     if not batches:
         raise DataError("holds no object", path=path, advice="each row is one object")
+    return joined(path, batches)
+
+
+def joined(path: StoragePath, parts: Sequence[pa.Table]) -> pa.Table:
+    """Joins consecutive rows into one table, with its texts stripped of spaces; raises DataError if types differ."""
     with arrow_errors(path, "its rows cannot be joined into one table"):
-        return _with_text(path, pa.concat_tables(batches, promote_options="permissive"))
+        return _with_text(path, pa.concat_tables(parts, promote_options="permissive"))
 
 
 def _objects(path: StoragePath, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file of JSON lines, or of one JSON list."""
     numbered = enumerate(iter(functools.partial(stream.readline, _LONGEST), b""), 1)
-    for number, line in numbered:
+    for line_number, line in numbered:
         start = line.removeprefix(codecs.BOM_UTF8).lstrip()
         if start.startswith(_ARRAY):
             yield from _List(path, start[len(_ARRAY) :], stream).objects()
             return
         if start:
-            yield _object(path, f"line {number}", line)
+            yield _object(path, f"line {line_number}", line)
             break
-    for number, line in numbered:
+    for line_number, line in numbered:
         if line.strip():
-            yield _object(path, f"line {number}", line)
+            yield _object(path, f"line {line_number}", line)
 
 
 class _List:
@@ -159,7 +164,7 @@ class _List:
     def __init__(self, path: StoragePath, start: bytes, stream: IO[bytes]) -> None:
         self._path, self._stream = path, stream
         self._decode = codecs.getincrementaldecoder("utf-8")().decode
-        self._parse = json.JSONDecoder(parse_float=_float).raw_decode
+        self._parse = json.JSONDecoder(parse_float=number).raw_decode
         self._text, self._at = "", 0
         self._add(start)
 
@@ -233,7 +238,7 @@ class _List:
             raise DataError(f"is not UTF-8 text: {wrong!r}", path=self._path, advice=_ENCODING) from None
 
 
-def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
+def schema_of(objects: Sequence[dict[str, Any]]) -> pa.Schema:
     """Returns the columns of objects; a column with values of several types counts as strings until it is read."""
     types = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(objects)):
@@ -246,7 +251,7 @@ def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
 
 def _object(path: StoragePath, part: str, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8-sig"), parse_float=_float)
+        found = json.loads(line.decode("utf-8-sig"), parse_float=number)
         problem = "" if isinstance(found, dict) else "is no object"
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
@@ -256,7 +261,7 @@ def _object(path: StoragePath, part: str, line: bytes) -> dict[str, Any]:
     return dict(found)
 
 
-def _float(text: str) -> float | decimal.Decimal:
+def number(text: str) -> float | decimal.Decimal:
     """Parses a JSON number; a whole one that float64 cannot hold, such as 9007199254740993.0, becomes a decimal."""
     value = float(text)
     if len(text) <= _DIGITS and math.isfinite(value):
@@ -266,8 +271,12 @@ def _float(text: str) -> float | decimal.Decimal:
     return exact if not math.isfinite(value) or (is_whole and decimal.Decimal(value) != exact) else value
 
 
-def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; `first` is the row number of the first value."""
+def array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
+    """Returns the values of a column; `first` is the row number of the first value.
+
+    Raises:
+      DataError: they are not of one type.
+    """
     try:
         return pa.array(values)
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...

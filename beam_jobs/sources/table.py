@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, blocks, defaults
+from beam_jobs.sources import base, blocks, defaults, placed_columns
 from beam_jobs.sources.base import LABEL, DealtSource, Files, Source, Texts
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.defaults import Fill
@@ -28,6 +28,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import BOX_LABELS
 from pipeline.records import splits
 from pipeline.records.labels import SeenLabels
 
@@ -323,8 +324,10 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
     """
-    if columns.label_kind == "float":
+    if columns.label_kind in ("float", "none"):
         return ()
+    if columns.label_kind == "boxes":
+        return next(each.feature.class_names for each in columns.placed if each.name == BOX_LABELS)
     if columns.label_kind == "bool":
         return "false", "true"
     if columns.label_kind == "int" and named:
@@ -341,6 +344,29 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
 
     table.scan([columns.label], visit)
     return seen.class_names(table.first_file)
+
+
+def with_box_classes(table: Table, columns: Columns, na_is_class: bool) -> Columns:
+    """Returns the columns with the names of the boxes' classes, if texts or no one names them.
+
+    Raises:
+      DataError: no row has a box, there are more than 100,000 classes, or a file cannot be read.
+    """
+    found = next((each for each in columns.placed if each.name == BOX_LABELS), None)
+    if found is None or found.feature.class_names:
+        return columns
+    named = ".".join(found.path)
+    seen = SeenLabels(f"column {named!r}", MAX_CLASSES, "name another with --box_labels_column", na_is_class)
+
+    def visit(first: int, batch: pa.RecordBatch) -> None:
+        rows = (placed_columns.at(value, found.path[1:]) for value in batch.column(0).to_pylist())
+        values = {value for row in rows if row for value in row if value is not None}
+        seen.add(sorted(values), table.place(first)[0])
+
+    table.scan([found.column], visit)
+    feature = dataclasses.replace(found.feature, class_names=seen.class_names(table.first_file))
+    placed = tuple(dataclasses.replace(each, feature=feature) if each is found else each for each in columns.placed)
+    return dataclasses.replace(columns, placed=placed)
 
 
 def check_exact(table: Table, columns: Columns) -> None:

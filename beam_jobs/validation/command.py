@@ -19,7 +19,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files import paths
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Manifest, naming, versions
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -103,9 +103,12 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     config, beam_arguments, flags = commandline.parse_known(
         command, description, ValidateConfig, argv, others=entry.check_beam_flags
     )
-    data_dir = paths.path_of(config.data_dir)
+    place, version = paths.with_version(config.data_dir)
+    data_dir = paths.path_of(place)
     shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without the parts of a URL that may be secret
-    content = manifests.load(data_dir)
+    content = manifests.load(config.data_dir if version else data_dir)
+    if config.card and not versions.is_newest(data_dir, content):
+        raise UsageError(f"--card with {shown}: the card of an older version stays as it was written; give {place}")
     if config.deep or config.card:
         content.require_images()
     commandline.require("apache_beam", *(["imagehash"] if config.near else []))

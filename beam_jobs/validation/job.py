@@ -30,7 +30,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, reason_of
 from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest import Manifest, SplitInfo, naming, versions
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
@@ -253,8 +253,10 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
     """Yields problems with the files for TensorFlow Datasets, unless they are another program's."""
+    if not manifest.has_images or manifest.is_in_place or not versions.is_newest(data_dir, manifest):
+        return  # those in the folder, if there are any, are of the newest version
     made = manifest_writer.tfds_files(manifest)
-    for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
+    for name in naming.TFDS_FILES:
         found, text = _content_of(data_dir / name)
         if not text and found != made.get(name):
             text = _tfds_problem(name, found, made.get(name))
@@ -277,13 +279,15 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
 
     A data set is complete without a card, so only a deep check reports that a converted one has none.
     """
-    found, text = _content_of(data_dir / naming.CARD) if manifest.has_images else (None, None)
+    is_newest = versions.is_newest(data_dir, manifest)
+    name = naming.CARD if is_newest else naming.version_name(manifest.version, manifest.digest, "html")
+    found, text = _content_of(data_dir / name) if manifest.has_images else (None, None)
     if found is not None:
         text = card.problem_of(found, manifest)
-    elif not text and is_deep and manifest.has_images and manifest.source:
+    elif not text and is_deep and is_newest and manifest.has_images and manifest.source:
         text = "is missing; the same conversion, run again, writes it"
     if text:
-        yield naming.CARD, text
+        yield name, text
 
 
 def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:

@@ -30,7 +30,7 @@ from pipeline.manifest.columns import ORIENTATION, column_name, values_of
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.read import sidecars
 from pipeline.read.statistics import PixelSums, entropy
-from pipeline.records import tf_example
+from pipeline.records import annotation, tf_example
 from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.tf_example import Values
@@ -399,7 +399,8 @@ class ExampleCheck:
         """Makes a check that adds labels, sizes and sums to the report, and checks pixels if `decodes`."""
         self.columns = columns
         self._of_image: dict[str, int] = {}  # values of the last image, by column
-        self._features = manifest.features
+        self._features = {name: feature for name, feature in manifest.features.items() if not feature.convention}
+        self._placed = {name: feature for name, feature in manifest.features.items() if feature.convention}
         self._image = manifest.features.get("image", _NO_IMAGE)
         label = manifest.features.get("label", _NO_IMAGE)
         self._stored_label, self._has_label = label.named("label"), False  # of the last example
@@ -411,6 +412,7 @@ class ExampleCheck:
         self._decodes = decodes
         self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
+        self._may_lack_labels = manifest.is_in_place or manifest.has_annotations
         self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
         self._raw_records: list[int] = []
@@ -434,8 +436,9 @@ class ExampleCheck:
             found = tf_example.as_ours(stored, self._features)
         except ValueError as error:
             return None, [str(error)]
-        if self._is_in_place:  # other features of another program's record do not matter
-            found = {name: values for name, values in found.items() if name in self._features}
+        # Other features of another program's record do not matter.
+        left_out = found.keys() - self._features.keys() if self._is_in_place else self._placed.keys()
+        found = {name: values for name, values in found.items() if name not in left_out}
         self._has_label = len(stored.get(self._stored_label, ())) > 0
         problems = []
         for name, feature in self._features.items():
@@ -448,6 +451,8 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
+        if not problems and self._placed and (problem := self._placed_problem(stored)):
+            problems.append(problem)
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
         if self._decodes and not problems and self._image is not _NO_IMAGE:
@@ -494,6 +499,11 @@ class ExampleCheck:
             self._add_mean(float(self._pixels.mean()), number)
             self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
 
+    def _placed_problem(self, stored: dict[str, Values]) -> str | None:
+        of_image = self._of_image
+        size = (of_image["height"], of_image["width"]) if of_image else None
+        return annotation.problem_of(stored, self._placed, size)
+
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
         if problem := tf_example.problem_of(feature, values):
             return f"feature {name!r} {problem}"
@@ -517,7 +527,7 @@ class ExampleCheck:
         return None
 
     def _label_problem(self, name: str, values: Values) -> str | None:
-        if self._is_in_place and name == "label" and values[0] == NO_LABEL:  # if it should have one, counts differ
+        if self._may_lack_labels and name == "label" and values[0] == NO_LABEL:  # if it should have one, counts differ
             return None
         for value in values.tolist():  # type: ignore[union-attr]
             if not 0 <= value < self._classes[name]:

@@ -19,10 +19,10 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, check_ending, check_needs, fields_with, flag, shown
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import UsageError, name_of, named, to_run
-from pipeline.files.paths import PathLike
+from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
 from pipeline.inspect import steps
-from pipeline.manifest import Feature, Manifest, SplitInfo
+from pipeline.manifest import Feature, Manifest, SplitInfo, versions
 from pipeline.manifest.columns import label_numbers
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.manifest.sources import flags_for, parse_sources
@@ -122,10 +122,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)
-    print("\n".join(_summary(made, label_numbers(config.data_dir, made))))
+    labels = label_numbers(config.data_dir, made)
+    print("\n".join([*_summary(made, labels), *_versions(config.data_dir, made)]))
     if config.png is not None:
         made.require_images()
         _write_sheet(config, made)
+
+
+def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
+    """Returns a table of the versions of a data set, with who made them; empty if there is one."""
+    place = folder(data_dir)
+    every, log = versions.all_of(place), versions.log_of(place)
+    rows = []
+    for made in every if len(every) > 1 else ():
+        entry = log.get(made.digest)
+        rows.append(
+            [
+                ("version", f"{made.version}{' *' if made.digest == shown.digest else ''}"),
+                ("digest", made.short),
+                ("examples", f"{sum(split.num_examples for split in made.splits.values()):,}"),
+                ("made", entry.time if entry else "-"),
+                ("by", f"{entry.user or '?'} on {entry.host}" if entry else "-"),
+            ]
+        )
+    return ["", *table(rows, left=("version", "digest", "made", "by"))] if rows else []
 
 
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
@@ -179,6 +199,8 @@ def _show_run(config: InspectConfig) -> None:
       UsageError: a flag cannot work.
     """
     flags = {} if config.model_dir is None else flags_for(config.data_dir, order_flags.flags_of_run(config.model_dir))
+    if config.model_dir is not None:
+        order_flags.check_version(config.model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)

@@ -96,12 +96,12 @@ def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def label_histogram(labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
-    """Returns the count of each label; of vectors, int64 (n, classes), of values that are not 0; () of floats."""
+    """Returns the count of each label, without -1; of vectors (n, classes), of values that are not 0; () of floats."""
     if labels.ndim > 1:
         return tuple(np.count_nonzero(labels, axis=0).tolist()) if num_classes else ()
     if labels.dtype != np.int64:
         return ()
-    return tuple(np.bincount(labels, minlength=num_classes).tolist())
+    return tuple(np.bincount(labels[labels >= 0], minlength=num_classes).tolist())
 
 
 def entropy(histogram: Sequence[int]) -> float | None:
