@@ -209,6 +209,7 @@ THREE = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 def table_of(path, count, first=0, groups=100, **columns):
     """Writes a Parquet table of images with columns `label`, `patient` and `row`, and returns its path."""
+    path.parent.mkdir(exist_ok=True)
     rows = range(first, first + count)
     made = {
         "image": [picture(row % 200) for row in rows],
@@ -284,6 +285,20 @@ def test_every_class_has_its_share_and_rows_behind_the_others_move_none(tmp_path
     after = dealt(resplit(source_of(table_of(path, 800)), fractions, 1, "", "label"))
     assert before.items() <= after.items()
     assert dealt(resplit(source_of(path), fractions, 2, "", "label")) != after
+
+
+def test_a_split_of_the_source_that_grows_moves_no_row_of_the_others(tmp_path):
+    table_of(tmp_path / "train.parquet", 303)
+    table_of(tmp_path / "test.parquet", 200, 1000, label=["cat"] * 199 + ["owl"])
+    before = resplit(source_of(tmp_path), THREE, 0, "", "label")
+    assert "owl" in shares_of(before).strata
+    labels, own = ["cat", "owl"] * 50, ["train", "test"] * 50
+    path = table_of(tmp_path / "other" / "x.parquet", 100, label=labels, split=own)
+    one = source_of(path, split_column="split", splits=("train",))
+    assert shares_of(resplit(one, THREE, 0, "", "label")).strata == ("cat",)  # only test has the other
+    path.unlink()
+    table_of(tmp_path / "train.parquet", 331)
+    assert dealt(before).items() <= dealt(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
 
 
 def test_a_share_that_no_whole_number_of_rows_is_holds_in_the_long_run(tmp_path):
