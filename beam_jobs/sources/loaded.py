@@ -188,7 +188,7 @@ class _List:
                         problem = f"is not JSON of at most {_LONGEST:,} characters ({reason})"
                         raise self._refused(number, problem, begin) from None
             if not isinstance(found, dict):
-                raise self._refused(number, "is no object", begin)
+                raise self._refused(number, "is no object", begin or 0)
             yield found
 
     def _grown(self) -> Iterator[bool]:
