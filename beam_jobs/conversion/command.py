@@ -46,7 +46,9 @@ def _check_folder(arguments: Sequence[str]) -> None:
 
 def _check_unconverted(config: ConvertConfig) -> None:
     """Raises UsageError if the files to convert are those of a data set of ours, which is trained on as it is."""
-    if config.dataset not in ("image_folder", "image_table", "parquet") or is_url(config.source or ""):
+    if config.dataset not in ("image_folder", "image_table", "webdataset", "parquet", "arrow") or is_url(
+        config.source or ""
+    ):
         return
     try:
         manifest.load(config.source or "")

@@ -37,6 +37,7 @@ _MAX_REST = 1 << 20  # 1 MiB: most zeros with which tar fills its last record
 _BLOCK = 512  # bytes that a tar consists of
 _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 _ENCRYPTED = 1  # flag of a zip's member
+_MARK = b"PK\x03\x04"  # begins a zip's member
 _UNREADABLE = -1  # in place of the packing of an encrypted member
 _HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and of more
 _NO_CRC = -1
@@ -94,7 +95,7 @@ class Archive:
             if not self.path.lower().endswith(b".zip"):
                 return _whole(os.pread(stream.fileno(), size, start), size)
             mark, name, more = _HEADER.unpack(os.pread(stream.fileno(), _HEADER.size, start).ljust(_HEADER.size))
-            if mark != zipfile.stringFileHeader:  # type: ignore[attr-defined]
+            if mark != _MARK:
                 return b"", "its header in the zip is corrupt"
             data = os.pread(stream.fileno(), int(self.packed[member]), start + _HEADER.size + name + more)
         return self._unpacked(member, data, size)

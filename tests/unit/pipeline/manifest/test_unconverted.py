@@ -1,6 +1,7 @@
 """What is said of a folder that is not a data set yet: the whole command, by what lies in it."""
 
 import shlex
+import tarfile
 
 import pytest
 
@@ -19,7 +20,14 @@ from pipeline.manifest import load
         ),
         (["train/cats/1.jpg", "test/cats/2.jpg"], "--dataset=image_folder --source=F --data_dir=F-data"),
         (["labels.csv", "images/1.webp"], "--dataset=image_table --source=F/labels.csv --data_dir=F-data"),
+        (["labels.jsonl.gz", "1.jpg"], "--dataset=image_table --source=F/labels.jsonl.gz --data_dir=F-data"),
         (["part-0.parquet"], "--dataset=parquet --source=F --data_dir=F-data"),
+        (["train/data-00000-of-00001.arrow", "dataset_dict.json"], "--dataset=arrow --source=F --data_dir=F-data"),
+        (["a.feather"], "--dataset=arrow --source=F --data_dir=F-data"),
+        (
+            ["labels.csv", "images.zip"],
+            "--dataset=image_table --source=F/labels.csv --image_dir=F/images.zip --data_dir=F-data",
+        ),
     ],
 )
 def test_images_and_tables_are_converted_by_the_command_that_is_printed(tmp_path, monkeypatch, files, flags):
@@ -35,11 +43,33 @@ def test_images_and_tables_are_converted_by_the_command_that_is_printed(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("members", "flags"),
+    [
+        (["a/1.jpg", "a/1.cls"], "--dataset=webdataset --source=F --data_dir=F-data"),
+        (["1.json", "1.PNG"], "--dataset=webdataset --source=F --data_dir=F-data"),
+        (["1.jpg", "2.cls"], ""),
+        (["1.txt", "1.cls"], ""),
+    ],
+)
+def test_tars_of_samples_are_told_by_their_members(tmp_path, monkeypatch, members, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "F").mkdir()
+    with tarfile.open(tmp_path / "F" / "train-0.tar", "w") as archive:
+        for name in members:
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError) as caught:
+        load("F")
+    assert str(caught.value).partition("python -m beam_jobs.convert ")[2] == flags
+
+
+@pytest.mark.parametrize(
     ("files", "said"),
     [
         (["train-00000-of-00002"], "it has TFRecords; use them where they are: python -m pipeline.index "),
         (["train.tfrecord.gz", "a/1.jpg"], "it has TFRecords; use them where they are: python -m pipeline.index "),
         ([".converting.tmp-0123456789abcdef/x", "a"], "its conversion did not finish: run the same command again"),
+        (["a.csv", "b.zip", "c.zip"], "make one with: python -m beam_jobs.convert; from existing TFRecords: "),
+        (["a.tar"], "make one with: python -m beam_jobs.convert; from existing TFRecords: "),
         ([".hidden/1.jpg"], "make one with: python -m beam_jobs.convert; from existing TFRecords: "),
     ],
 )
