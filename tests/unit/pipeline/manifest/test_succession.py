@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.manifest import succession
 from pipeline.request import Request
-from pipeline.resolved import resolve_all
+from pipeline.resolved import parts_of, resolve_all
 from tests.datasets import write_dataset
 
 OLD, NEW = "a" * 64, "b" * 64
@@ -69,3 +69,13 @@ def test_a_run_that_has_moved_keeps_its_step(turns):
     assert other.differences(moved.fields(), 12) == {}
     assert other.differences(moved.fields(), 13).keys() >= {"turns"}
     assert moved.differences(moved.fields(), 100) == {}
+
+
+@pytest.mark.parametrize(("places", "sizes"), [("xx", [1000, 1000]), ("xy", [1000, 500])])
+def test_versions_in_turns_shuffle_as_each_would_alone(places, sizes):
+    one, other = f"{places[0]}@1", f"{places[1]}@2"
+    schedule = [(0, {one: 1.0, other: 0.0}), (12, {one: 0.0, other: 1.0})]
+    request = Request(
+        [(one, 1.0), (other, 1.0)], schedule=schedule, global_batch_size=10, training=True, shuffle_bytes=1000
+    )
+    assert [part.shuffle_bytes for part in parts_of(request)] == sizes
