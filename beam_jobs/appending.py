@@ -17,6 +17,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Feature, Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding")  # options that the data set decides
+_DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
 _ENCODINGS = {"any": ("png", "jpeg")}  # of stored images: values of --image_encoding
 
 
@@ -58,8 +59,16 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
-    if config.split == given["split"]:
-        found["split"] = parent.options.get("split", config.split)
+    if all(getattr(config, name) == given[name] for name in _DEALT):
+        found |= {name: parent.options.get(name, given[name]) for name in _DEALT}
+        dealt_by = parent.options.get("seed", given["seed"])
+        if found["group_by"] and config.seed not in (given["seed"], dealt_by):
+            raise UsageError(
+                f"--append with --seed={config.seed}: --group_by={found['group_by']} dealt the groups of the data set "
+                f"to splits by seed {dealt_by}, and another would put a group in two of them; leave it out"
+            )
+        if found["group_by"]:
+            found["seed"] = dealt_by
     stored = parent.features["image"].encoding or ""
     known, encoding = _ENCODINGS.get(stored, (stored,)), config.image_encoding
     if encoding == given["image_encoding"]:

@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from beam_jobs import appending, sources
 from beam_jobs.appending import Base
 from beam_jobs.config import ConvertConfig
+from beam_jobs.examples import placed
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
-from beam_jobs.sources.base import Block, Source, resplit
+from beam_jobs.sources.base import Block, Source
+from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, PixelRule, SourceFile, naming
+from pipeline.manifest.manifest import ANNOTATIONS_VERSION
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -112,6 +115,8 @@ class Plan:
         """The manifest's format version: the oldest that knows what the data set has."""
         if self.base is not None:
             return manifest.APPENDED_VERSION
+        if placed.of_source(self.source.features):
+            return ANNOTATIONS_VERSION
         if not self.source.label.is_class:
             return manifest.LABELS_VERSION
         return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
@@ -170,7 +175,13 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
     """
     if parent is not None:
         config = appending.options_for(config, parent)
-    source = resplit(sources.open_source(config.source_options), config.split_fractions)
+    source = resplit(
+        sources.open_source(config.source_options),
+        config.split_fractions,
+        config.seed,
+        config.group_by,
+        config.stratify,
+    )
     if parent is not None:
         config, source = appending.source_for(config, source, parent)
     taken = take_sample(
@@ -253,17 +264,20 @@ def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[s
     """Returns the names of features that hold several numbers or, in the sample, an image file."""
     kept = [(name, block.extra[name]) for block in blocks for name in features if name in block.extra]
     files = {name for name, values in kept if any(images.is_image(value) for value in values)}
-    return tuple(name for name, f in features.items() if name in files or (f.shape and f.dtype != "string"))
+    plain = {name: feature for name, feature in features.items() if not feature.convention}
+    return tuple(name for name, f in plain.items() if name in files or (f.shape and f.dtype != "string"))
 
 
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
-    chosen = select(block, len(source.class_names), options)
+    chosen = select(block, len(source.class_names), options, source.features)
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
         raise DataError(
             f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
             advice=without_split(split, source.splits),
         )
+    counts = placed.counted(chosen.rows, chosen.recoded.sides(len(chosen.rows.labels)), source.features)
+    placed.described([counts], source.features, (None, None, None))  # raises if boxes have another convention
     records = make_records(chosen.rows)
     return len(records.data) / records.count
 

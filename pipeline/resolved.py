@@ -24,7 +24,7 @@ from pipeline.augmentation import RECIPES, recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
-from pipeline.manifest.manifest import NO_LABEL, Feature
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, NO_LABEL, Feature
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, names_of, select
 from pipeline.manifest.succession import are_versions
@@ -191,6 +191,7 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
 
 def _placed(request: Request, manifest: Manifest) -> dict[str, Feature]:
     wanted = (*request.features, request.label) if request.parse is None else ()
+    wanted += (BOX_LABELS,) * (request.label == BOXES)  # boxes alone say nothing of what is in them
     return {name: own for name, own in manifest.features.items() if own.convention and name in wanted}
 
 
@@ -222,7 +223,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     if request.parse is not None:
         return
     _check_placed(request, manifest)
-    if request.training and not any(feature.convention for feature in manifest.features.values()):
+    if request.training and not manifest.has_annotations:
         require_labels(manifest, request.split)
     if request.mixes and manifest.has_images and not manifest.class_names:
         label = manifest.features["label"]

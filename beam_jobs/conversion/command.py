@@ -16,7 +16,7 @@ from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import check_same, existing_manifest, notes, other_pixels, renumbered
-from beam_jobs.sources import published
+from beam_jobs.sources import dealt, published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
@@ -200,3 +200,5 @@ def _say_begin(plan: Plan, data_dir: str, workers: int, lowered: str) -> None:
     print(f"{plan.source.dataset}: {what} in {data_dir}{with_workers}")
     if lowered:
         print(lowered)
+    if shares := dealt.shares_of(plan.source):
+        print("\n".join(shares.lines()))

@@ -16,6 +16,7 @@ from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
+from beam_jobs.sources import dealt
 from beam_jobs.sources.appended import added_classes
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
@@ -69,6 +70,8 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
     print(f"{plan.source.dataset}: {what} in {sink.shown} (a dry run: nothing is written)", flush=True)
     if lowered:
         print(lowered)
+    if shares := dealt.shares_of(plan.source):
+        print("\n".join(shares.lines(has_table=True)))
     measured = {split: measure(plan, split) for split in plan.num_shards}
     print("\n".join(_lines(plan, measured, workers)))
     examples = [[("split", split), *example.items()] for split, found in measured.items() for example in found.examples]
@@ -120,14 +123,15 @@ def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
     """Returns the valid rows, and the bytes that their records take in a file."""
-    selected = select(block, classes, plan.sample.images)
+    selected = select(block, classes, plan.sample.images, plan.source.features)
     records = make_records(selected.rows)
     records = compressed(records) if plan.config.compression else records
     return selected, sum(len(piece) for piece in records.blocks())
 
 
 def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
-    chosen = select(plan.source.read(split, rows), len(plan.source.class_names), plan.sample.images).rows
+    source = plan.source
+    chosen = select(source.read(split, rows), len(source.class_names), plan.sample.images, source.features).rows
     examples = []
     for i, label in enumerate(chosen.labels):
         image = chosen.images[i]
@@ -142,8 +146,9 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
 
 
 def _classes_of(label: Any, source: Source) -> list[str]:
-    """Returns the names of an example's classes; none if labels are numbers."""
+    """Returns the names of an example's classes; none if labels are numbers, or there is none."""
     numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
+    numbers = numbers if source.class_names else []
     return [source.class_names[number] for number in numbers]
 
 

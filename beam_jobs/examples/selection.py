@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.examples import placed
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import shape_of
@@ -175,18 +176,22 @@ class Selected:
     bad: dict[int, str]
 
 
-def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
+def select(
+    block: Block, num_classes: int, options: ImageOptions, features: Mapping[str, Feature] | None = None
+) -> Selected:
     """Returns the valid rows of a block.
 
     Args:
       block: a block of a source.
-      num_classes: number of classes; labels must be smaller.
+      num_classes: number of classes; labels must be smaller. 0 if rows have no labels, as masks or boxes need none.
       options: options for storing the images.
+      features: features of the source, of which masks, boxes and points move with their images.
     """
     bad = dict(block.bad)
-    if block.has_classes:
+    if block.has_classes and (num_classes or not placed.of_source(features or {})):
         for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
             bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
+    block = dataclasses.replace(block, extra=placed.moved(block, features or {}, options.size, bad))
     recoded = recode(block, options, frozenset(bad))
     bad |= recoded.bad
     if not bad:

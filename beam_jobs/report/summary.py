@@ -10,7 +10,9 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
+from beam_jobs.examples import placed
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from pipeline.commands.text import count_of, size_of
@@ -67,6 +69,7 @@ def summary(
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
+        *images.notes,
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
     if images.turned:
@@ -111,12 +114,14 @@ class ImageFacts:
       turned: number of image files rewritten upright because of their EXIF orientation.
       are_resized: whether the conversion resized them.
       beside: kept features that may refer to pixels of the image, such as masks and boxes, by name.
+      notes: lines about masks, boxes and points, which have moved with the images.
     """
 
     sizes: Counter[tuple[int, int]]
     turned: int = 0
     are_resized: bool = False
     beside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def by_count(self) -> list[str]:
@@ -137,11 +142,14 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
     sizes: Counter[tuple[int, int]] = Counter()
     # With two passes it was the first that turned images; its receipts are in a folder of their own.
     turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
+    counts: list[dict[str, Any]] = []
     for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
         if receipt:
             for (height, width, _), count in receipt.sizes:
                 sizes[height, width] += count
-    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside)
+            counts.append(receipt.placed)
+    notes = placed.notes(counts, plan.source.features) if counts else ()
+    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside, notes)
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
@@ -272,7 +280,8 @@ def _alone(images: ImageFacts) -> str | None:
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
     missing = remote.credentials_of(address)
-    task = "" if made.features["label"].is_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
+    has_class = made.features["label"].is_class and any(split.has_labels for split in made.splits.values())
+    task = "" if has_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
     return [
         *card,
         ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from beam_jobs import drafts
-from beam_jobs.examples import columns
+from beam_jobs.examples import columns, placed
 from beam_jobs.plan import Origin, Plan, without_split
 from beam_jobs.shards import extended, receipts
 from beam_jobs.shards.receipts import Receipt, Reject
@@ -23,7 +23,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
-from pipeline.manifest.manifest import size_histogram
+from pipeline.manifest.manifest import MASK, size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
@@ -129,14 +129,17 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
 def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
     """Returns the manifest of the records that a conversion wrote, without the moments of their pixels."""
     origin = plan.origin or Origin(plan.source.files, {})
+    image = _image_feature(receipts)
+    on_images = placed.described([receipt.placed for receipt in receipts], plan.source.features, image.shape)
     return Manifest(
         dataset=plan.source.dataset,
-        class_names=plan.source.class_names,
+        class_names=_class_names(plan, on_images),
         features={
-            "image": _image_feature(receipts),
+            "image": image,
             "label": plan.source.label,
             "key": Feature("string"),
             **plan.source.features,
+            **on_images,
         },
         splits={
             split: _split_info(plan, [r for r in receipts if r.split == split], origin.num_rejects.get(split, 0))
@@ -150,6 +153,12 @@ def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         format_version=plan.format_version,
         pixel_rule=plan.pixel_rule,
     )
+
+
+def _class_names(plan: Plan, on_images: dict[str, Feature]) -> tuple[str, ...]:
+    """Returns the names of the labels' classes; without labels, those of the masks."""
+    is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
+    return plan.source.class_names if is_labelled else on_images[MASK].class_names
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
@@ -253,15 +262,17 @@ def _tfds_features(manifest: Manifest) -> bytes:
 
 def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
     """Returns a feature's description; empty to leave out a feature that TFDS cannot describe."""
-    if name == "image" and feature.encoding != "raw":
+    if name in ("image", MASK) and feature.encoding not in (None, "raw"):
         image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
         if feature.encoding != "any" and feature.shape[-1] is not None:
             image["encodingFormat"] = feature.encoding
         return _typed("image_feature.Image", "image", image)
+    if feature.convention and name != MASK:  # records differ in their number
+        feature = dataclasses.replace(feature, shape=(None, *feature.shape[1:]))
     classes = feature.class_names
     if name == "label":
         classes = manifest.class_names if feature.is_class else ()
-    if classes:
+    if classes and not feature.convention:
         return _typed("class_label_feature.ClassLabel", "classLabel", {"numClasses": str(len(classes))})
     if feature.dtype == "string":
         return _typed("text_feature.Text", "text", {}) if not feature.shape else {}

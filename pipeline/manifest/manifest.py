@@ -156,6 +156,8 @@ class Feature:
 
 
 MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
+BOX_LABELS = "box_labels"  # the class of each box
+_CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
     "yxyx": ("ymin", "xmin", "ymax", "xmax"),
@@ -166,7 +168,8 @@ _POINTS = {"yx": ("y", "x"), "xy": ("x", "y")}
 RELATIVE = "rel_"  # before the name of a convention whose numbers are parts of the image's height and width, not pixels
 # {feature: {convention: names of the numbers of each box or point}}; the names of conventions are those of Keras.
 CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    MASK: {"classes": ()},
+    MASK: {_CLASSES: ()},
+    BOX_LABELS: {_CLASSES: ()},
     BOXES: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _BOXES.items()},
     POINTS: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _POINTS.items()},
 }
@@ -396,6 +399,11 @@ class Manifest:
         return any(feature.stored_as is not None for feature in self.features.values())
 
     @property
+    def has_annotations(self) -> bool:
+        """Whether masks, boxes or points lie on the images, which then need no label."""
+        return any(feature.convention for feature in self.features.values())
+
+    @property
     def turns_images(self) -> bool:
         """Whether images are turned whenever they are decoded, as the column `ORIENTATION` says."""
         return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
@@ -411,7 +419,7 @@ class Manifest:
 
         All of them if the records are not images.
         """
-        need_labels = self.has_images and not any(feature.convention for feature in self.features.values())
+        need_labels = self.has_images and not self.has_annotations
         return [name for name in names if not need_labels or self.split(name).has_labels]
 
     def require_images(self) -> None:
@@ -670,10 +678,14 @@ def _of_annotation(name: str, feature: Feature, manifest: Manifest) -> Iterator[
         return
     is_mask = name == MASK
     numbers = len(CONVENTIONS[name][feature.convention])
-    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in (("uint8",) if is_mask else NUMBERS):
+    dtypes = {MASK: ("uint8",), BOX_LABELS: ("int64",)}.get(name, NUMBERS)
+    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in dtypes:
         yield f"feature {name!r} is {feature}, encoded as {feature.encoding!r}; no {name} can be"
-    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != (numbers,):
+    behind = (numbers,) if numbers else ()
+    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != behind:
         yield f"feature {name!r} has the shape {feature.shape}; no {name} can have it"
+    if name == BOX_LABELS and BOXES not in manifest.features:
+        yield f"feature {name!r} has the classes of boxes, but there is no feature {BOXES!r}"
     if len(feature.parts) not in (0, numbers) or not 0 <= feature.fill <= _WHITE:
         yield f"feature {name!r} has {len(feature.parts)} parts and the fill {feature.fill}"
     if manifest.format_version < ANNOTATIONS_VERSION:
@@ -758,7 +770,8 @@ def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
         return not any(histogram)
     if not manifest.features["label"].is_class:  # an example may have several classes, or none
         return split.is_labelled is not None and max(histogram, default=0) <= count * split.is_labelled
-    return sum(histogram) == count or (manifest.is_in_place and not any(histogram))
+    may_lack = manifest.is_in_place or manifest.has_annotations
+    return sum(histogram) == count or (may_lack and not any(histogram))
 
 
 def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import PIL.Image
@@ -207,6 +208,22 @@ def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_pa
     assert made.options["split"] == first.options["split"]
     assert sum(split.num_examples for split in made.splits.values()) == 80
     assert {name[:9] for name in files_of(data) if name.endswith(".gz")} >= {"train-v2-", "test-v2-0"}
+
+
+def test_a_group_stays_in_its_split(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more = write_images(tmp_path / "b", range(40, 80), splits=["x"])
+    refused = grow(more, data, "--seed=8")
+    assert (refused.code, "--seed=8: --group_by=file:" in refused.err) == (2, True)
+    assert grow(more, data).code == 0
+    groups = {}
+    for path in data.rglob("*.tfrecord"):
+        found = {key[-1] for key in re.findall(rb"x/(?:cat|dog)/(\d+)\.png", path.read_bytes())}
+        groups.setdefault(path.name.partition("-")[0], set()).update(found)
+    assert len(groups["train"]) + len(groups["test"]) == 10
+    assert not groups["train"] & groups["test"]
 
 
 def test_there_is_nothing_to_append_to(grow, tmp_path):
