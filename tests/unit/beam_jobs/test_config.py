@@ -45,6 +45,7 @@ OTHERS = {
     "max_shard_bytes": 1 << 21,
     "max_rejects": 3,
     "overwrite": True,
+    "append": True,
     "dry_run": True,
 }
 

@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 
 from pipeline.errors import DataError, TransientError, one_line
-from pipeline.files.paths import LocalPath, each, matches, path_of
+from pipeline.files.paths import LocalPath, each, folder, matches, path_of, with_version
 from pipeline.files.remote import RemotePath
 
 
@@ -125,3 +125,29 @@ def test_globs_match_what_they_match_in_a_folder(tmp_path, pattern):
     expected = sorted(path.relative_to(tmp_path).as_posix() for path in found)
     matched = [name for name in NAMES if matches(name.split("/"), pattern.split("/"))]
     assert sorted(matched) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("data@2", ("data", "2")),
+        ("a/data/@54836350", ("a/data", "54836350")),
+        ("s3://bucket/data@12", ("s3://bucket/data", "12")),
+        ("data", ("data", None)),
+        ("data@", ("data@", None)),
+        ("data@0", ("data@0", None)),
+        ("data@newest", ("data@newest", None)),
+        ("data@5483635", ("data@5483635", None)),  # neither a number nor enough of a digest
+        ("data@2/more", ("data@2/more", None)),
+    ],
+)
+def test_a_version_of_a_data_set(text, found):
+    assert with_version(text) == found
+    if "://" not in text:
+        assert str(folder(text)) == found[0]
+
+
+def test_a_folder_whose_name_ends_like_a_version_is_a_folder(tmp_path):
+    place = tmp_path / "data@2"
+    place.mkdir()
+    assert with_version(place) == (str(place), None)

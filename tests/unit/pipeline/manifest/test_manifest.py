@@ -170,7 +170,10 @@ def test_whatever_is_of_another_type_missing_or_unknown_is_named(folder):
 
 # Values of the right type that cannot be, and what the error names.
 CANNOT_BE = [
-    (lambda c: c.update(format_version=7), "format_version 7", "6"),
+    (lambda c: c.update(format_version=8), "format_version 8", "7"),
+    (lambda c: c.update(version=2), "version is 2", "parent ''"),
+    (lambda c: c.update(parent="ab" * 32), "version is 1"),
+    (lambda c: c.update(parent="ab" * 32, version=2), "format_version 2 does not know"),
     (lambda c: c.update(format_version=1), "format_version 1"),
     (lambda c: shard(c).update(file="../../etc/passwd"), "'train'", "'../../etc/passwd'"),
     (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
