@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from pipeline.errors import UsageError
 from pipeline.files import remote
@@ -68,6 +69,36 @@ def delimiter(flag: str, text: str) -> str:
     if len(found) > 1 or found in ('"', "\n", "\r") or not found.isascii():
         raise UsageError(f"--{flag}={text}: must be one character such as ';', or tab")
     return found
+
+
+_PATH = "file:"  # before a regular expression that finds a part of the image's path
+
+
+def column_or_path(flag: str, text: str) -> str:
+    """Returns the name of a column, or `file:REGEX` with a valid regular expression that has at most one group."""
+    if text.startswith(_PATH):
+        try:
+            pattern = re.compile(text.removeprefix(_PATH))
+        except re.error as error:
+            raise UsageError(f"--{flag}={text}: not a regular expression: {error}") from None
+        if pattern.groups > 1:
+            raise UsageError(
+                f"--{flag}={text}: has {pattern.groups} groups (...); at most one; write others as (?:...)"
+            )
+    return text
+
+
+def path_pattern(text: str) -> re.Pattern[str] | None:
+    """Returns the regular expression of `file:REGEX`; None if the text is the name of a column."""
+    return re.compile(text.removeprefix(_PATH)) if text.startswith(_PATH) else None
+
+
+def defaults(flag: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Returns texts of the form NAME:VALUE, of which VALUE may be empty."""
+    for text in texts:
+        if text.find(":") < 1:
+            raise UsageError(f"--{flag}={text}: must be NAME:VALUE, the name of a column and the value of its nulls")
+    return tuple(texts)
 
 
 def _by_split(flag: str, text: str, value: str, form: str) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import BOX_LABELS, BOXES, NO_LABEL, Feature
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, names_of, select
+from pipeline.manifest.succession import are_versions
 from pipeline.order import order as orders
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
@@ -423,6 +424,8 @@ def _part(request: Request, number: int, source: Source) -> Request:
     shares, total = request.shares, request.shuffle_bytes
     rows = shares.rows_at(0)[number]
     own_bytes = total * rows // request.global_batch_size if rows else total // len(request.sources)
+    if request.shares.take_turns and are_versions([one.data_dir for one in request.sources]):
+        own_bytes = total  # as they would have alone: more versions may follow without another order of these
 
     def own(step: int) -> int:
         return shares.units_before(number, step)

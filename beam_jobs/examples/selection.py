@@ -28,6 +28,7 @@ class ImageOptions:
       size: (height, width) to resize all images to; None to keep their sizes.
       shape: shape of every raw image; None if they may differ.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
+      like: feature of the images of a data set that these are added to: others are invalid; None: all are valid.
     """
 
     encoding: str
@@ -35,6 +36,19 @@ class ImageOptions:
     size: tuple[int, int] | None = None
     shape: tuple[int, int, int] | None = None
     is_scaled: bool = False
+    like: Feature | None = None
+
+    def check(self, shape: tuple[int, ...], kind: str) -> None:
+        """Raises BadImageError if an image, of a shape and a format, is unlike those of the data set that it joins."""
+        if self.like is None:
+            return
+        if self.like.encoding not in (kind, "any"):
+            raise BadImageError(
+                f"the image is {kind}, those of the data set are {self.like.encoding} (--image_encoding changes it)"
+            )
+        if any(there not in (None, here) for there, here in zip(self.like.shape, shape, strict=True)):
+            sides = "x".join(str(side or "any") for side in self.like.shape)
+            raise BadImageError(f"the image is {shape_of(shape)}, those of the data set are {sides}")
 
 
 @dataclasses.dataclass
@@ -97,6 +111,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
             continue
         try:
             stored, pixels, kind, was_turned = _one(image, options)
+            options.check(pixels.shape, kind)
         except BadImageError as error:
             made.bad[row] = str(error)
             continue

@@ -40,6 +40,7 @@ def summary(
     has_card: bool = False,
     images: ImageFacts | None = None,
     url: str = "",
+    added: Manifest | None = None,
 ) -> str:
     """Returns a few lines for a person: what was written, how fast, where, and the next commands.
 
@@ -52,14 +53,16 @@ def summary(
       has_card: whether there is a card.html.
       images: facts about the images; None takes them from the manifest.
       url: URL of the folder with the store's options, which the next commands need; "" for a local folder.
+      added: version that the conversion has appended to; None if it wrote all of the data set.
     """
     images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
-    written = examples * (1 - resumed)
+    before = sum(split.num_examples for split in added.splits.values()) if added else 0
+    written = (examples - before) * (1 - resumed)
     rate = f", {written / max(writing_seconds, 1e-9):,.0f} examples/s" if written else ""
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
     lines = [
-        f"{made.dataset} is in {data_dir}:",
+        f"{made.dataset} is in {data_dir}:" if added is None else _grown(made, data_dir, examples - before),
         *(
             f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
             f"{size_of(split.num_bytes)}"
@@ -75,6 +78,11 @@ def summary(
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
+
+
+def _grown(made: Manifest, data_dir: str, rows: int) -> str:
+    more = count_of(rows, "more example")
+    return f"version {made.version} ({made.short}) of {made.dataset} is in {data_dir}, with {more}:"
 
 
 def _image_text(made: Manifest, images: ImageFacts) -> str:

@@ -1,7 +1,4 @@
-"""The interface of sources: rows of images, labels and keys in splits, whatever files hold them.
-
-New splits are drawn by a stable hash of each row, so that a row is in the same split on every run.
-"""
+"""The interface of sources: rows of images, labels and keys in splits, whatever files hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -23,10 +20,12 @@ from pipeline.errors import DataError, UsageError, unknown
 from pipeline.manifest import Feature, SourceFile
 from pipeline.manifest.manifest import BOXES, CONVENTIONS, POINTS
 from pipeline.order import hashing
-from pipeline.order.hashing import Domain, splitmix64
+from pipeline.order.hashing import Domain
 from pipeline.records import schema
 from pipeline.registry import Registry
 
+_TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
+_TABLES_ARE = ", ".join(_TABLES)
 _HIGHEST_CLASS = 255  # of a mask's pixels
 
 
@@ -37,6 +36,7 @@ def _option(
     parse: Callable[[str, Any], Any] = lambda _, value: value,
     shapes: bool = True,
     foreign: bool = False,
+    repeated: bool = False,
 ) -> Any:
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
@@ -47,13 +47,11 @@ def _option(
       parse: function that parses the value, from the flag's name and its value on the command line.
       shapes: whether the option shapes the bytes of the shards, so that the manifest records it.
       foreign: whether the option only concerns other programs' records, where a source has both kinds.
+      repeated: whether the flag may be given several times; `parse` then gets the list of its values.
     """
     metadata: dict[str, Any] = {"takers": takers} if takers else {}
-    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
+    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign, "repeated": repeated}
     return dataclasses.field(default=default, metadata=metadata)
-
-
-_TABLES = ("parquet", "image_table")
 
 
 def _convention(name: str, flag: str, value: str) -> str:
@@ -85,9 +83,8 @@ class SourceOptions:
     dataset: str = _option(
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
-        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, coco, voc, "
-        "tfrecord, idx; "
-        "or tfds:NAME",
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, webdataset, parquet, "
+        "arrow, coco, voc, tfrecord, idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -100,72 +97,86 @@ class SourceOptions:
     )
     image_column: str = _option(
         "",
-        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
-        "paths; default: file_name, path, file, image, ...",
-        *("parquet", "image_table"),
+        "parquet, arrow: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of "
+        "their paths; default: file_name, path, file, image, ...; webdataset: an ending; default: the only image",
+        *_TABLES,
     )
     label_column: str = _option(
         "",
-        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
-        "category or target",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: the column of labels, integers or strings; default: label, in image_table also class, "
+        "category or target; in webdataset cls first, or a field of json",
+        *_TABLES,
     )
     key_column: str = _option(
         "",
-        "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: the column of unique keys; default: <file>#<row>, in image_table the path",
+        *_TABLES,
     )
     split_column: str = _option(
         "",
-        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        f"{_TABLES_ARE}: the column of splits; default: split, if there is one; none: names of files and folders "
         "tell the splits, also of tfrecord, whatever columns there are",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
+    )
+    group_by: str = _option(
+        "",
+        f"{_TABLES_ARE}, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
+        "one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
+        *(*_TABLES, "image_folder"),
+        parse=flag_values.column_or_path,
+    )
+    stratify: str = _option(
+        "",
+        f"{_TABLES_ARE}, image_folder: with --split or --folds, every value of this column has its share in "
+        "each split; label: every class; file:REGEX: a part of the image's path",
+        *(*_TABLES, "image_folder"),
+        parse=flag_values.column_or_path,
     )
     label_separator: str = _option(
         "",
-        "parquet, image_table: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
+        f"{_TABLES_ARE}: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
         "columns of lists need none",
-        *("parquet", "image_table"),
+        *_TABLES,
     )
     float_labels: bool = _option(
         False,
-        "parquet, image_table: labels are numbers to predict, not classes; they become float32, rounded",
-        *("parquet", "image_table"),
+        f"{_TABLES_ARE}: labels are numbers to predict, not classes; they become float32, rounded",
+        *_TABLES,
     )
     boxes_column: str = _option(
         "",
-        "parquet, image_table: the column of boxes, lists of four numbers each; objects.bbox: a field of a struct, or "
+        f"{_TABLES_ARE}: the column of boxes, lists of four numbers each; objects.bbox: a field of a struct, or "
         "of the structs of a list",
         *_TABLES,
     )
     box_format: str = _option(
         "",
-        f"parquet, image_table: what the numbers of a box are: {', '.join(CONVENTIONS[BOXES])}; default: rel_yxyx",
+        f"{_TABLES_ARE}: what the numbers of a box are: {', '.join(CONVENTIONS[BOXES])}; default: rel_yxyx",
         *_TABLES,
         parse=functools.partial(_convention, BOXES),
     )
     box_labels_column: str = _option(
         "",
-        "parquet, image_table: the column of the boxes' classes, lists of strings or integers; without "
+        f"{_TABLES_ARE}: the column of the boxes' classes, lists of strings or integers; without "
         "--label_column they are also the labels",
         *_TABLES,
     )
-    points_column: str = _option("", "parquet, image_table: the column of points, lists of two numbers each", *_TABLES)
+    points_column: str = _option("", f"{_TABLES_ARE}: the column of points, lists of two numbers each", *_TABLES)
     point_format: str = _option(
         "",
-        f"parquet, image_table: what the numbers of a point are: {', '.join(CONVENTIONS[POINTS])}; default: rel_yx",
+        f"{_TABLES_ARE}: what the numbers of a point are: {', '.join(CONVENTIONS[POINTS])}; default: rel_yx",
         *_TABLES,
         parse=functools.partial(_convention, POINTS),
     )
     mask_column: str = _option(
         "",
-        "parquet, image_table: the column of masks: the bytes or paths of PNG files, grey or with a palette, that have "
+        f"{_TABLES_ARE}: the column of masks: the bytes or paths of PNG files, grey or with a palette, that have "
         "the class of each pixel",
         *_TABLES,
     )
     mask_fill: int | None = _option(
         None,
-        "parquet, image_table, voc: the class of a mask's pixels that recipes move in; default: 0",
+        f"{_TABLES_ARE}, voc: the class of a mask's pixels that recipes move in; default: 0",
         *(*_TABLES, "voc"),
         parse=_class_of_pixels,
     )
@@ -189,9 +200,9 @@ class SourceOptions:
     )
     na_is_class: bool = _option(
         False,
-        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        f"{_TABLES_ARE}, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
         "values, and the rows are invalid",
-        *("parquet", "image_table", "tfrecord"),
+        *(*_TABLES, "tfrecord"),
     )
     delimiter: str = _option(
         "",
@@ -202,11 +213,19 @@ class SourceOptions:
     )
     keep_columns: tuple[str, ...] = _option(
         (),
-        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
+        f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
         "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-        *("parquet", "image_table", "tfrecord", "tfds:NAME"),
+        *(*_TABLES, "tfrecord", "tfds:NAME"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
+    )
+    default: tuple[str, ...] = _option(
+        (),
+        f"{_TABLES_ARE}: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
+        "score:0.0, also of labels and splits; for CSV an empty field is a null",
+        *_TABLES,
+        parse=flag_values.defaults,
+        repeated=True,
     )
     feature_map: tuple[tuple[str, str], ...] = _option(
         (),
@@ -257,6 +276,7 @@ class SourceKind:
     remote: bool = False
 
 
+LABEL = "label"  # in flags that name a column: the classes, whatever their column is called
 CLASS = Feature("int64")  # the label of an image that is of one class
 
 # By name of the data set or layout; a name that ends with `:NAME` stands for all names with that prefix.
@@ -367,6 +387,20 @@ class Source(abc.ABC):
         """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made of the same."""
         return self.parts[split].where(row)
 
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column for all rows, numbered across all splits.
+
+        Args:
+          column: name of the column; `label` for the classes, `file:REGEX` for a part of the image's path.
+          needed: flag that needs a value in each row; "" if rows may have none.
+
+        Raises:
+          UsageError: the source has no such column.
+          DataError: a row has no value, but needs one.
+        """
+        del needed
+        raise UsageError(f"{self.dataset} has no column {column!r}")
+
     @abc.abstractmethod
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, in the requested order.
@@ -380,6 +414,29 @@ class Source(abc.ABC):
         Raises:
           DataError: the files changed since the source was opened, or cannot be read.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The values of a column as texts.
+
+    Attributes:
+      codes: index of each row's value in `values`, int64 (n,).
+      values: the different values; "" is that of rows without one.
+    """
+
+    codes: NDArray[np.int64]
+    values: tuple[str, ...]
+
+    @property
+    def hashes(self) -> NDArray[np.int64]:
+        """A hash of each of `values`, which depends on its text alone, int64."""
+        return hashes_of(value.encode(errors="surrogateescape") for value in self.values)
+
+
+def hashes_of(texts: Iterable[bytes]) -> NDArray[np.int64]:
+    """Returns a hash of each text, int64 (n,)."""
+    return np.frombuffer(b"".join(hashlib.sha256(text).digest()[:8] for text in texts), "<i8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,8 +469,7 @@ class Files:
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of (file, row in it) for rows start..stop - 1, uint64 (n,)."""
         files, rows = locate(self.counts, np.arange(start, stop, dtype=np.int64))
-        names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
-        return hashing.derive_key(Domain.SPLIT, names[files], rows)
+        return hashing.derive_key(Domain.SPLIT, hashes_of(name.encode() for name in self.names)[files], rows)
 
     def keys(self, rows: NDArray[np.int64], equal_digits: bool = True) -> NDArray[np.bytes_]:
         """Returns `<file>#<row in it>` of each row, dtype S (n,).
@@ -538,10 +594,7 @@ def _listed(column: NDArray[Any]) -> Any:
     return column.tolist() if column.dtype == object else column
 
 
-_BLOCK = 1 << 20  # rows hashed at a time
 _MOST_BETWEEN = 1000  # most rows between two that are hashed together
-_MOST_KEPT = 4  # splits whose row numbers a worker keeps
-_kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -584,6 +637,12 @@ class DealtSource(Source):
                 made[places] = self.inner.hashes(name, int(own[0]), int(own[-1]) + 1)[own - own[0]]
         return made
 
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column."""
+        found = self.inner.texts(column, needed)
+        rows = np.concatenate([self._rows(split) for split in self.splits])
+        return dataclasses.replace(found, codes=found.codes[rows])
+
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it)."""
         name, _, rows = next(self._by_inner_split(self._rows(split)[row : row + 1]))
@@ -599,55 +658,3 @@ class DealtSource(Source):
         names = list(self.inner.splits)
         for number, chosen, own in by_part(list(self.inner.splits.values()), rows):
             yield names[number], chosen, own
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ResplitSource(DealtSource):
-    """A source whose new splits are drawn by a hash of each row.
-
-    Attributes:
-      bounds: {split: (lowest, highest + 1)} of its draws, which are in 0..2^53 - 1.
-    """
-
-    bounds: dict[str, tuple[int, int]]
-
-    def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows(self.inner, *self.bounds[split])
-
-
-def resplit(source: Source, fractions: dict[str, float]) -> Source:
-    """Returns the source with new splits, or the source itself if there are no `fractions`.
-
-    Raises:
-      UsageError: a split gets no row.
-    """
-    if not fractions:
-        return source
-    edges = np.round(np.cumsum([0.0, *fractions.values()]) * (1 << 53)).astype(np.int64).tolist()
-    edges[-1] = 1 << 53  # decimal fractions need not sum to exactly 1
-    bounds = dict(zip(fractions, itertools.pairwise(edges), strict=True))
-    splits = {split: len(_rows(source, *limits)) for split, limits in bounds.items()}
-    for split, rows in splits.items():
-        if not rows:
-            total = sum(source.splits.values())
-            raise UsageError(
-                f"--split: {split}:{fractions[split]:g} gets none of {count_of(total, 'row')}; give it more"
-            )
-    return ResplitSource.of(source, splits, bounds=bounds)
-
-
-def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
-    """Returns the rows, numbered across all splits, whose draws are in low..high - 1. Cached: all shards need them."""
-    key = (source.files, tuple(source.splits.items()), low, high)
-    if key not in _kept:
-        while len(_kept) >= _MOST_KEPT:
-            _kept.pop(next(iter(_kept)))
-        found, first = [], 0
-        for name, count in source.splits.items():
-            for begin in range(0, count, _BLOCK):
-                hashes = source.hashes(name, begin, min(begin + _BLOCK, count))
-                draws = (splitmix64(hashes) >> np.uint64(11)).astype(np.int64)
-                found.append(np.flatnonzero((draws >= low) & (draws < high)) + begin + first)
-            first += count
-        _kept[key] = np.concatenate(found)
-    return _kept[key]

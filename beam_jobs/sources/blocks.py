@@ -74,7 +74,7 @@ class BatchedBuilder(BlockBuilder):
         if columns.key:
             self.keys[positions] = _keys(taken[columns.key], columns.key, bad)
         for name, feature in columns.kept:
-            self.extra[name][positions] = _kept(taken[name], name, feature, name in columns.given, bad)
+            self.extra[name][positions] = kept(taken[name], name, feature, name in columns.given, bad)
         self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
     def _put_placed(
@@ -223,7 +223,16 @@ def is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     return different & ~np.isnan(values)
 
 
-def _kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
+def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
+    """Returns the values of a kept column as its feature's, and adds the rows that have none to `bad`.
+
+    Args:
+      array: values of the column.
+      name: name of the column.
+      feature: feature that the column becomes.
+      is_given: whether the user gave the feature's type, so that values are converted to it.
+      bad: {row: reason}.
+    """
     if feature.dtype == "string":
         kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
         if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):

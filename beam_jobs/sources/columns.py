@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from beam_jobs.flag_values import path_pattern
 from beam_jobs.sources import placed_columns
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.base import LABEL, SourceOptions
 from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
@@ -22,8 +23,10 @@ from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_VALUES = ("int", "bool", "time", "string", "bytes", "fixed")  # kinds whose values have one text each
 _NUMBERS = ("int", "bool", "float", "decimal")
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
+HUGGING_FACE = b"huggingface"  # key of a schema's metadata with features and names of classes, as JSON
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
 _GIVEN = ("float32", "int64", "string")  # types that the user can give a kept column
 
@@ -113,7 +116,15 @@ def resolved(
     for flag, name in (("label_column", label), ("key_column", options.key_column), ("split_column", split)):
         if name:
             type_of(path, schema, flag, name)
+    for flag, name in _of_new_splits(options):
+        _checked_kind(path, schema, flag, name, _VALUES, "strings, binary, integers, booleans or dates")
     return dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+
+
+def _of_new_splits(options: SourceOptions) -> list[tuple[str, str]]:
+    """Returns (flag, column) of the columns by which new splits are drawn, other than the label's."""
+    given = (("group_by", options.group_by), ("stratify", options.stratify))
+    return [(flag, name) for flag, name in given if name not in ("", LABEL) and path_pattern(name) is None]
 
 
 def named(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
@@ -121,7 +132,8 @@ def named(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
     kept = [name_and_type(schema, text)[0] for text in options.keep_columns]
     for name in kept:
         type_of(path, schema, "keep_columns", name)
-    own = (options.image_column, options.label_column, options.key_column, options.split_column)
+    own = [options.image_column, options.label_column, options.key_column, options.split_column]
+    own += [name for _, name in _of_new_splits(options)]
     on_images = placed_columns.names(path, schema, options)
     return list(dict.fromkeys(name for name in (*own, *kept, *on_images) if name))
 
@@ -232,7 +244,7 @@ def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     Metadata of another form is ignored.
     """
     try:
-        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        content = json.loads((schema.metadata or {}).get(HUGGING_FACE, b"{}"))
         features = {column: _class_label(feature) for column, feature in content["info"]["features"].items()}
         named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from beam_jobs.sources import streams
-from beam_jobs.sources.base import Block
+from beam_jobs import flag_values
+from beam_jobs.sources import archives, streams
+from beam_jobs.sources.base import Block, Texts, hashes_of
 from beam_jobs.sources.blocks import BatchedBuilder
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.streams import Advance
@@ -89,13 +90,27 @@ class FileColumn:
         path, size = self.path(row), int(self.sizes[row])
         if size in _FAULTS:
             return b"", _FAULTS[size].format(column=self.name, path=shown(path))
-        return _content(os.path.join(self.root, path), size, int(self.times[row]))
+        place, member = archives.parted(os.path.join(self.root, path))
+        if member:
+            return _content_of_member(place, member, size, int(self.times[row]))
+        return _content(place, size, int(self.times[row]))
 
-    def described(self, entry: str, advance: Advance) -> SourceFile:
-        """Returns the manifest's entry of all files: see `describe`."""
-        rows = np.flatnonzero(self.sizes >= 0).tolist()
-        files = {path: int(self.sizes[row]) for row in rows if (path := self.path(row))}
+    def described(self, entry: str, advance: Advance, rows: Sequence[int] | None = None) -> SourceFile:
+        """Returns the manifest's entry of the files of some rows, or of all that have one: see `describe`."""
+        chosen = np.flatnonzero(self.sizes >= 0).tolist() if rows is None else rows
+        files = {path: int(self.sizes[row]) for row in chosen if (path := self.path(row))}
         return describe(self.root, entry, sorted(files.items()), advance)
+
+    def parted(self, rows: Iterable[int]) -> tuple[list[int], set[bytes]]:
+        """Returns the rows whose files are no members of an archive, and the archives of the others."""
+        alone, places = [], set()
+        for row in rows:
+            place, member = archives.parted(os.path.join(self.root, self.path(row)))
+            if member:
+                places.add(place)
+            else:
+                alone.append(row)
+        return alone, places
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,8 +192,23 @@ class PathSource(TableSource):
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths, so that rows that name the same file are in the same split."""
         table, rows = self.table(), self.rows(split, np.arange(start, stop))
-        digests = b"".join(hashlib.sha256(table.path(row)).digest()[:8] for row in rows.tolist())
-        return hashing.derive_key(Domain.SPLIT, np.frombuffer(digests, "<i8"))
+        return hashing.derive_key(Domain.SPLIT, hashes_of(table.path(row) for row in rows.tolist()))
+
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column, or parts of the images' paths."""
+        pattern = flag_values.path_pattern(column)
+        if pattern is None:
+            return super().texts(column, needed)
+        table, codes, found = self.table(), dict[str, int](), list[int]()
+        for row in self.rows_of_splits().tolist():
+            path = text(table.path(row))
+            match = pattern.search(path)
+            value = (match[1] if pattern.groups else match[0]) if match else None
+            if needed and path and not value:
+                problem = f"the path {shown(table.path(row))!r} has no match of {column}, which {needed} needs"
+                raise table.refused(row, problem, "change the expression, or give such images a part that matches")
+            found.append(codes.setdefault(value or "", len(codes)))
+        return Texts(np.array(found, np.int64), tuple(codes))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths as keys, or the values of the key column."""
@@ -248,6 +278,27 @@ def shown(path: bytes) -> str:
     return text(path).replace("\n", "\\n")
 
 
+def _content_of_member(place: bytes, member: bytes, size: int, time: int) -> tuple[bytes, str]:
+    """Returns what `_content` does, of a file in an archive that was last modified at `time`."""
+    if problem := _unreadable(member, size):
+        return b"", problem
+    archive = archives.opened(place)
+    number = archive.find(member)
+    if archive.stamp[1] != time or number is None:
+        raise streams.changed(text(place))
+    return archive.read(number)
+
+
+def _unreadable(path: bytes, size: int) -> str:
+    """Returns the reason why a file of this name and size cannot be an image; "" if it may be one."""
+    extension = extension_of(path)
+    if size > MAX_FILE:
+        return f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
+    if extension in UNREADABLE:
+        return f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
+    return ""
+
+
 def _content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
     """Returns the bytes of an image file, and the reason if it cannot be an image; one of the two is empty.
 
@@ -258,11 +309,8 @@ def _content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
     Raises:
       DataError: the file has changed since then, or cannot be read.
     """
-    extension = extension_of(path)
-    if size > MAX_FILE:
-        return b"", f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-    if extension in UNREADABLE:
-        return b"", f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
+    if problem := _unreadable(path, size):
+        return b"", problem
     with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""

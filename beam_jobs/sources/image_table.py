@@ -10,14 +10,14 @@ import os
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import columns, image_files, listing, loaded, streams
+from beam_jobs.sources import archives, columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, FileColumn, PathTable, shown, text
@@ -25,8 +25,8 @@ from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import SHOWN, LoadedTable
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
-from pipeline.files.paths import LocalPath
-from pipeline.manifest import SourceFile
+from pipeline.files.paths import LocalPath, StoragePath
+from pipeline.manifest import SourceFile, naming
 from pipeline.records import labels, splits
 from pipeline.records.labels import LABELS_FILE, read_labels
 
@@ -35,7 +35,7 @@ _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "im
 _LABELS = ("label", "class", "category", "target")
 _KINDS = f"--source of image_table is a table ({', '.join(loaded.SUFFIXES)}), a glob, or a folder with metadata.csv"
 _NAME = "{}"  # stands for the path in --image_dir
-_DESCRIBED = "images"  # name of the files' single entry in the manifest
+_DESCRIBED, _DESCRIBED_MASKS = "images", "masks"  # names of the files' entries in the manifest
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as a path made of such a text has
 _BLOCK = 1 << 16  # paths held as Python objects at a time
@@ -51,63 +51,107 @@ def open_source(options: SourceOptions) -> Source:
     """
     if not options.source:
         raise UsageError("--source is missing: a table that names image files")
+    return opened(options, _LAYOUT, _scan)
+
+
+def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
     wanted = f"metadata{', '.join(loaded.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
-    folder = LocalPath(str(found))
+    splits.check_packed_once(found, names)
+    return LocalPath(str(found)), names
+
+
+def _read_table(path: StoragePath, choose: loaded.Choose, options: SourceOptions) -> pa.Table:
+    return loaded.read(path, choose, options.delimiter)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A kind of tables of images.
+
+    Attributes:
+      find: function that returns the folder and the names of the tables.
+      read: function that reads columns of a table, given the function that chooses them.
+      images, labels: usual names of the columns of images and of labels, in order of preference.
+    """
+
+    find: Callable[[SourceOptions], tuple[LocalPath, list[str]]]
+    read: Callable[[StoragePath, loaded.Choose, SourceOptions], pa.Table]
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+_LAYOUT = Layout(_find, _read_table, _IMAGES, _LABELS)
+Scan = Callable[[LocalPath, Sequence[KnownFile], SourceOptions], PathTable]
+
+
+def opened(options: SourceOptions, layout: Layout, scan: Scan) -> Source:
+    """Reads tables, looks up the files that they name and computes their digests, as `open_source` does.
+
+    Args:
+      options: options of the source.
+      layout: kind of the tables.
+      scan: function of a module that calls `scanned` with that layout; workers unpickle it by its name.
+    """
+    folder, names = layout.find(options)
     if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     for flag in ("image_dir", "mask_dir"):
         if given := getattr(options, flag):
             options = dataclasses.replace(options, **{flag: os.path.abspath(given)})  # for workers elsewhere
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
-    table, used, notes = _load(folder, known, options)
+    table, used, notes = scanned(folder, known, options, layout)
     column = used.split_column
     by_split = {splits.TRAIN: names} if column else splits.by_files(folder, names)
     unique = not table.columns.key and not table.again.any()  # a file may have the name of another row's key
-    again = functools.partial(_scan, folder, known, options)
+    again = functools.partial(scan, folder, known, options)
     source = image_files.source_of(options.dataset, table, by_split, again, unique)
     made = tables.by_column(source, column, bool(options.split_column)) if column else source
     if not column and not options.split_column and len(by_split) == 1 and not any(map(splits.hint, names)):
         _check_folders(table)
     for line in (*_choice(table, used, options), *notes, *_faults(table, options), *_repeats(table)):
         print(line, file=sys.stderr, flush=True)
-    files = (*streams.describe([(name, folder / name) for name in names]), _describe(table), *_describe_masks(table))
+    unpacked = [(naming.unpacked(name), folder / name) for name in names]
+    described = streams.describe(unpacked, unpacks=True)
+    files = (*described, *_describe(table, [folder / name for name in names]))
     return dataclasses.replace(made, files=files)
 
 
 def _is_metadata(name: str) -> bool:
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return stem == "metadata" and suffix in loaded.SUFFIXES
+    stem, suffix = os.path.splitext(os.path.basename(name).removesuffix(listing.GZIP))
+    return stem == "metadata" and suffix in loaded.SUFFIXES and bool(loaded.suffix_of(name))
 
 
 def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
-    return _load(folder, files, options)[0]
+    return scanned(folder, files, options, _LAYOUT)[0]
 
 
-def _load(
-    folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions
+def scanned(
+    folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions, layout: Layout
 ) -> tuple[PathTable, SourceOptions, list[str]]:
     """Reads the tables and looks up the files.
 
     Returns:
       The table, the options with the columns that were chosen by name, and lines for the user about the rows.
     """
-    rows, used = _read(folder, files, options)
-    notes: list[str] = []
-    if all(name.lower().endswith(loaded.TEXTS) for name in rows.files.names):
-        rows, notes = _with_numbers(rows, used)
+    rows, used = _read(folder, files, options, layout)
     names = () if used.float_labels or not used.label_column else read_labels(folder / LABELS_FILE)
+    rows = _with_label_texts(rows, used, names)
+    notes: list[str] = []
+    if all(loaded.suffix_of(name) in loaded.TEXTS for name in rows.files.names):
+        rows, notes = _with_numbers(rows, used)
     if names and not used.label_separator:
         rows = _with_label_numbers(rows, used, names)
     schema = rows.data.schema
     chosen = columns.choose(str(rows.first_file), schema, used, are_paths=True)
+    named = names or columns.class_names(schema).get(chosen.label, ())
+    rows = rows.filled(defaults.chosen(str(rows.first_file), schema, chosen, used, named))
     tables.check_exact(rows, chosen)
     chosen = tables.with_box_classes(rows, chosen, options.na_is_class)
     root, before, after = _image_dir(folder, "image_dir", options.image_dir)
     found = _Finder(root, before, after, options.follow_links)
     paths, sizes, times = _look_up(rows, used.image_column, bool(used.image_dir), found)
     codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
-    named = columns.class_names(schema).get(chosen.label, ())
     table = PathTable(
         folder=folder,
         files=rows.files,
@@ -134,7 +178,9 @@ def _masks(rows: LoadedTable, folder: LocalPath, options: SourceOptions, root: s
     return FileColumn(options.mask_column, os.fsencode(own), *found)
 
 
-def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> tuple[LoadedTable, SourceOptions]:
+def _read(
+    folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions, layout: Layout
+) -> tuple[LoadedTable, SourceOptions]:
     """Reads the needed columns of all tables, which must have the same columns, and chooses columns by name."""
     used, found = options, list[pa.Table]()
     names = tuple(file.path.name_in(folder) for file in files)
@@ -145,12 +191,13 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
         def choose(schema: pa.Schema, path: str = str(file.path), suspects: list[str] = suspects) -> list[str]:
             nonlocal used
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
-            used = columns.resolved(path, schema, given, _IMAGES, _LABELS, are_paths=True)
+            used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True)
+            defaults.named(path, schema, used)  # raises
             suspects += columns.suspects(schema, options.split_column)
             return list(dict.fromkeys([*columns.named(path, schema, used), *suspects]))
 
         try:
-            data = loaded.read(file.path, choose, options.delimiter)
+            data = layout.read(file.path, choose, options)
         except UsageError as error:
             if not found:
                 raise
@@ -176,9 +223,24 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
         raise DataError(problem, path=other.path, advice="convert each, then both together by --dataset=tfrecord")
 
 
+def _with_label_texts(rows: LoadedTable, used: SourceOptions, names: Sequence[str]) -> LoadedTable:
+    """Returns the rows with the default in place of missing label texts, before these become numbers."""
+    label = used.label_column
+    if not label:
+        return rows
+    column = rows.data.column(label)
+    text = defaults.named(str(rows.first_file), rows.data.schema, used).get(label)
+    if text is None or used.float_labels or not pa.types.is_string(column.type):
+        return rows
+    if names and not used.label_separator:  # labels become numbers first, as the default may be one
+        return rows
+    return rows.replaced(label, defaults.texts(column, defaults.missing(used.na_is_class), text))
+
+
 def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, list[str]]:
     """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
     notes, label = [], used.label_column
+    filled = defaults.named(str(rows.first_file), rows.data.schema, used)
     if label and not used.float_labels and not used.label_separator:
         encoded = rows.data.column(label).combine_chunks().dictionary_encode()
         texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
@@ -186,7 +248,7 @@ def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, 
     kept = [columns.name_and_type(rows.data.schema, text) for text in used.keep_columns]
     for name, wanted in [*kept, *([(label, "float32")] if used.float_labels else [])]:
         texts = rows.data.column(name)
-        column, wrong = loaded.typed(texts, wanted)
+        column, wrong = loaded.typed(texts, wanted, name in filled)
         if wrong is not None:
             row, reason = wrong
             problem = f"column {name!r} has {texts[row].as_py()[:SHOWN]!r}, {reason}"
@@ -232,8 +294,8 @@ def _image_dir(folder: LocalPath, flag: str, given: str) -> tuple[str, bytes, by
     """Returns the folder that paths are relative to, and the text before and after the path in a file name."""
     root, sign, after = given.partition(_NAME) if given else (str(folder), "", "")
     root, before = os.path.split(root) if sign else (root, "")
-    if not os.path.isdir(root):
-        raise UsageError(f"--{flag}={given}: {root} is not a folder")
+    if not os.path.isdir(root) and not archives.is_archive(root):
+        raise UsageError(f"--{flag}={given}: {root} is not a folder, nor an archive (.zip, .tar)")
     return root, os.fsencode(before), os.fsencode(after)
 
 
@@ -260,21 +322,37 @@ class _Finder:
         written = name.strip().encode()
         for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as written, or a Windows path
             path = os.path.normpath(os.path.join(self._root, folder, self._before + form + self._after))
-            with streams.errors_of(shown(path)):
-                status, is_link = _status(path)
-            if status:
+            place, member = archives.parted(path)
+            with streams.errors_of(shown(place)):
+                status, is_link = _status(place)
+            size = _size_of_member(place, member) if member else status.st_size if status else None
+            if size is not None:
                 break
         inside = path.removeprefix(os.path.join(self._root, b""))
-        if not status:
+        if status is None or size is None:
             return inside, MISSING, 0
-        leads_inside = self._is_inside(os.path.dirname(path)) and (not is_link or self._leads_inside(path))
-        if not leads_inside and not self._follows_links:
+        if not self._follows_links and not self._is_of_root(place, is_link):
             return path, OUTSIDE, 0
         key = inside if inside != path else os.path.relpath(path, self._root)
+        if member:
+            return key, size, status.st_mtime_ns
         return (key, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (key, IRREGULAR, 0)
+
+    def _is_of_root(self, place: bytes, is_link: bool) -> bool:
+        """Returns whether a file lies below the root, or is the archive that holds the root."""
+        if os.path.join(self._root, b"").startswith(os.path.join(place, b"")):
+            return True
+        return self._is_inside(os.path.dirname(place)) and (not is_link or self._leads_inside(place))
 
     def _leads_inside(self, path: bytes) -> bool:
         return os.path.join(os.path.realpath(path), b"").startswith(self._real_root)
+
+
+def _size_of_member(archive: bytes, name: bytes) -> int | None:
+    """Returns the size of a file in an archive; None if it is not there."""
+    found = archives.opened(archive)
+    number = found.find(name)
+    return None if number is None else int(found.sizes[number])
 
 
 def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
@@ -320,17 +398,25 @@ def _look_up(
     return pa.concat_arrays(found), sizes, times
 
 
-def _describe(table: PathTable) -> SourceFile:
-    rows = np.flatnonzero((table.sizes >= 0) & ~table.again)
-    files = ((table.path(row), int(table.sizes[row])) for row in rows.tolist())
-    with streams.progress_bar(int(table.sizes[rows].sum())) as bar:
-        return image_files.describe(table.root, _DESCRIBED, files, bar.update)
-
-
-def _describe_masks(table: PathTable) -> Iterator[SourceFile]:
-    if table.masks is not None:
-        with streams.progress_bar(int(table.masks.sizes.clip(0).sum())) as bar:
-            yield table.masks.described("masks", bar.update)
+def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:
+    """Returns an entry of each archive that is not `read` as a table, one of all image files, and one of masks."""
+    images, masks = table.files_of_images, table.masks
+    rows, places = images.parted(np.flatnonzero((table.sizes >= 0) & ~table.again).tolist())
+    of_masks: list[int] = []
+    if masks is not None:
+        of_masks, more = masks.parted(np.flatnonzero(masks.sizes >= 0).tolist())
+        places |= more
+    others = places - {os.fsencode(str(path)) for path in read}
+    names = [(os.path.relpath(place, os.fsencode(str(table.folder))), place) for place in others]
+    packed = streams.describe([(text(name), LocalPath(os.fsdecode(place))) for name, place in sorted(names)])
+    if rows or not places:
+        files = ((images.path(row), int(images.sizes[row])) for row in rows)
+        with streams.progress_bar(int(images.sizes[rows].sum())) as bar:
+            packed += (image_files.describe(images.root, _DESCRIBED, files, bar.update),)
+    if masks is not None and of_masks:
+        with streams.progress_bar(int(masks.sizes[of_masks].sum())) as bar:
+            packed += (masks.described(_DESCRIBED_MASKS, bar.update, of_masks),)
+    return packed
 
 
 def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> Iterator[str]:
@@ -408,6 +494,9 @@ def _advice(table: PathTable, row: int, options: SourceOptions) -> str:
         return "download the files, and name those"
     if os.path.isabs(path) or path[1:2] == ":":  # a Windows path
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
+    for archive in sorted(glob.glob(os.path.join(glob.escape(os.fsdecode(table.root)), "*"))):
+        if archive.lower().endswith(archives.SUFFIXES) and (inner := _folder_in(archive, table.path(row))) is not None:
+            return f"give --image_dir={os.path.join(archive, inner)}".rstrip("/")
     if similar := _similar(table.root, table.path(row)):
         return _how_it_differs(table.path(row), similar)
     root = os.path.join(os.fsdecode(table.root), "")
@@ -416,6 +505,13 @@ def _advice(table: PathTable, row: int, options: SourceOptions) -> str:
             before, _, after = found.rpartition(path)
             return f"give --image_dir={before}{_NAME + after if after else ''}"
     return "--image_dir=FOLDER is the folder that the paths start from, --image_dir=FOLDER/{}.jpg also their extension"
+
+
+def _folder_in(archive: str, path: bytes) -> str | None:
+    """Returns the folder in an archive that a path can start from; None if the archive has no such file."""
+    names = archives.opened(os.fsencode(archive)).names
+    row = pc.index(pc.or_(pc.equal(names, path), pc.ends_with(names, b"/" + path)), True).as_py()
+    return os.fsdecode(names[row].as_py()[: -len(path)]) if row >= 0 else None
 
 
 def _check_folders(table: PathTable) -> None:

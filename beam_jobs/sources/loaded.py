@@ -1,10 +1,13 @@
-"""Reads columns of tables (CSV, TSV, JSON lines, Parquet) into memory; text that looks like numbers stays text.
+"""Reads columns of tables (CSV, TSV, JSON, Parquet) into memory; text that looks like numbers stays text.
 
-Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, https://parquet.apache.org/docs.
+Text may be gzipped. It is unpacked as a stream, from the beginning: a table is read whole anyway.
+Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, https://www.rfc-editor.org/rfc/rfc8259
+(JSON), https://parquet.apache.org/docs.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import decimal
 import functools
@@ -13,6 +16,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
@@ -24,6 +28,7 @@ import pyarrow.csv
 from beam_jobs.sources import streams
 from beam_jobs.sources.blocks import arrow_errors, decoded
 from beam_jobs.sources.image_files import IMAGES, extension_of
+from beam_jobs.sources.listing import GZIP
 from beam_jobs.sources.parquet import ParquetFile
 from beam_jobs.sources.table import SHOWN
 from pipeline.commands.text import count_of
@@ -36,8 +41,9 @@ TEXTS = (".csv", _TSV)
 _LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
+_ARRAY = b"["  # begins a JSON file that is one list of objects; no line of JSON lines begins so
 _DELIMITERS = ",\t;|"
-_LONGEST = 16 << 20  # 16 MiB: longest line of JSON, or of column names
+_LONGEST = 16 << 20  # 16 MiB: longest line of JSON, object of a JSON list, or line of column names
 _LINES_AT_ONCE = 1 << 14  # held as Python objects
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
@@ -47,9 +53,18 @@ _MAYBE_INEXACT = r"([0-9]\.?){16}|[eE]"  # numbers that float64 may not hold exa
 NO_NUMBER = "which is no number"
 _DIGITS = 17  # significant digits that tell all float64 values apart
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ONE_LIST = "a JSON file is one list of objects, [{...}, {...}], or has one object on each line"
 _CODE = r"^[+-]?0[0-9]"  # leading zeros make a name of a number: 007
 
 Choose = Callable[[pa.Schema], Sequence[str]]
+
+
+def suffix_of(name: str) -> str:
+    """Returns the suffix of `SUFFIXES` that tells the format of a table, without `.gz`; "" if there is none."""
+    plain = name.lower().removesuffix(GZIP)
+    suffix = os.path.splitext(plain)[1]
+    return suffix if suffix in SUFFIXES and (suffix != _PARQUET or plain == name.lower()) else ""
 
 
 def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
@@ -66,18 +81,17 @@ def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
     Raises:
       DataError: the file cannot be read, is not UTF-8, or has rows that do not match its first line.
     """
-    suffix = os.path.splitext(path.name)[1].lower()
+    suffix = suffix_of(path.name)
     if suffix == _PARQUET:
         return _read_parquet(path, choose)
-    if suffix not in SUFFIXES:
+    if not suffix:
         raise DataError(f"its name ends in none of {', '.join(SUFFIXES)}, so it is not known how to read it", path=path)
     return _read_csv(path, choose, delimiter) if suffix in TEXTS else _read_json(path, choose)
 
 
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
     with ParquetFile(path, streams.stamp(path)).opened() as file:
-        with arrow_errors(path, "its schema cannot be read"):
-            schema = file.file.schema_arrow
+        schema = file.own_schema
         names = choose(schema)
         file.rows_of_groups(names)
         columns = [[_plain(pa.array([], schema.field(name).type))] for name in names]
@@ -99,23 +113,132 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
-    """Reads JSON lines with Python's parser: pyarrow's takes some texts for times, and some damaged files crash it."""
+    """Reads objects with Python's parser: pyarrow's takes some texts for times, and some damaged files crash it."""
     batches: list[pa.Table] = []
     names: list[str] = []
-    number = rows = 0
-    with _opened(path) as stream:
-        lines = iter(functools.partial(io.BufferedReader(stream).readline, _LONGEST), b"")  # type: ignore[type-var]
-        while some := list(itertools.islice(lines, _LINES_AT_ONCE)):
-            objects = [_object(path, number + own, line) for own, line in enumerate(some, 1) if line.strip()]
-            names = names or list(choose(_schema(objects)))  # the first lines determine the columns
+    rows = 0
+    with _opened(path) as raw:
+        stream = io.BufferedReader(raw)  # type: ignore[type-var]
+        found = _objects(path, stream)
+        while objects := list(itertools.islice(found, _LINES_AT_ONCE)):
+            names = names or list(choose(schema_of(objects)))  # the first objects determine the columns
             values = {name: [each.get(name) for each in objects] for name in names}
-            batches.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
-            number, rows = number + len(some), rows + len(objects)
-    with arrow_errors(path, "its lines cannot be joined into one table"):
-        return _with_text(path, pa.concat_tables(batches, promote_options="permissive"))
+            batches.append(pa.table({name: array(path, name, column, rows) for name, column in values.items()}))
+            rows += len(objects)
+    if not batches:
+        raise DataError("holds no object", path=path, advice="each row is one object")
+    return joined(path, batches)
 
 
-def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
+def joined(path: StoragePath, parts: Sequence[pa.Table]) -> pa.Table:
+    """Joins consecutive rows into one table, with its texts stripped of spaces; raises DataError if types differ."""
+    with arrow_errors(path, "its rows cannot be joined into one table"):
+        return _with_text(path, pa.concat_tables(parts, promote_options="permissive"))
+
+
+def _objects(path: StoragePath, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file of JSON lines, or of one JSON list."""
+    numbered = enumerate(iter(functools.partial(stream.readline, _LONGEST), b""), 1)
+    for line_number, line in numbered:
+        start = line.removeprefix(codecs.BOM_UTF8).lstrip()
+        if start.startswith(_ARRAY):
+            yield from _List(path, start[len(_ARRAY) :], stream).objects()
+            return
+        if start:
+            yield _object(path, f"line {line_number}", line)
+            break
+    for line_number, line in numbered:
+        if line.strip():
+            yield _object(path, f"line {line_number}", line)
+
+
+class _List:
+    """The elements of a JSON list, of which a part is in memory at a time.
+
+    Args:
+      path: path of the file, for errors.
+      start: what was read of the list, after its opening bracket.
+      stream: the file, behind that.
+    """
+
+    def __init__(self, path: StoragePath, start: bytes, stream: IO[bytes]) -> None:
+        self._path, self._stream = path, stream
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._parse = json.JSONDecoder(parse_float=number).raw_decode
+        self._text, self._at = "", 0
+        self._add(start)
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Yields the elements, all of which must be objects.
+
+        Raises:
+          DataError: an element is no object or too long, or the file is not one list.
+        """
+        for number in itertools.count():
+            for is_whole in self._grown():
+                begin = self._begin(number)
+                if begin is None:
+                    return
+                try:
+                    found, self._at = self._parse(self._text, begin)
+                except (ValueError, RecursionError) as error:
+                    if is_whole or isinstance(error, RecursionError):
+                        reason = " ".join(str(error).split(":")[0].split())
+                        problem = f"is not JSON of at most {_LONGEST:,} characters ({reason})"
+                        raise self._refused(number, problem, begin) from None
+                    continue
+                if not isinstance(found, dict):
+                    raise self._refused(number, "is no object", begin)
+                yield found
+                break
+
+    def _grown(self) -> Iterator[bool]:
+        """Reads on from step to step; yields whether no more can be read of the element, as it would be too long.
+
+        Each step reads twice as much, or parsing a long element again would take quadratic time.
+        """
+        yield False
+        size = streams.BLOCK
+        while len(self._text) - self._at <= _LONGEST and (block := self._stream.read(size)):
+            self._text, self._at = self._text[self._at :], 0
+            self._add(block)
+            size *= 2
+            yield False
+        self._add(b"", is_last=True)
+        yield True
+
+    def _begin(self, number: int) -> int | None:
+        """Returns where the next element begins in the text; None at the list's end."""
+        begin = self._behind_space(self._at)
+        mark = self._text[begin : begin + 1]
+        if mark == "]":
+            self._add(self._stream.read(_LONGEST))
+            if self._text[begin + 1 :].strip():
+                raise self._refused(number, "continues after its list", begin + 1)
+            return None
+        if number and mark == ",":
+            return self._behind_space(begin + 1)
+        if number and mark:
+            raise self._refused(number, "is not preceded by a comma", begin)
+        return begin
+
+    def _behind_space(self, at: int) -> int:
+        return _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
+
+    def _refused(self, number: int, problem: str, at: int) -> DataError:
+        shown = self._text[at : at + SHOWN]
+        text = f"{problem}: {shown!r}" if shown else "is missing: the file ends before its list does"
+        return DataError(text, path=self._path, part=f"row {number}", advice=_ONE_LIST)
+
+    def _add(self, data: bytes, is_last: bool = False) -> None:
+        try:
+            self._text += self._decode(data, is_last)
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start : error.start + SHOWN]
+            raise DataError(f"is not UTF-8 text: {wrong!r}", path=self._path, advice=_ENCODING) from None
+
+
+def schema_of(objects: Sequence[dict[str, Any]]) -> pa.Schema:
     """Returns the columns of objects; a column with values of several types counts as strings until it is read."""
     types = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(objects)):
@@ -126,19 +249,19 @@ def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
     return pa.schema(types)
 
 
-def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
+def _object(path: StoragePath, part: str, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8-sig"), parse_float=_float)
+        found = json.loads(line.decode("utf-8-sig"), parse_float=number)
         problem = "" if isinstance(found, dict) else "is no object"
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
     if problem:
         advice = "each line must be one object (pandas: to_json(path, orient='records', lines=True))"
-        raise DataError(f"{problem}: {line[:SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
+        raise DataError(f"{problem}: {line[:SHOWN]!r}", path=path, part=part, advice=advice)
     return dict(found)
 
 
-def _float(text: str) -> float | decimal.Decimal:
+def number(text: str) -> float | decimal.Decimal:
     """Parses a JSON number; a whole one that float64 cannot hold, such as 9007199254740993.0, becomes a decimal."""
     value = float(text)
     if len(text) <= _DIGITS and math.isfinite(value):
@@ -148,8 +271,12 @@ def _float(text: str) -> float | decimal.Decimal:
     return exact if not math.isfinite(value) or (is_whole and decimal.Decimal(value) != exact) else value
 
 
-def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; `first` is the row number of the first value."""
+def array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
+    """Returns the values of a column; `first` is the row number of the first value.
+
+    Raises:
+      DataError: they are not of one type.
+    """
     try:
         return pa.array(values)
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
@@ -180,12 +307,13 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
         except UnicodeDecodeError:
             raise DataError("its first line is not UTF-8 text", path=path, advice=_ENCODING) from None
         if not delimiter:
-            is_tsv = path.name.lower().endswith(_TSV) and "\t" in first
+            is_tsv = suffix_of(path.name) == _TSV and "\t" in first
             delimiter = "\t" if is_tsv else max(_DELIMITERS, key=first.count)
         parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
         in_order = pa.csv.ReadOptions(use_threads=False)  # or rows have no number
         try:
-            with arrow_errors(path, f"cannot be read as a table with {delimiter!r} between its columns"):
+            problem = f"cannot be read as a table with {delimiter!r} between its columns"
+            with arrow_errors(path, problem), streams.errors_of(path):  # the second: of damaged gzip data
                 stream.seek(0)
                 there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
                 plain = [name.strip() for name in there]
@@ -212,8 +340,8 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
 
 @contextlib.contextmanager
 def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
-    """Opens a text file; pyarrow skips UTF-8's byte order mark."""
-    with streams.errors_of(path), streams.open_plain(path) as stream:
+    """Opens a text file, gzipped or not; pyarrow skips UTF-8's byte order mark."""
+    with streams.opened(path) as stream:
         begin = stream.read(len(_UTF16_MARKS[0]))
         if begin.startswith(_UTF16_MARKS):
             raise DataError("is UTF-16 text", path=path, advice=_ENCODING)
@@ -255,7 +383,9 @@ def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedAr
         raise
 
 
-def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
+def typed(
+    column: pa.ChunkedArray, wanted: str, has_default: bool = False
+) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
     """Converts a string column to int64 or float64 if its values are numbers.
 
     Empty strings become nulls. No number changes its value, except that `float32` allows rounding.
@@ -264,11 +394,16 @@ def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[
       column: string column.
       wanted: `int64` or `float32` if the values must be numbers, with words for missing values as nulls; `string` to
         keep them; "" to choose by the values, where texts with leading zeros, such as 007, are not numbers.
+      has_default: whether nulls get a value, so that words for missing values are nulls among numbers, and empty texts
+        among texts.
 
     Returns:
       The column; and (row, problem) of the first row that is not such a number although it must be, or None.
     """
-    empty = [""] if wanted in ("", "string") else ["", *(each for each in labels.MISSING if "nan" not in each.lower())]
+    has_words = (wanted == "" and has_default) or wanted not in ("", "string")
+    empty = ["", *(each for each in labels.MISSING if has_words and "nan" not in each.lower())]
+    if has_default:
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
     is_empty = pc.is_in(column, value_set=pa.array(empty, column.type))
     values = pc.if_else(is_empty, pa.scalar(None, column.type), column)
     is_number, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _CODE))

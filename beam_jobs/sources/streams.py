@@ -169,16 +169,20 @@ def entry_of(name: str, handle: IO[bytes]) -> SourceFile:
     return SourceFile(name, size(handle), hashlib.file_digest(handle, "sha256").hexdigest())  # type: ignore[arg-type]
 
 
-def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
+def describe(files: Sequence[tuple[str, LocalPath]], unpacks: bool = False) -> tuple[SourceFile, ...]:
     """Returns the manifest entry of each of `files`, (name in the manifest, path), in order.
 
     After three seconds a bar is drawn if stderr is a terminal.
+
+    Args:
+      files: names and paths.
+      unpacks: whether entries of gzipped files are those of their content, so that packing changes no manifest.
 
     Raises:
       DataError: a file is missing, is not a regular file, or cannot be read.
     """
     with progress_bar(sum(stamp(path)[0] for _, path in files)) as shown:
-        return tuple(digests(files, shown.update))
+        return tuple(digests(files, shown.update, opened if unpacks else open_plain))
 
 
 class Tally:
@@ -200,7 +204,11 @@ class Tally:
         return SourceFile(name, self._size, self._sha256.hexdigest())
 
 
-def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[SourceFile]:
+def digests(
+    files: Sequence[tuple[str, LocalPath]],
+    advance: Advance,
+    open_: Callable[[LocalPath], contextlib.AbstractContextManager[IO[bytes]]] = open_plain,
+) -> list[SourceFile]:
     """Returns the same entries as `describe`, without a bar. Memory: one block for each core's thread."""
     stop = threading.Event()
 
@@ -208,7 +216,7 @@ def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[So
         name, path = file
         tally = Tally(advance)
         try:
-            with errors_of(path), open_plain(path) as stream:
+            with errors_of(path), open_(path) as stream:
                 # Blocks of 1 MiB: hashlib releases the interpreter's lock for a millisecond at a time.
                 while not stop.is_set() and (block := stream.read(BLOCK)):
                     tally.add(block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from beam_jobs.shards import keys
 from beam_jobs.shards.keys import KeyHashes
+from beam_jobs.validation.findings import Extremes, side_of
+from beam_jobs.validation.near import NearHashes, Perceived
+from beam_jobs.validation.twins import NO_LABEL_CODE, Hashed, ImageHashes, label_code
 from pipeline import images
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
@@ -77,6 +81,8 @@ class ShardReport:
       labels: {class in range: number of examples}; an example may have several classes.
       unlabelled: number of examples without a label, if labels are not classes.
       sizes: {(height, width): number of images}, for raw images, and for others if they are decoded.
+      levels: {mean of an image's pixels, rounded: number of images}, if images are decoded.
+      brightness, sides: extreme means of pixels, and sides of squares with the images' areas, if images are decoded.
     """
 
     shard: int
@@ -89,6 +95,9 @@ class ShardReport:
     labels: Counter[int] = dataclasses.field(default_factory=Counter)
     unlabelled: int = 0
     sizes: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+    levels: Counter[int] = dataclasses.field(default_factory=Counter)
+    brightness: Extremes = dataclasses.field(default_factory=Extremes)
+    sides: Extremes = dataclasses.field(default_factory=Extremes)
 
     def add(self, problem: Problem) -> None:
         """Counts a problem, and keeps it if it is among the first."""
@@ -98,9 +107,9 @@ class ShardReport:
 
 
 def check_shard(
-    data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool
-) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
-    """Reads a shard once, front to back; returns a report and the (bucket, hashes) of its keys.
+    data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool, finds_near: bool = False
+) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes | ImageHashes | NearHashes]]]:
+    """Reads a shard once, front to back; returns a report, and (bucket, hashes) of its keys and images.
 
     Memory: a block of the file, a record, and about 100 bytes per record.
 
@@ -109,16 +118,20 @@ def check_shard(
       manifest: manifest of the data set.
       number: number of the shard in the data set.
       decodes: whether to check the pixels too.
+      finds_near: whether to look for nearly equal images, too, if the pixels are checked.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
     columns = _columns_of(data_dir, manifest, number) if decodes else []
-    check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report, columns))
+    examples = ExampleCheck(manifest, decodes, report, columns, finds_near)
+    check = _Check(data_dir, manifest, report, examples)
     try:
         check.run()
     except OSError as error:
         check.add(f"cannot be read: {reason_of(error)}")
         report.is_whole = False
-    return report, keys.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    of_keys = keys.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    of_near = examples.perceived.groups() if examples.perceived else ()
+    return report, itertools.chain(of_keys, examples.images.groups(), of_near)
 
 
 class _Check:
@@ -376,7 +389,12 @@ class ExampleCheck:
     """Checks the examples of one shard and counts them in its report."""
 
     def __init__(
-        self, manifest: Manifest, decodes: bool, report: ShardReport, columns: Sequence[ColumnCheck] = ()
+        self,
+        manifest: Manifest,
+        decodes: bool,
+        report: ShardReport,
+        columns: Sequence[ColumnCheck] = (),
+        finds_near: bool = False,
     ) -> None:
         """Makes a check that adds labels, sizes and sums to the report, and checks pixels if `decodes`."""
         self.columns = columns
@@ -397,6 +415,11 @@ class ExampleCheck:
         self._may_lack_labels = manifest.is_in_place or manifest.has_annotations
         self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
+        self._raw_records: list[int] = []
+        self._number = 0  # of the last record
+        self._pixels: NDArray[np.uint8] | None = None  # of the last image, if it was decoded
+        self.images = Hashed(report.shard)
+        self.perceived = Perceived(report.shard) if finds_near and decodes else None
 
     def check(self, record: bytes, number: int = 0) -> tuple[bytes | None, list[str]]:
         """Returns an example's key, or None if it has none, and the problems of the example.
@@ -405,7 +428,7 @@ class ExampleCheck:
           record: bytes of the example.
           number: number of the example in the shard.
         """
-        self._of_image = {}
+        self._of_image, self._number, self._pixels = {}, number, None
         if not self._features:  # an index of arbitrary records: any bytes will do
             return None, []
         try:
@@ -432,6 +455,8 @@ class ExampleCheck:
             problems.append(problem)
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
+        if self._decodes and not problems and self._image is not _NO_IMAGE:
+            self._look(found, number)
         for column in self.columns:
             column.compare(number, record, found, self._of_image)
         key = found.get("key")
@@ -440,10 +465,39 @@ class ExampleCheck:
     def finish(self) -> None:
         """Adds pixels that are not summed yet; must be called after the last example."""
         if self._raw and self._raw_shape:
-            self._report.sums.add(
-                np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
-            )
+            pixels = np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
+            self._report.sums.add(pixels)
+            means = pixels.reshape(len(pixels), -1).mean(axis=1)
+            for mean, record in zip(means.tolist(), self._raw_records, strict=True):
+                self._add_mean(mean, record)
             self._raw.clear()
+            self._raw_records.clear()
+        self._report.brightness.trim()
+        self._report.sides.trim()
+
+    def _add_mean(self, mean: float, record: int) -> None:
+        self._report.levels[round(mean)] += 1
+        self._report.brightness.add(mean, self._report.shard, record)
+
+    def _look(self, found: dict[str, Values], number: int) -> None:
+        """Adds a valid example's image to those that are compared."""
+        label = found.get("label")
+        code = NO_LABEL_CODE
+        if label is not None and len(label) and self._has_label:
+            is_class = "label" in self._classes
+            code = label_code(int(label[0]) if is_class else label)
+            code = NO_LABEL_CODE if is_class and label[0] == NO_LABEL else code
+        if self._raw_shape:
+            data = found["image"][0]
+            exact = self.images.add(data, self._raw_shape, number, code)
+            if self.perceived:
+                self.perceived.add(np.frombuffer(data, np.uint8).reshape(self._raw_shape), exact, number)
+        elif self._pixels is not None:
+            exact = self.images.add(self._pixels.tobytes(), self._pixels.shape, number, code)
+            if self.perceived:
+                self.perceived.add(self._pixels, exact, number)
+            self._add_mean(float(self._pixels.mean()), number)
+            self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
 
     def _placed_problem(self, stored: dict[str, Values]) -> str | None:
         of_image = self._of_image
@@ -489,6 +543,7 @@ class ExampleCheck:
             self._count_size(*self._raw_shape[:2])
             if self._decodes:
                 self._raw.append(data)
+                self._raw_records.append(self._number)
                 if len(self._raw) == _RAW_AT_ONCE:
                     self.finish()
             return None
@@ -513,7 +568,8 @@ class ExampleCheck:
         self._count_size(pixels.shape[0], pixels.shape[1])
         if self._upright:
             self._of_image[ORIENTATION] = images.orientation(opened)
-        self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
+        self._pixels = images.with_channels(pixels, self._report.sums.channels)
+        self._report.sums.add(self._pixels)
         return None
 
 

@@ -148,7 +148,7 @@ def test_a_column_that_agrees_with_the_names_changes_nothing(tmp_path):
     for split in ("train", "test"):
         parquet(tmp_path / f"{split}.parquet", split=column(*[split] * ROWS))
     source = opened("parquet", tmp_path)
-    assert (type(source).__name__, source.splits) == ("ParquetSource", {"train": ROWS, "test": ROWS})
+    assert (type(source).__name__, source.splits) == ("GroupedSource", {"train": ROWS, "test": ROWS})
 
 
 @pytest.mark.parametrize("dataset", ["parquet", "image_table"])

@@ -1,0 +1,246 @@
+"""WebDataset's tar files: members of equal names before the first point, such as `1.jpg` and `1.cls`, are one sample.
+
+A tar is a table: a row for each sample, a column for each ending and for each field of the `.json` members. The image
+is a path into the tar, so that a tar is read as any other table of images is.
+Format: https://github.com/webdataset/webdataset
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from beam_jobs.sources import archives, image_table, listing, loaded
+from beam_jobs.sources.archives import Archive
+from beam_jobs.sources.base import SOURCES, Source, SourceOptions
+from beam_jobs.sources.image_files import IMAGES, PathTable
+from beam_jobs.sources.image_table import Layout
+from beam_jobs.sources.loaded import Choose
+from beam_jobs.sources.streams import KnownFile
+from beam_jobs.sources.table import SHOWN
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath, StoragePath
+
+_SUFFIX, _PACKED = ".tar", (".tar.gz", ".tgz")
+_KINDS = f"--source of webdataset is a {_SUFFIX}, a folder of such, or a glob"
+_NAME = re.compile(r"(?P<key>(?:.*/)?[^/.]+)\.(?P<ending>[^/]+)", re.DOTALL)
+_IMAGE, _KEY, _JSON, _CLASS = "image", "__key__", "json", "cls"
+_TEXTS = (_CLASS, "txt", "text", "caption")  # endings whose content is text
+_LABELS = (_CLASS, "label", "class", "category", "target")  # in order of preference
+_HIDDEN = (".", "__")  # begin names of members that are no part of a sample
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
+_MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
+_AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
+
+
+@SOURCES.named("webdataset")
+def open_source(options: SourceOptions) -> Source:
+    """Reads the tars' labels and computes the tars' digests.
+
+    Raises:
+      UsageError: --source is missing, or a column is.
+      DataError: a tar cannot be read, or lacks what is needed.
+    """
+    if not options.source:
+        raise UsageError("--source is missing: a tar of WebDataset, a folder of them, or a glob")
+    # The user named the tars, which in Hugging Face's cache are links.
+    options = dataclasses.replace(options, follow_links=True)
+    return image_table.opened(options, _LAYOUT, _scan)
+
+
+def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
+    return image_table.scanned(folder, files, options, _LAYOUT)[0]
+
+
+def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
+    found, names = listing.find(options.source, _is_tar, True, f"*{_SUFFIX}, at any depth", _KINDS)
+    for name in names:
+        if name.lower().endswith(_PACKED):
+            raise DataError("is gzipped, so that members cannot be read one by one", path=found / name).advised(
+                f"gunzip it, and give the {_SUFFIX}"
+            )
+    return LocalPath(str(found)), names
+
+
+def _is_tar(name: str) -> bool:
+    return name.lower().endswith((_SUFFIX, *_PACKED)) and not os.path.basename(name).startswith(_HIDDEN)
+
+
+@dataclasses.dataclass
+class _Samples:
+    """The samples of a tar.
+
+    Attributes:
+      path: path of the tar.
+      archive: its members.
+      keys: key of each sample.
+      members: {ending: number of the sample's member of that ending, by number of the sample}.
+    """
+
+    path: StoragePath
+    archive: Archive
+    keys: list[str] = dataclasses.field(default_factory=list)
+    members: dict[str, dict[int, int]] = dataclasses.field(default_factory=dict)
+
+    def name(self, member: int) -> str:
+        """Returns the name of a member."""
+        return os.fsdecode(self.archive.names[member].as_py())
+
+    def content(self, member: int) -> bytes:
+        """Returns the content of a member other than the image."""
+        size = int(self.archive.sizes[member])
+        problem = f"has {size:,} bytes, above {_MAX_VALUE:,}" if size > _MAX_VALUE else ""
+        data, problem = (b"", problem) if problem else self.archive.read(member)
+        if problem:
+            raise self.refused(member, problem)
+        return data
+
+    def refused(self, member: int, problem: str, advice: str = "") -> DataError:
+        """Returns an error about a member."""
+        return DataError(problem, path=self.path, part=f"member {self.name(member)}", advice=advice)
+
+
+def _samples(path: StoragePath) -> _Samples:
+    """Groups the members of a tar into samples.
+
+    Raises:
+      DataError: the tar cannot be read, a sample is in two places, or has two members of one ending.
+    """
+    samples = _Samples(path, archives.opened(os.fsencode(str(path))))
+    before: dict[str, int] = {}
+    for member in range(len(samples.archive.names)):
+        name = samples.name(member)
+        match = _NAME.fullmatch(name)
+        if match is None or os.path.basename(name).startswith(_HIDDEN):
+            continue
+        key, ending = match["key"], match["ending"].lower()
+        if not samples.keys or samples.keys[-1] != key:
+            if key in before:
+                problem = f"is of sample {key!r}, whose other members are not next to it"
+                raise samples.refused(member, problem, "pack the files in the order of their names: tar --sort=name")
+            before[key] = len(samples.keys)
+            samples.keys.append(key)
+        of_ending = samples.members.setdefault(ending, {})
+        if before[key] in of_ending:
+            raise samples.refused(member, f"is the second .{ending} of sample {key!r}", "remove one")
+        of_ending[before[key]] = member
+    return samples
+
+
+def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table:
+    """Reads columns of a tar's samples, as `loaded.read` does those of a table."""
+    del options
+    samples = _samples(path)
+    images = [ending for ending in samples.members if f".{ending}".encode() in IMAGES]
+    if not images:
+        named = f", only {samples.name(0)}, ..." if len(samples.archive.names) else ""
+        advice = "members must be called such as 1.jpg and 1.cls"
+        raise DataError(f"has no member that is an image{named}", path=path, advice=advice)
+    schema = _schema(samples)
+    names = list(choose(schema))
+    fields = [name for name in names if name not in samples.members and name not in (_IMAGE, _KEY)]
+    columns = {name: _column(samples, name, images) for name in names if name not in fields}
+    columns |= _fields(samples, fields) if fields else {}
+    return pa.table({name: columns[name] for name in names})
+
+
+def _schema(samples: _Samples) -> pa.Schema:
+    """Returns all columns: of the image and the key, of endings, and of fields of the first JSON members."""
+    types = {_IMAGE: pa.string(), _KEY: pa.string()}
+    for ending in samples.members:
+        types[ending] = pa.string() if ending in _TEXTS or f".{ending}".encode() in IMAGES else pa.binary()
+    if _CLASS in types:
+        types[_CLASS] = _texts(samples, _CLASS).type
+    for field in loaded.schema_of(next(_objects(samples), [])):
+        if field.name not in types:
+            types[field.name] = field.type
+    return pa.schema(types)
+
+
+def _column(samples: _Samples, name: str, images: Sequence[str]) -> pa.Array:
+    if name == _KEY:
+        return pa.array(samples.keys, pa.string())
+    if name == _IMAGE:
+        return _paths(samples, images)
+    if name in images:
+        return _paths(samples, [name])
+    return _texts(samples, name) if name in _TEXTS else _of_ending(samples, name, lambda _, data: data, pa.binary())
+
+
+def _paths(samples: _Samples, endings: Sequence[str]) -> pa.Array:
+    """Returns the path of each sample's image, from the tar's folder; None if it has none."""
+    found: list[str | None] = [None] * len(samples.keys)
+    for ending in endings:
+        for sample, member in samples.members[ending].items():
+            if found[sample] is not None:
+                problem = f"is the second image of sample {samples.keys[sample]!r}"
+                choices = " or ".join(f"--image_column={each}" for each in endings)
+                raise samples.refused(member, problem, f"choose one of them by {choices}")
+            found[sample] = f"{samples.path.name}/{samples.name(member)}"
+    return pa.array(found, pa.string())
+
+
+def _of_ending(samples: _Samples, ending: str, parse: Callable[[int, bytes], Any], kind: pa.DataType) -> pa.Array:
+    members = samples.members[ending]
+    found = ((members[row], samples.content(members[row])) if row in members else None for row in _rows(samples))
+    return pa.array([each and parse(*each) for each in found], kind)
+
+
+def _rows(samples: _Samples) -> range:
+    return range(len(samples.keys))
+
+
+def _texts(samples: _Samples, ending: str) -> pa.Array:
+    """Returns the texts of members, without the spaces around them; classes that are all numbers as such."""
+
+    def parse(member: int, data: bytes) -> str:
+        try:
+            return data.decode("utf-8-sig").strip()
+        except UnicodeDecodeError:
+            raise samples.refused(member, f"is not UTF-8 text: {data[:SHOWN]!r}") from None
+
+    texts = _of_ending(samples, ending, parse, pa.string())
+    if ending != _CLASS or not all(_WHOLE.fullmatch(text) for text in texts.unique().drop_null().to_pylist() if text):
+        return texts
+    return pa.array([int(text) if text else None for text in texts.to_pylist()], pa.int64())
+
+
+def _objects(samples: _Samples) -> Iterator[list[dict[str, Any]]]:
+    """Yields the objects in the JSON members of all samples, some at a time; empty where a sample has none."""
+    members, rows = samples.members.get(_JSON, {}), iter(_rows(samples))
+    while some := list(itertools.islice(rows, _AT_ONCE)):
+        yield [_object(samples, members[row]) if row in members else {} for row in some]
+
+
+def _object(samples: _Samples, member: int) -> dict[str, Any]:
+    data = samples.content(member)
+    try:
+        found = json.loads(data.decode("utf-8-sig"), parse_float=loaded.number)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+        raise samples.refused(member, f"is not JSON ({' '.join(str(error).split())}): {data[:SHOWN]!r}") from None
+    if not isinstance(found, dict):
+        raise samples.refused(member, f"is no JSON object: {data[:SHOWN]!r}")
+    return found
+
+
+def _fields(samples: _Samples, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
+    """Returns fields of the JSON members as columns."""
+    first, parts = 0, list[pa.Table]()
+    for objects in _objects(samples):
+        values = {name: [each.get(name) for each in objects] for name in names}
+        parts.append(
+            pa.table({name: loaded.array(samples.path, name, column, first) for name, column in values.items()})
+        )
+        first += len(objects)
+    table = loaded.joined(samples.path, parts)
+    return dict(zip(table.schema.names, table.columns, strict=True))
+
+
+_LAYOUT = Layout(_find, _read, (_IMAGE,), _LABELS)

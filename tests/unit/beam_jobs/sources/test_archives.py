@@ -1,0 +1,225 @@
+"""Tables whose images lie in archives."""
+
+import io
+import os
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from beam_jobs import validate
+from beam_jobs.conversion.command import convert as convert_command
+from beam_jobs.sources import archives, open_source
+from beam_jobs.sources.base import SourceOptions
+from pipeline.errors import DataError, UsageError
+from tests.converting import convert_in_process
+from tests.raised import at, said
+from tests.round_trips import picture
+
+COUNT = 6
+FILES = {f"pictures/{row}.png": picture(row) for row in range(COUNT)}
+
+
+def zipped(path, files, packing=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def tarred(path, files, form=tarfile.PAX_FORMAT):
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+WRITERS = {
+    "zip": zipped,
+    "stored zip": lambda path, files: zipped(path, files, zipfile.ZIP_STORED),
+    "tar": tarred,
+    "GNU tar": lambda path, files: tarred(path, files, tarfile.GNU_FORMAT),
+}
+
+
+def table(root, names, **options):
+    lines = [f"{name},{'ab'[row % 2]}" for row, name in enumerate(names)]
+    (root / "t.csv").write_text("file,label\n" + "".join(f"{line}\n" for line in lines))
+    return open_source(SourceOptions("image_table", str(root / "t.csv"), **options))
+
+
+def read(source):
+    return source.read("train", np.arange(source.splits["train"]))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_table_names_files_in_an_archive(tmp_path, kind):
+    name = f"images.{kind[-3:]}"
+    WRITERS[kind](tmp_path / name, {**FILES, "pictures/" + "long" * 60 + ".png": b""})
+    source = table(tmp_path, [f"{name}/pictures/{row}.png" for row in range(COUNT)])
+    block = read(source)
+    assert block.images == list(FILES.values())
+    assert block.keys == [f"{name}/pictures/{row}.png".encode() for row in range(COUNT)]
+    assert (block.labels.tolist(), block.bad) == ([0, 1, 0, 1, 0, 1], {})
+    assert [file.file for file in source.files] == ["t.csv", name]
+    assert source.files[1].num_bytes == (tmp_path / name).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("images.zip/pictures", "{}.png"),
+        ("images.zip/pictures/{{}}.png", "{}"),
+        ("images.zip", "pictures/{}.png"),
+        ("images.zip", "./pictures/../pictures/{}.png"),
+        ("images.zip", "pictures\\{}.png"),
+    ],
+)
+def test_the_folder_of_the_images_may_be_in_an_archive(tmp_path, place, names):
+    zipped(tmp_path / "images.zip", FILES)
+    image_dir = f"{tmp_path}/{place.replace('{{}}', '{}')}"
+    block = read(table(tmp_path, [names.format(row) for row in range(COUNT)], image_dir=image_dir))
+    assert block.images == list(FILES.values())
+    prefix = "pictures/" if place == "images.zip" else ""
+    assert block.keys == [f"{prefix}{row}.png".encode() for row in range(COUNT)]
+
+
+def test_files_and_archives_may_be_mixed_and_others_are_invalid_rows(tmp_path, capsys):
+    zipped(tmp_path / "a.zip", FILES)
+    tarred(tmp_path / "b.tar", {"x.svg": b"<svg/>", "./y.png": picture(7)})
+    (tmp_path / "c.zip").mkdir()  # a folder, in spite of its name
+    (tmp_path / "c.zip" / "z.png").write_bytes(picture(8))
+    names = [
+        "a.zip/pictures/1.png",
+        "b.tar/y.png",
+        "c.zip/z.png",
+        "a.zip/no.png",
+        "b.tar/x.svg",
+        "a.zip/pictures/1.png",
+    ]
+    source = table(tmp_path, names)
+    block = read(source)
+    assert [block.images[row] for row in (0, 1, 2, 5)] == [picture(1), picture(7), picture(8), picture(1)]
+    assert block.bad.keys() == {3, 4}
+    assert ("no such file" in block.bad[3], ".svg" in block.bad[4]) == (True, True)
+    assert block.keys[5] == b"a.zip/pictures/1.png#5"
+    assert [file.file for file in source.files] == ["t.csv", "a.zip", "b.tar", "images"]
+    assert "a.zip/no.png: no such file" in capsys.readouterr().err
+
+
+def test_an_archive_elsewhere_is_not_read_without_leave(tmp_path):
+    (tmp_path / "in").mkdir()
+    zipped(tmp_path / "images.zip", FILES)
+    with pytest.raises(DataError, check=at("t.csv", "images.zip", "not in the folder", part="row 0")):
+        table(tmp_path / "in", ["../images.zip/pictures/0.png"])
+    (tmp_path / "in" / "link.zip").symlink_to(tmp_path / "images.zip")
+    with pytest.raises(DataError, check=at("t.csv", "link.zip", "not in the folder", part="row 0")):
+        table(tmp_path / "in", ["link.zip/pictures/0.png"])
+    block = read(table(tmp_path / "in", ["link.zip/pictures/0.png", "../images.zip/pictures/1.png"], follow_links=True))
+    assert block.images == [picture(0), picture(1)]
+
+
+def test_the_last_of_two_members_of_a_name_counts_as_when_unpacking(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for row in (1, 2):
+            info = tarfile.TarInfo("x.png")
+            info.size = len(picture(row))
+            archive.addfile(info, io.BytesIO(picture(row)))
+    assert read(table(tmp_path, ["a.tar/x.png"])).images == [picture(2)]
+
+
+def test_a_damaged_member_of_a_zip_is_an_invalid_row(tmp_path):
+    path = zipped(tmp_path / "a.zip", FILES, zipfile.ZIP_STORED)
+    at_ = path.read_bytes().index(picture(3)) + 20
+    with open(path, "r+b") as file:
+        file.seek(at_)
+        file.write(b"?!")
+    names = [f"a.zip/pictures/{row}.png" for row in range(COUNT)]
+    assert {row: "CRC-32" in reason for row, reason in read(table(tmp_path, names)).bad.items()} == {3: True}
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("pictures/0.png", picture(0))
+    assert "method 14" in read(table(tmp_path, names[:1])).bad[0]
+    data = bytearray(zipped(tmp_path / "a.zip", FILES).read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(mark) + place] |= 1
+    (tmp_path / "a.zip").write_bytes(data)
+    assert "encrypted" in read(table(tmp_path, names[:1])).bad[0]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_that_is_cut_short_is_named(tmp_path, kind):
+    path = WRITERS[kind](tmp_path / f"a.{kind}", FILES)
+    whole = path.read_bytes()
+    ends = [size for size in range(0, len(whole), 512) if kind == "zip" or size < len(whole.rstrip(b"\0")) + 512]
+    for size in {*ends, len(whole) - 1} if kind == "zip" else {*ends, *(size + 100 for size in ends[:-1])}:
+        path.write_bytes(whole[:size])
+        archives._opened.cache_clear()
+        with pytest.raises(DataError, check=at(f"a.{kind}")):
+            table(tmp_path, [f"a.{kind}/pictures/{row}.png" for row in range(COUNT)])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_flipped_bytes_are_an_error_or_an_invalid_row(tmp_path, kind):
+    path = WRITERS[kind](tmp_path / f"a.{kind}", FILES)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(200):
+        data = bytearray(whole)
+        data[int(random.integers(len(data)))] ^= int(random.integers(1, 256))
+        path.write_bytes(data)
+        archives._opened.cache_clear()
+        try:
+            block = read(table(tmp_path, [f"a.{kind}/pictures/{row}.png" for row in range(COUNT)]))
+        except DataError:
+            continue
+        if kind == "zip":
+            assert all(block.images[row] == picture(row) for row in range(COUNT) if row not in block.bad)
+
+
+def test_what_follows_the_end_of_a_tar_is_refused(tmp_path):
+    path = tarred(tmp_path / "a.tar", FILES)
+    whole = path.read_bytes()
+    for more in (tarred(tmp_path / "b.tar", {"x.png": picture(1)}).read_bytes(), bytes(2 << 20)):
+        path.write_bytes(whole + more)
+        with pytest.raises(DataError, check=at("a.tar", "after its end")):
+            table(tmp_path, ["a.tar/pictures/0.png"])
+
+
+def test_an_archive_that_changes_is_an_error(tmp_path):
+    zipped(tmp_path / "a.zip", FILES)
+    source = table(tmp_path, ["a.zip/pictures/0.png"])
+    zipped(tmp_path / "a.zip", {**FILES, "more": b"more"})
+    os.utime(tmp_path / "a.zip", ns=(1, 1))
+    with pytest.raises(DataError, check=at("a.zip", "changed")):
+        read(source)
+
+
+def test_advice_names_the_archive_beside_the_table(tmp_path):
+    zipped(tmp_path / "images.zip", FILES)
+    with pytest.raises(DataError, check=said(f"give --image_dir={tmp_path}/images.zip/pictures")):
+        table(tmp_path, ["0.png"])
+    with pytest.raises(DataError, check=said("images.zip")) as raised:
+        table(tmp_path, ["pictures/0.png"])
+    assert str(raised.value).endswith("/images.zip")
+    with pytest.raises(UsageError, check=said("--image_dir", "archive")):
+        table(tmp_path, ["0.png"], image_dir=str(tmp_path / "no.zip"))
+
+
+def test_the_shards_are_those_of_the_files_themselves(tmp_path, contents, capsys):
+    for name, data in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    zipped(tmp_path / "images.zip", FILES)
+    table(tmp_path, FILES)
+    made = []
+    for place in (tmp_path, tmp_path / "images.zip"):
+        flags = ["--dataset=image_table", f"--source={tmp_path}/t.csv", f"--image_dir={place}", "--num_shards=2"]
+        made.append(convert_in_process(*flags, f"--data_dir={tmp_path}/out{len(made)}"))
+    one, other = ({n: d for n, d in contents(out).items() if ".tfrecord" in n} for out in made)
+    assert len(one) == 2
+    assert one == other
+    validate.main([str(made[1])])
+    convert_command("convert", [*flags, f"--data_dir={tmp_path}/dry", "--dry_run"])
+    assert "none invalid" in capsys.readouterr().out
