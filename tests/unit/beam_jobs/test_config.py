@@ -22,6 +22,14 @@ SHAPING = {
     "keep_columns": "a,b",
     "feature_map": "image:image_raw",
     "image_shape": "28x28x1",
+    "boxes_column": "objects.bbox",
+    "box_format": "xywh",
+    "box_labels_column": "objects.category",
+    "points_column": "joints",
+    "point_format": "xy",
+    "mask_column": "mask",
+    "mask_fill": "255",
+    "image_set": "Segmentation",
     "image_encoding": "png",
     "resize": "14x14",
     "scaled_decoding": True,
@@ -41,10 +49,12 @@ OTHERS = {
     "seed": 7,
     "follow_links": True,  # which files these are, the digests say
     "image_dir": "pictures",
+    "mask_dir": "masks",
     "data_dir": "other",
     "max_shard_bytes": 1 << 21,
     "max_rejects": 3,
     "overwrite": True,
+    "append": True,
     "dry_run": True,
 }
 
