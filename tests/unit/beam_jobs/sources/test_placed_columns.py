@@ -277,7 +277,7 @@ def test_a_converted_data_set_can_be_converted_again(tmp_path, convert_table, co
     check(again, sorted(CLASSES))
 
 
-def test_validate_names_a_record_that_the_manifest_does_not_describe(tmp_path, convert_table, capsys):
+def test_validate_names_a_record_that_the_manifest_does_not_describe(tmp_path, convert_table, capfd):
     source = parquet(tmp_path / "rows.parquet", "struct")
     flags = ("--boxes_column=objects.bbox", "--box_format=xyxy", "--box_labels_column=objects.category")
     folder, _ = convert_table("parquet", source, *flags, "--columns=none")
@@ -287,7 +287,7 @@ def test_validate_names_a_record_that_the_manifest_does_not_describe(tmp_path, c
     for name in ("boxes", "box_labels"):
         content["features"][name]["shape"][0] = 2
     (folder / "manifest.json").write_text(json.dumps(content))
-    capsys.readouterr()
+    capfd.readouterr()
     with pytest.raises(DataError):
         validate.main([str(folder)])
-    assert "it has 3 boxes, the manifest says 2 at most" in capsys.readouterr().out
+    assert "it has 3 box_labels, the manifest says 2 at most" in capfd.readouterr().out
