@@ -21,10 +21,10 @@ from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import UsageError, name_of, named, to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
-from pipeline.inspect import steps
+from pipeline.inspect import marks, steps
 from pipeline.manifest import Feature, Manifest, SplitInfo, versions
 from pipeline.manifest.columns import label_numbers
-from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
+from pipeline.manifest.manifest import BOXES, IMAGE_FEATURES, MASK, POINTS, rounded_up
 from pipeline.manifest.sources import flags_for, parse_sources
 from pipeline.order.views import View
 from pipeline.order_flags import InputFlags
@@ -175,13 +175,18 @@ def _default_recipe(made: Manifest) -> str:
 def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any]) -> Image.Image:
     """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class.
 
+    Masks, boxes and points are drawn on both.
+
     Raises:
       DataError, UsageError: as `input_fn`.
     """
     size = (_CROP, _CROP) if None in made.features["image"].shape else None
     batches = functools.partial(input_fn, data_dir, global_batch_size=_IMAGES, training=True, **options)
+    placed = tuple(name for name in (MASK, BOXES, POINTS) if name in made.features)
+    batches = functools.partial(batches, features=placed) if placed else batches
     raw, labels, weights = next(batches(augment="none", resize=size).as_numpy_iterator())
     augmented, _, _ = next(batches().as_numpy_iterator())
+    raw, augmented = (_with_marks(x) if placed else x for x in (raw, augmented))
     shown = int((weights > 0).sum())
     classes = View(classes=options.get("classes")).classes or made.class_names
     names = [step_rows.name_of(label, classes) for label in labels.tolist()]
@@ -189,6 +194,11 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     split, seed, augment = (options[name] for name in ("split", "seed", "augment"))
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {augment}"
     return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
+
+
+def _with_marks(x: Mapping[str, Any]) -> list[Any]:
+    """Returns the images of a batch with what lies on them."""
+    return [marks.marked(x["image"][row], {name: x[name][row] for name in x}) for row in range(len(x["image"]))]
 
 
 def _show_run(config: InspectConfig) -> None:

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs import validate
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
+from pipeline.errors import DataError
 from pipeline.manifest import Feature
 from tests import annotated
 from tests.annotated import CLASSES, file_of, size_of
@@ -273,3 +275,19 @@ def test_a_converted_data_set_can_be_converted_again(tmp_path, convert_table, co
     for name in ("boxes", "box_labels", "points"):
         assert made.features[name] == first.features[name]
     check(again, sorted(CLASSES))
+
+
+def test_validate_names_a_record_that_the_manifest_does_not_describe(tmp_path, convert_table, capfd):
+    source = parquet(tmp_path / "rows.parquet", "struct")
+    flags = ("--boxes_column=objects.bbox", "--box_format=xyxy", "--box_labels_column=objects.category")
+    folder, _ = convert_table("parquet", source, *flags, "--columns=none")
+    validate.main([str(folder)])
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["content_sha256"]
+    for name in ("boxes", "box_labels"):
+        content["features"][name]["shape"][0] = 2
+    (folder / "manifest.json").write_text(json.dumps(content))
+    capfd.readouterr()
+    with pytest.raises(DataError):
+        validate.main([str(folder)])
+    assert "it has 3 box_labels, the manifest says 2 at most" in capfd.readouterr().out

@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
+from beam_jobs import validate
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline import RandomAccess, Shard, input_fn
@@ -234,6 +235,32 @@ def test_a_mask_may_take_the_place_of_labels(tmp_path):
     assert (masks.dtype, weights.shape) == (tf.uint8, (4, 1, 1, 1))
     _, boxes, _ = next(iter(input_fn(folder, global_batch_size=4, training=True, label="boxes", features=("mask",))))
     assert boxes.keys() == {"boxes", "boxes_weight"}
+
+
+def test_boxes_are_labels_with_their_classes_and_validate_checks_them(tmp_path, capsys):
+    folder = foreign.annotated(tmp_path, {"train": 8}, is_labelled=False)
+    run(folder, f"--feature_map=image:image,mask:mask,boxes:{foreign.BOXES},box_labels:classes,points:points")
+    assert manifests.load(folder).features["box_labels"].class_names == ("0", "1", "2")
+    _, labels, _ = next(iter(input_fn(folder, global_batch_size=8, training=True, label="boxes", augment="flip")))
+    assert labels.keys() == {"boxes", "boxes_weight", "box_labels"}
+    classes, there = labels["box_labels"].numpy(), labels["boxes_weight"].numpy() > 0
+    assert classes.dtype == np.int64
+    for row, own in zip(classes, there, strict=True):
+        assert row.tolist() == [*range(own.sum()), *[-1] * (3 - own.sum())]
+    alone = input_fn(folder, global_batch_size=8, training=True, features=("box_labels",))
+    np.testing.assert_array_equal(np.sort(next(iter(alone))[0]["box_labels"], axis=0), np.sort(classes, axis=0))
+    validate.main([str(folder), "--deep"])
+    assert "the data set matches its manifest: 8 records" in capsys.readouterr().out
+
+
+def test_classes_of_boxes_need_boxes(tmp_path):
+    folder = foreign.annotated(tmp_path, {"train": 2})
+    with pytest.raises(UsageError, check=said("--feature_map=box_labels:classes", "needs boxes:FEATURE")):
+        run(folder, "--feature_map=box_labels:classes")
+    with pytest.raises(UsageError, check=said("box_labels:boxes", "holds float", "must be int64")):
+        run(folder, "--feature_map=boxes:boxes,box_labels:boxes")
+    with pytest.raises(UsageError, check=said("label", "box_labels", "boxes")):
+        input_fn(folder, global_batch_size=2, training=True, label="box_labels")
 
 
 @pytest.mark.slow
