@@ -20,6 +20,7 @@ EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export 
 # Further formats of images in a source: HEIC by pillow-heif, AVIF by Pillow from 11.3 on.
 IMAGES = ["pillow>=11.3", "pillow-heif>=1"]
 PAGE = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "tensorboard>=2.20", "pyyaml>=6"]  # trainer.watch
+NEAR = ["imagehash>=4.3"]  # validate --near
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 MUTANTS = ["cosmic-ray>=8.4"]  # that a slow test puts into the code
@@ -43,7 +44,7 @@ BENCH = [
     "torchvision>=0.29",
     "webdataset>=1.0.2",
 ]
-APP = [*TRAIN, *CONVERT, *IMAGES, *PAGE, *DEMO]  # what the tutorial and the page need
+APP = [*TRAIN, *CONVERT, *IMAGES, *PAGE, *DEMO, *NEAR]  # what the tutorial and the page need
 DOCS = ["sphinx>=9", "myst-parser>=5", "furo>=2025.12"]
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
 DEV = [*TEST, *MUTANTS, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
@@ -105,6 +106,7 @@ setup(
         "images": IMAGES,
         "page": PAGE,
         "demo": DEMO,
+        "near": NEAR,
         "app": APP,
         "docs": DOCS,
         "dev": DEV,

@@ -9,7 +9,7 @@ from typing import Any
 
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.base import LABEL, SourceOptions
 from pipeline.commands import values
 from pipeline.commands.flags import check_all, fields_with, flag, flags_of
 from pipeline.errors import UsageError, name_of, unknown
@@ -19,6 +19,7 @@ from pipeline.records import columns
 
 _IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
 _MAX_SEED = 2**63 - 1
+_MOST_FOLDS = 100
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
@@ -71,6 +72,11 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
         first=True,
     )
+    folds: int = flag(
+        0,
+        "draw as many new splits of equal shares, fold0, fold1, ..., for cross-validation, in the place of split",
+        meaning=_SHAPES,
+    )
     num_shards: str = flag(
         "",
         "one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB "
@@ -101,6 +107,12 @@ class ConvertConfig(_Flags):
         "the files that it lists",
         first=True,
     )
+    append: bool = flag(
+        False,
+        "add the source's rows to the data set in data_dir, as new shards of a new version; what is there stays as it "
+        "is, and is what options that are not given follow",
+        first=True,
+    )
     dry_run: bool = flag(
         False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
     )
@@ -122,8 +134,10 @@ class ConvertConfig(_Flags):
             self._check_columns,
             lambda: self.shards_by_split,
             lambda: self.split_fractions,
+            self._check_new_splits,
             lambda: self.size,
             self._check_scaled,
+            self._check_append,
             lambda: self.source_options,
         )
 
@@ -149,9 +163,41 @@ class ConvertConfig(_Flags):
         if self.channels not in (0, 1, 3):
             raise UsageError(f"--channels={self.channels}: must be 1 or 3")
 
+    def _check_new_splits(self) -> None:
+        if self.folds and self.split:
+            raise UsageError(f"--folds={self.folds} with --split={self.split}: folds are splits; leave out one of them")
+        if self.folds:
+            flag_values.check_range("folds", self.folds, 2, _MOST_FOLDS)
+        if self.group_by == LABEL:
+            raise UsageError(
+                f"--group_by={LABEL}: all rows of a class would be in one split; --stratify={LABEL} gives each split "
+                "its share of every class"
+            )
+        for name in ("group_by", "stratify"):
+            if (value := getattr(self, name)) and not (self.split or self.folds):
+                raise UsageError(
+                    f"--{name}={value}: says how new splits are drawn; give --split=train:0.8,test:0.2 or --folds=5"
+                )
+
     def _check_scaled(self) -> None:
         if self.scaled_decoding and not self.resize:
             raise UsageError("--scaled_decoding=True: has an effect only on images that are resized; give --resize=HxW")
+
+    def _check_append(self) -> None:
+        why = {
+            "overwrite": "that replaces the data set with all its versions; give one of them",
+            "passes": "the second pass shuffles whole data sets; append with one pass",
+            "columns": "a version has the columns of the one before; leave it out, and add others afterwards by "
+            f"{name_of('pipeline.index')} --add_columns",
+        }
+        if self.append and "://" in self.data_dir:
+            raise UsageError(
+                f"--append with --data_dir={self.data_dir}: versions are made in a local or mounted folder; append "
+                "there, then copy all of it"
+            )
+        for name, reason in why.items() if self.append else ():
+            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                raise UsageError(f"--append with --{name}={value}: {reason}")
 
     @property
     def are_own_columns(self) -> bool:
@@ -165,7 +211,9 @@ class ConvertConfig(_Flags):
 
     @property
     def split_fractions(self) -> dict[str, float]:
-        """Parsed `split`: {split: fraction}, summing to 1; empty to keep the source's own splits."""
+        """Parsed `split` or `folds`: {split: fraction}, summing to 1; empty to keep the source's own splits."""
+        if self.folds:
+            return {f"fold{number}": 1 / self.folds for number in range(self.folds)}
         return flag_values.fractions("split", self.split)
 
     @property

@@ -71,6 +71,28 @@ def delimiter(flag: str, text: str) -> str:
     return found
 
 
+_PATH = "file:"  # before a regular expression that finds a part of the image's path
+
+
+def column_or_path(flag: str, text: str) -> str:
+    """Returns the name of a column, or `file:REGEX` with a valid regular expression that has at most one group."""
+    if text.startswith(_PATH):
+        try:
+            pattern = re.compile(text.removeprefix(_PATH))
+        except re.error as error:
+            raise UsageError(f"--{flag}={text}: not a regular expression: {error}") from None
+        if pattern.groups > 1:
+            raise UsageError(
+                f"--{flag}={text}: has {pattern.groups} groups (...); at most one; write others as (?:...)"
+            )
+    return text
+
+
+def path_pattern(text: str) -> re.Pattern[str] | None:
+    """Returns the regular expression of `file:REGEX`; None if the text is the name of a column."""
+    return re.compile(text.removeprefix(_PATH)) if text.startswith(_PATH) else None
+
+
 def defaults(flag: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Returns texts of the form NAME:VALUE, of which VALUE may be empty."""
     for text in texts:

@@ -16,18 +16,22 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs import sources
+from beam_jobs import appending, sources
+from beam_jobs.appending import Base
 from beam_jobs.config import ConvertConfig
+from beam_jobs.examples import placed
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
-from beam_jobs.sources.base import Block, Source, resplit
+from beam_jobs.sources.base import Block, Source
+from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Feature, PixelRule, SourceFile, naming
+from pipeline.manifest import Feature, Manifest, PixelRule, SourceFile, naming
+from pipeline.manifest.manifest import ANNOTATIONS_VERSION
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -70,6 +74,7 @@ class Plan:
       sample: encoding of the images, and estimates of sizes and time.
       num_shards: {split: number of shards}.
       origin: source of the first pass if this is the second; else None.
+      base: version that is appended to; None for a data set of its own.
     """
 
     source: Source
@@ -80,6 +85,7 @@ class Plan:
     sample: Sample
     num_shards: dict[str, int]
     origin: Origin | None = None
+    base: Base | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -91,9 +97,12 @@ class Plan:
         """SHA-256, hexadecimal, of everything that shapes the bytes: plans with equal digests write equal shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
-        images = [*dataclasses.astuple(self.sample.images), self.config.compression]
+        own = dataclasses.replace(self.sample.images, like=None)  # which the base decides
+        images = [*dataclasses.astuple(own)[:-1], self.config.compression]
         if self.pixel_rule is not None:
             images.append(dataclasses.astuple(self.pixel_rule))
+        if self.base is not None:
+            images.append(self.base.digest)
         return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
 
     @property
@@ -103,7 +112,11 @@ class Plan:
 
     @property
     def format_version(self) -> int:
-        """The manifest's format version: the oldest that knows the labels, and compressed shards' tables of members."""
+        """The manifest's format version: the oldest that knows what the data set has."""
+        if self.base is not None:
+            return manifest.APPENDED_VERSION
+        if placed.of_source(self.source.features):
+            return ANNOTATIONS_VERSION
         if not self.source.label.is_class:
             return manifest.LABELS_VERSION
         return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
@@ -140,7 +153,8 @@ class Plan:
 
     def file_name(self, split: str, shard: int) -> str:
         """Returns the base name of a shard."""
-        return naming.shard_name(split, shard, self.num_shards[split], self.config.compression)
+        version = self.base.version + 1 if self.base else 1
+        return naming.shard_name(split, shard, self.num_shards[split], self.config.compression, version)
 
     def rows(self, split: str, shard: int) -> NDArray[np.int64]:
         """Returns a shard's source rows, int64 (n,), in the order in which they are written."""
@@ -148,15 +162,30 @@ class Plan:
         return shard_rows(self.config.seed, split, rows, chunks, shard, self.num_shards[split])
 
 
-def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
+def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | None = None) -> Plan:
     """Opens the source, reads a sample and returns the plan for converting it into a folder.
 
+    Args:
+      config: options of the conversion.
+      data_dir: folder of the data set.
+      parent: version there that the rows are appended to; None for a data set of its own.
+
     Raises:
-      PipelineError: the source or a flag cannot work.
+      PipelineError: the source or a flag cannot work, or is not what the data set has.
     """
-    source = resplit(sources.open_source(config.source_options), config.split_fractions)
+    if parent is not None:
+        config = appending.options_for(config, parent)
+    source = resplit(
+        sources.open_source(config.source_options),
+        config.split_fractions,
+        config.seed,
+        config.group_by,
+        config.stratify,
+    )
+    if parent is not None:
+        config, source = appending.source_for(config, source, parent)
     taken = take_sample(
-        source, config.image_encoding, config.size, config.channels, config.max_rejects, config.scaled_decoding
+        source, config.image_encoding, config.size, config.channels, config.max_rejects, config.scaled_decoding, parent
     )
     return Plan(
         source=source,
@@ -166,6 +195,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
         config=config,
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
+        base=None if parent is None else Base.of(parent),
     )
 
 
@@ -195,6 +225,7 @@ def take_sample(
     channels: int,
     max_rejects: int = 0,
     is_scaled: bool = False,
+    parent: Manifest | None = None,
 ) -> Sample:
     """Reads some rows of each split, makes their records and returns estimates for all rows.
 
@@ -205,6 +236,7 @@ def take_sample(
       channels: 1 or 3; 0 to keep the channels of the images.
       max_rejects: number of rows that may be invalid; as many sampled images may differ in size from the rest.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
+      parent: data set whose images the new ones must be like; None for a data set of its own.
 
     Raises:
       UsageError: a flag cannot be followed with this source.
@@ -214,6 +246,8 @@ def take_sample(
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
     options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
     options = dataclasses.replace(options, is_scaled=is_scaled)
+    if parent is not None:
+        options = appending.images_for(options, parent)
     sizes, seconds = {}, 0.0
     for split, block in blocks.items():
         sizes[split], taken = fastest(functools.partial(_record_bytes, source, split, block, options), _ENOUGH_SECONDS)
@@ -230,17 +264,20 @@ def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[s
     """Returns the names of features that hold several numbers or, in the sample, an image file."""
     kept = [(name, block.extra[name]) for block in blocks for name in features if name in block.extra]
     files = {name for name, values in kept if any(images.is_image(value) for value in values)}
-    return tuple(name for name, f in features.items() if name in files or (f.shape and f.dtype != "string"))
+    plain = {name: feature for name, feature in features.items() if not feature.convention}
+    return tuple(name for name, f in plain.items() if name in files or (f.shape and f.dtype != "string"))
 
 
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
-    chosen = select(block, len(source.class_names), options)
+    chosen = select(block, len(source.class_names), options, source.features)
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
         raise DataError(
             f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
             advice=without_split(split, source.splits),
         )
+    counts = placed.counted(chosen.rows, chosen.recoded.sides(len(chosen.rows.labels)), source.features)
+    placed.described([counts], source.features, (None, None, None))  # raises if boxes have another convention
     records = make_records(chosen.rows)
     return len(records.data) / records.count
 

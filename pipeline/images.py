@@ -60,6 +60,7 @@ _FONTS = (
 )
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
+_PNG_BITS = 24  # byte that says how many bits a channel has
 _PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may hold the orientation
 _JPEG_HEADER = re.compile(rb"\xff([\xc0-\xfe])")  # a marker before the pixels
 _JPEG_SCAN, _JPEG_END = 0xDA, b"\xff\xd9"
@@ -246,6 +247,20 @@ def turned_size(size: tuple[int, int], value: int) -> tuple[int, int]:
     return size[::-1] if value in _ON_ITS_SIDE else size
 
 
+def upright_places(places: NDArray[np.float64], value: int, size: tuple[float, float]) -> NDArray[np.float64]:
+    """Returns where places in an image lie after rotating it by an `orientation`.
+
+    Args:
+      places: y and x of each place, float64 (..., 2).
+      value: orientation, 1 to 8.
+      size: (height, width) of the image before, in the unit of the places.
+    """
+    made = places.copy()
+    for axis in _MIRRORED_AXES.get(value, ()):
+        made[..., 1 - axis] = size[1 - axis] - made[..., 1 - axis]
+    return made[..., ::-1] if value in _ON_ITS_SIDE else made
+
+
 def decode_scaled(image: PIL.Image.Image, size: tuple[int, int]) -> None:
     """Makes an opened JPEG decode at 1/2, 1/4 or 1/8 of its size, as long as that is not below a size.
 
@@ -354,6 +369,33 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
         return array
     image = _image(array).resize((size[1], size[0]), PIL.Image.Resampling.BILINEAR)
     return np.asarray(image, np.uint8).reshape(*size, array.shape[2])
+
+
+def nearest(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Resizes an image to (height, width), each pixel the nearest one: for masks, whose values cannot be mixed."""
+    rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for new, old in zip(size, array.shape, strict=False))
+    return array if array.shape[:2] == size else array[rows[:, None], columns]
+
+
+def classes_of(data: bytes) -> NDArray[np.uint8]:
+    """Returns the classes in the file of a mask, uint8 (height, width, 1): palette indices, or values of grey.
+
+    Raises:
+      BadImageError: it is no PNG file with a palette, of 8 bits of grey, or of one bit.
+    """
+    opened = open_file(data)
+    if opened.format != "PNG" or opened.mode not in ("L", "P", "1"):
+        kind = f"{opened.mode}, {opened.format}" if opened.format == "PNG" else f"a {opened.format} file"
+        raise BadImageError(f"is {kind}; a mask must be a PNG file that is grey, of 8 bits or one, or has a palette")
+    if opened.mode == "L" and data[_PNG_BITS] != 8:
+        raise BadImageError(
+            f"is a grey PNG file of {data[_PNG_BITS]} bits, which decoders stretch; write it with 8 bits"
+        )
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return np.asarray(opened).astype(np.uint8)[..., None]
+    except Exception as error:
+        raise BadImageError(f"cannot be decoded: {error or type(error).__name__}") from None
 
 
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:

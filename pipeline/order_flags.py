@@ -9,8 +9,12 @@ from typing import Any, Self
 
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import flag
-from pipeline.errors import DataError, name_of, reason_of
+from pipeline.errors import DataError, UsageError, name_of, reason_of
+from pipeline.files.paths import folder, with_version
 from pipeline.files.reading import content_of
+from pipeline.files.remote import in_command
+from pipeline.manifest import version_names
+from pipeline.manifest.sources import parse_sources
 from pipeline.order import sharding
 
 _ON_SHEET = {"on_sheet": True}  # meaning: it also chooses what a contact sheet of the data set shows
@@ -105,6 +109,26 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
     return aliases.stored(groups)
+
+
+def check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
+    """Raises UsageError if a run's flags do not tell the version of its data, as they are older than an append.
+
+    Args:
+      model_dir: folder of the run.
+      flags: the run's flags, with --data_dir where the user gave that.
+    """
+    given = parse_sources(str(flags.get("data_dir")))
+    if not isinstance(given, str) or with_version(given)[1] is not None:
+        return
+    place = folder(given)
+    if not place.is_dir() or not version_names(place):
+        return
+    first = in_command(f"{given}@1", "--data_dir")
+    raise UsageError(
+        f"--model_dir={model_dir}: the data set {given} was appended to, and the run's {_CONFIG} is older, so it does "
+        f"not name the version; give that on which the run began, such as {first}, or let the run resume first"
+    )
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from pipeline.augmentation import recipes
 from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest.manifest import CONVENTIONS, MASK, MOST_CLASSES, Feature
+from pipeline.manifest.manifest import BOX_LABELS, CONVENTIONS, MASK, MOST_CLASSES, Feature
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
@@ -265,8 +265,9 @@ class Request(JobOptions):
             raise UsageError(f"features={self.features!r}: must be a sequence of names")
         self._set("resize", parse_size(self.resize))
         self._set("features", tuple(self.features))
-        if self.label != LABEL and self.label not in CONVENTIONS:
-            raise unknown("label", str(self.label), (LABEL, *CONVENTIONS))
+        known = (LABEL, *(name for name in CONVENTIONS if name != BOX_LABELS))  # which come with boxes
+        if self.label not in known:
+            raise unknown("label", str(self.label), known)
         if self.label != LABEL:
             self._check_label()
         if self.parse is None:

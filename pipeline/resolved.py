@@ -24,9 +24,10 @@ from pipeline.augmentation import RECIPES, recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
-from pipeline.manifest.manifest import NO_LABEL, Feature
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, NO_LABEL, Feature
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, names_of, select
+from pipeline.manifest.succession import are_versions
 from pipeline.order import order as orders
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
@@ -190,6 +191,7 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
 
 def _placed(request: Request, manifest: Manifest) -> dict[str, Feature]:
     wanted = (*request.features, request.label) if request.parse is None else ()
+    wanted += (BOX_LABELS,) * (request.label == BOXES)  # boxes alone say nothing of what is in them
     return {name: own for name, own in manifest.features.items() if own.convention and name in wanted}
 
 
@@ -221,7 +223,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     if request.parse is not None:
         return
     _check_placed(request, manifest)
-    if request.training and not any(feature.convention for feature in manifest.features.values()):
+    if request.training and not manifest.has_annotations:
         require_labels(manifest, request.split)
     if request.mixes and manifest.has_images and not manifest.class_names:
         label = manifest.features["label"]
@@ -422,6 +424,8 @@ def _part(request: Request, number: int, source: Source) -> Request:
     shares, total = request.shares, request.shuffle_bytes
     rows = shares.rows_at(0)[number]
     own_bytes = total * rows // request.global_batch_size if rows else total // len(request.sources)
+    if request.shares.take_turns and are_versions([one.data_dir for one in request.sources]):
+        own_bytes = total  # as they would have alone: more versions may follow without another order of these
 
     def own(step: int) -> int:
         return shares.units_before(number, step)

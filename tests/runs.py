@@ -15,6 +15,8 @@ from tests.loopback import free_ports
 
 Path = str | os.PathLike[str]
 RECORD_KEY = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
+# The line of a run as soon as it receives a signal; its last one comes when it has saved.
+STOPS = r"trainer\.run: SIG\w+(?: to .+)?: stops after the current steps? .*and saves; a second signal ends it .*\n"
 ON_ONE_CORE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -14,6 +14,7 @@ from pipeline.errors import DataError, UsageError, reason_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Source, Sources, own_views, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
+from pipeline.manifest.succession import are_versions
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, check_classes
@@ -317,8 +318,10 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 
 def _evaluated(config: TrainConfig) -> list[PathLike]:
     """Returns the folders of the data sets that are evaluated on."""
-    given = config.data.eval_data_dir
-    return [given] if given is not None else _folders(config)
+    given, trained = config.data.eval_data_dir, _folders(config)
+    if given is None and config.order.mixture_schedule and are_versions(trained):
+        return trained[-1:]  # which they lead to
+    return [given] if given is not None else trained
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:

@@ -123,7 +123,7 @@ def train(
 def _train(
     config: TrainConfig, cluster: tf_config.Cluster, given: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
 ) -> Any:
-    from trainer import loss_log  # noqa: PLC0415, as in `main`
+    from trainer import data_versions, loss_log  # noqa: PLC0415, as in `main`
     from trainer import plan as plans  # noqa: PLC0415, as in `main`
     from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
 
@@ -132,6 +132,7 @@ def _train(
         if config.model.task and given is None:
             callbacks.phase("loading TensorFlow")
             given = lazy_imports.load_task(config.model.task)
+        config = data_versions.settled(config, given, output.line)
         plan = plans.make(config, cluster.size, given)
         if config.of_data:
             output.line(config.of_data)

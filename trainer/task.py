@@ -19,7 +19,7 @@ from pipeline.decode.user import Supervised
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature
-from pipeline.manifest.manifest import MASK
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK
 from pipeline.order.views import LABEL
 from pipeline.records.annotation import WEIGHT
 from pipeline.resolved import ResolvedRequest
@@ -282,7 +282,12 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     placed = training.placed.get(training.request.label)
     if placed is not None:
         features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
-        return DataSpec(features, _placed(training.request.label, placed, images), classes, are_classes=False)
+        own, of_boxes = _placed(training.request.label, placed, images), training.placed.get(BOX_LABELS)
+        if of_boxes is not None and training.request.label == BOXES:
+            own[BOX_LABELS] = tf.TensorSpec([None, *of_boxes.shape], tf.int64)
+            classes = of_boxes.class_names
+        classes = placed.class_names or classes
+        return DataSpec(features, own, classes, are_classes=False)
     if recipe.mixing:
         labels = tf.TensorSpec([None, len(classes)], tf.float32)
     features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -24,6 +25,7 @@ from pipeline.order.key_log import SourceLogs
 from pipeline.request import Request
 from trainer import description, loop, runtime
 from trainer import plan as plans
+from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
@@ -249,7 +251,11 @@ class Run(abc.ABC):
 
     def _train(self) -> None:
         start, checkpoints = self.state.step, self.checkpoints
-        with self.interrupt.deferred(), self.callbacks.training(), checkpoints.naming_the_way_back():
+        most = self.config.steps.steps_per_loop
+        steps = "the current step" if most == 1 else f"the current steps (at most {most})"
+        # A launcher says it once, for all of its processes.
+        first = "" if heartbeat.VARIABLE in os.environ else f"stops after {steps} and saves"
+        with self.interrupt.deferred(first), self.callbacks.training(), checkpoints.naming_the_way_back():
             self.callbacks.phase("compiling the step")
             with self.train_loop(start) as train:
                 if self.evaluations and not self.evaluations.before(start):

@@ -16,11 +16,12 @@ from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import check_same, existing_manifest, notes, other_pixels, renumbered
-from beam_jobs.sources import published
+from beam_jobs.sources import dealt, published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, to_run
+from pipeline.files.paths import with_version
 from pipeline.files.remote import in_command, is_url
 from pipeline.manifest import naming, unconverted
 from pipeline.records import columns as stored_columns
@@ -57,6 +58,13 @@ def _check_unconverted(config: ConvertConfig) -> None:
     raise UsageError(f"--source={config.source}: is a data set already; train on it: {train}")
 
 
+def _check_no_version(config: ConvertConfig) -> None:
+    """Raises UsageError if the folder to write is named as a version of a data set, of which only the newest grows."""
+    place, version = with_version(config.data_dir)
+    if version is not None and not is_url(place) and os.path.isfile(os.path.join(place, naming.MANIFEST)):
+        raise UsageError(f"--data_dir={config.data_dir}: names a version; write to the folder of all: {place}")
+
+
 def convert(command: str, argv: Sequence[str] | None) -> None:
     """Runs a conversion from its command line.
 
@@ -81,15 +89,17 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # Imported late: they take 2 s, which --help and a bad flag need not wait for.
-        from beam_jobs.conversion import dry_run, job  # noqa: PLC0415
+        from beam_jobs.conversion import appending, dry_run, job  # noqa: PLC0415
         from beam_jobs.report import card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
     options = runners.parse(beam_arguments, flags)
     sink = sink_of(config.data_dir)
     sink.check(config.dataset, config.source)
     _check_unconverted(config)
+    _check_no_version(config)
+    parent = appending.parent_in(sink) if config.append else None
     with published.refused() if config.dry_run else contextlib.nullcontext():
-        plan = make_plan(config, sink.data_dir)
+        plan = make_plan(config, sink.data_dir, parent)
         columns.chosen(config.columns, plan.column_features)  # fails before the conversion rather than after it
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
@@ -97,6 +107,9 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         dry_run.show(plan, sink, config.overwrite, workers, lowered)
         return
 
+    if parent is not None:
+        appending.append(sink, plan, parent, options, (command, arguments), started)
+        return
     with replacing(sink, plan, config.overwrite) as staged:
         if staged is None:
             print(f"{sink.data_dir}: already holds this data set, made with the same options; nothing to do")
@@ -189,3 +202,5 @@ def _say_begin(plan: Plan, data_dir: str, workers: int, lowered: str) -> None:
     print(f"{plan.source.dataset}: {what} in {data_dir}{with_workers}")
     if lowered:
         print(lowered)
+    if shares := dealt.shares_of(plan.source):
+        print("\n".join(shares.lines()))

@@ -16,6 +16,8 @@ from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
+from beam_jobs.sources import dealt
+from beam_jobs.sources.appended import added_classes
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -68,6 +70,8 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
     print(f"{plan.source.dataset}: {what} in {sink.shown} (a dry run: nothing is written)", flush=True)
     if lowered:
         print(lowered)
+    if shares := dealt.shares_of(plan.source):
+        print("\n".join(shares.lines(has_table=True)))
     measured = {split: measure(plan, split) for split in plan.num_shards}
     print("\n".join(_lines(plan, measured, workers)))
     examples = [[("split", split), *example.items()] for split, found in measured.items() for example in found.examples]
@@ -119,14 +123,15 @@ def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
     """Returns the valid rows, and the bytes that their records take in a file."""
-    selected = select(block, classes, plan.sample.images)
+    selected = select(block, classes, plan.sample.images, plan.source.features)
     records = make_records(selected.rows)
     records = compressed(records) if plan.config.compression else records
     return selected, sum(len(piece) for piece in records.blocks())
 
 
 def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
-    chosen = select(plan.source.read(split, rows), len(plan.source.class_names), plan.sample.images).rows
+    source = plan.source
+    chosen = select(source.read(split, rows), len(source.class_names), plan.sample.images, source.features).rows
     examples = []
     for i, label in enumerate(chosen.labels):
         image = chosen.images[i]
@@ -141,8 +146,9 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
 
 
 def _classes_of(label: Any, source: Source) -> list[str]:
-    """Returns the names of an example's classes; none if labels are numbers."""
+    """Returns the names of an example's classes; none if labels are numbers, or there is none."""
     numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
+    numbers = numbers if source.class_names else []
     return [source.class_names[number] for number in numbers]
 
 
@@ -211,6 +217,14 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
         sink.check_plan(plan, None)
         return []
     there = existing_manifest(sink.data_dir)
+    if plan.base and there:
+        sink.check_plan(plan, there)
+        held = sum(split.num_examples for split in there.splits.values())
+        return [
+            f"{sink.shown}: version {there.version}, {count_of(held, 'example')}, would be followed by version "
+            f"{there.version + 1}; whether keys of the rows are there already is not looked at",
+            *added_classes(plan.source, there),
+        ]
     if there and not overwrite:
         check_options(plan, there, sink.data_dir)
         same = f"{sink.shown}: already holds this data set, made with the same options: nothing would be converted"

@@ -99,6 +99,11 @@ def _of_numbers(values: NDArray[Any]) -> Packed:
     return {"numbers": base64.b64encode(zlib.compress(file.getvalue(), 1)).decode()}
 
 
+def of_numbers(values: NDArray[Any], strings: Sequence[str] = ()) -> Packed:
+    """Returns the values of a column, as its file and its manifest entry have them, in the form of `packed`."""
+    return {**({"strings": list(strings)} if strings else {}), **_of_numbers(values)}
+
+
 def _of_strings(values: Iterable[Any]) -> Packed:
     texts = [bytes(_one(value)).decode(errors="surrogateescape") for value in values]
     names = sorted(set(texts))

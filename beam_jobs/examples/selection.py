@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.examples import placed
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import shape_of
 from pipeline.images import BadImageError
+from pipeline.manifest import Feature
 from pipeline.read.statistics import PixelSums
 
 
@@ -26,6 +28,7 @@ class ImageOptions:
       size: (height, width) to resize all images to; None to keep their sizes.
       shape: shape of every raw image; None if they may differ.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
+      like: feature of the images of a data set that these are added to: others are invalid; None: all are valid.
     """
 
     encoding: str
@@ -33,6 +36,19 @@ class ImageOptions:
     size: tuple[int, int] | None = None
     shape: tuple[int, int, int] | None = None
     is_scaled: bool = False
+    like: Feature | None = None
+
+    def check(self, shape: tuple[int, ...], kind: str) -> None:
+        """Raises BadImageError if an image, of a shape and a format, is unlike those of the data set that it joins."""
+        if self.like is None:
+            return
+        if self.like.encoding not in (kind, "any"):
+            raise BadImageError(
+                f"the image is {kind}, those of the data set are {self.like.encoding} (--image_encoding changes it)"
+            )
+        if any(there not in (None, here) for there, here in zip(self.like.shape, shape, strict=True)):
+            sides = "x".join(str(side or "any") for side in self.like.shape)
+            raise BadImageError(f"the image is {shape_of(shape)}, those of the data set are {sides}")
 
 
 @dataclasses.dataclass
@@ -95,6 +111,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
             continue
         try:
             stored, pixels, kind, was_turned = _one(image, options)
+            options.check(pixels.shape, kind)
         except BadImageError as error:
             made.bad[row] = str(error)
             continue
@@ -159,18 +176,22 @@ class Selected:
     bad: dict[int, str]
 
 
-def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
+def select(
+    block: Block, num_classes: int, options: ImageOptions, features: Mapping[str, Feature] | None = None
+) -> Selected:
     """Returns the valid rows of a block.
 
     Args:
       block: a block of a source.
-      num_classes: number of classes; labels must be smaller.
+      num_classes: number of classes; labels must be smaller. 0 if rows have no labels, as masks or boxes need none.
       options: options for storing the images.
+      features: features of the source, of which masks, boxes and points move with their images.
     """
     bad = dict(block.bad)
-    if block.has_classes:
+    if block.has_classes and (num_classes or not placed.of_source(features or {})):
         for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
             bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
+    block = dataclasses.replace(block, extra=placed.moved(block, features or {}, options.size, bad))
     recoded = recode(block, options, frozenset(bad))
     bad |= recoded.bad
     if not bad:

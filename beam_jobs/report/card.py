@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -10,7 +11,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -27,6 +28,8 @@ from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, naming
+from pipeline.manifest.columns import label_numbers
+from pipeline.read.statistics import number_bars, spread
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 
@@ -49,7 +52,26 @@ _SEAL = b"\n<!-- SHA-256 of all before this line:"
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
 
-def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """Something that may be wrong with the data.
+
+    Attributes:
+      text: description, with figures.
+      groups: records as examples, pairs or single ones: (caption, image as stored) of each.
+    """
+
+    text: str
+    groups: Sequence[Sequence[tuple[str, bytes]]] = ()
+
+
+def write_card(
+    folder: StoragePath,
+    command: str,
+    arguments: Sequence[str],
+    images: ImageFacts,
+    doubts: Sequence[Doubt] | None = None,
+) -> str | None:
     """Writes the card beside a manifest. Returns None or, as the data set is complete without it, why that failed.
 
     Args:
@@ -57,9 +79,10 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
       command: name of the module that was run.
       arguments: command-line arguments, as given.
       images: facts about the images.
+      doubts: what may be wrong with the data; None if nobody looked.
     """
     try:
-        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
+        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images, doubts)
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
     except Exception as error:  # never lose hours of conversion to a page
@@ -102,7 +125,9 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return " \\\n    ".join([to_run(command), *map(shlex.quote, shown)])
 
 
-def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
+def make_card(
+    folder: StoragePath, made: Manifest, command: str, images: ImageFacts, doubts: Sequence[Doubt] | None = None
+) -> str:
     """Returns the page for a data set, with samples read from its shards.
 
     Raises:
@@ -131,8 +156,26 @@ def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFa
         notices=summary.notices(made, images),
         samples=_figures(made, take_samples(folder, made)),
         labels=_labels(made),
+        numbers=_numbers(label_numbers(folder.url, made)),
         sizes=_sizes(made, images),
+        doubts=None if doubts is None else [_shown_doubt(made, doubt) for doubt in doubts],
+        cell=_cell(made),
     )
+
+
+def _shown_doubt(made: Manifest, doubt: Doubt) -> dict[str, Any]:
+    most_bytes = _LARGEST_PICTURE // 4
+    groups = []
+    for group in doubt.groups:
+        with contextlib.suppress(BadImageError):
+            groups.append([(caption, _picture(made, image, most_bytes)) for caption, image in group])
+    return {"text": doubt.text, "groups": groups}
+
+
+def _picture(made: Manifest, image: bytes, most_bytes: int) -> Picture:
+    if made.features["image"].encoding == "raw":
+        return picture_of_pixels(image, made.image_shape, most_bytes)
+    return picture_of_file(image, most_bytes, made.turns_images)
 
 
 def _visible(value: Any) -> Any:
@@ -179,6 +222,8 @@ def _labels(made: Manifest) -> dict[str, Any]:
         }
         for label in order
     ]
+    totals_of = {name: sum(split.label_histogram) for name, split in by_size(made)}
+    per_example = [(name, totals_of[name] / split.num_examples) for name, split in by_size(made) if totals_of[name]]
     is_wide = len(padded) > _COLUMNS or (len(padded) > 1 and max(largest) >= _LONG_NUMBER)
     return {
         "count": count,
@@ -186,7 +231,24 @@ def _labels(made: Manifest) -> dict[str, Any]:
         "profile": profile,
         "rows": rows,
         "most": _MANY_CLASSES,
+        "per_example": per_example if made.features["label"].shape else [],
         "is_wide": is_wide,
+    }
+
+
+def _numbers(labels: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Returns how labels that are numbers are spread in each split, and their histogram.
+
+    Args:
+      labels: {split: labels}; empty if labels are classes.
+    """
+    ordered = dict(sorted(labels.items(), key=lambda item: -len(item[1])))
+    bars = number_bars(ordered)
+    most = {split: max((counts[split] for _, counts in bars), default=0) or 1 for split in ordered}
+    return {
+        "spreads": [(split, spread(values)) for split, values in ordered.items()],
+        "rows": [(name, [(counts[split] / most[split], counts[split]) for split in ordered]) for name, counts in bars],
+        "is_wide": len(ordered) > _COLUMNS,
     }
 
 
@@ -219,11 +281,7 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
     for label, of_class in samples.by_label.items():
         for image, key in of_class:
             try:
-                if made.features["image"].encoding == "raw":
-                    picture = picture_of_pixels(image, made.image_shape, most_bytes)
-                else:
-                    picture = picture_of_file(image, most_bytes, made.turns_images)
-                shown[label].append((key, picture))
+                shown[label].append((key, _picture(made, image, most_bytes)))
             except BadImageError:
                 undecodable += 1
     histogram = _counts(made, samples.split)

@@ -10,7 +10,9 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
+from beam_jobs.examples import placed
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from pipeline.commands.text import count_of, size_of
@@ -38,6 +40,7 @@ def summary(
     has_card: bool = False,
     images: ImageFacts | None = None,
     url: str = "",
+    added: Manifest | None = None,
 ) -> str:
     """Returns a few lines for a person: what was written, how fast, where, and the next commands.
 
@@ -50,20 +53,23 @@ def summary(
       has_card: whether there is a card.html.
       images: facts about the images; None takes them from the manifest.
       url: URL of the folder with the store's options, which the next commands need; "" for a local folder.
+      added: version that the conversion has appended to; None if it wrote all of the data set.
     """
     images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
-    written = examples * (1 - resumed)
+    before = sum(split.num_examples for split in added.splits.values()) if added else 0
+    written = (examples - before) * (1 - resumed)
     rate = f", {written / max(writing_seconds, 1e-9):,.0f} examples/s" if written else ""
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
     lines = [
-        f"{made.dataset} is in {data_dir}:",
+        f"{made.dataset} is in {data_dir}:" if added is None else _grown(made, data_dir, examples - before),
         *(
             f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
             f"{size_of(split.num_bytes)}"
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
+        *images.notes,
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
     if images.turned:
@@ -72,6 +78,11 @@ def summary(
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
+
+
+def _grown(made: Manifest, data_dir: str, rows: int) -> str:
+    more = count_of(rows, "more example")
+    return f"version {made.version} ({made.short}) of {made.dataset} is in {data_dir}, with {more}:"
 
 
 def _image_text(made: Manifest, images: ImageFacts) -> str:
@@ -103,12 +114,14 @@ class ImageFacts:
       turned: number of image files rewritten upright because of their EXIF orientation.
       are_resized: whether the conversion resized them.
       beside: kept features that may refer to pixels of the image, such as masks and boxes, by name.
+      notes: lines about masks, boxes and points, which have moved with the images.
     """
 
     sizes: Counter[tuple[int, int]]
     turned: int = 0
     are_resized: bool = False
     beside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def by_count(self) -> list[str]:
@@ -129,11 +142,14 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
     sizes: Counter[tuple[int, int]] = Counter()
     # With two passes it was the first that turned images; its receipts are in a folder of their own.
     turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
+    counts: list[dict[str, Any]] = []
     for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
         if receipt:
             for (height, width, _), count in receipt.sizes:
                 sizes[height, width] += count
-    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside)
+            counts.append(receipt.placed)
+    notes = placed.notes(counts, plan.source.features) if counts else ()
+    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside, notes)
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
@@ -264,7 +280,8 @@ def _alone(images: ImageFacts) -> str | None:
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
     missing = remote.credentials_of(address)
-    task = "" if made.features["label"].is_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
+    has_class = made.features["label"].is_class and any(split.has_labels for split in made.splits.values())
+    task = "" if has_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
     return [
         *card,
         ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",

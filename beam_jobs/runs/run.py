@@ -40,7 +40,6 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from beam_jobs import drafts
 from beam_jobs.runs import runners
-from beam_jobs.shards.keys import KeyHashes, Repeated
 from pipeline import errors
 from pipeline.files.paths import try_lock
 
@@ -60,14 +59,14 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields (FOUND, result) for each of the given shards, and (bucket, hashes) for its keys."""
+        """Yields (FOUND, result) for each of the given shards, and (bucket, hashes), such as those of its keys."""
 
     @abc.abstractmethod
-    def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns the repeated keys of one bucket, as many of them as `finish` needs."""
+    def repeated(self, hashes: Iterable[Any]) -> Sequence[Any]:
+        """Returns what is repeated in one bucket, such as keys, as much of it as `finish` needs."""
 
     @abc.abstractmethod
-    def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
+    def finish(self, found: list[Any], repeated: list[Any]) -> str:
         """Writes the job's result and returns its path. A shard that was retried is in `found` twice."""
 
 
@@ -112,14 +111,14 @@ def _check_group(group: tuple[int, Iterable[Any]], job: ShardJob) -> Iterator[tu
     bucket, values = group
     with carried():
         for value in values if bucket == FOUND else job.repeated(values):
-            yield FOUND, value
+            yield FOUND, (bucket, value)
 
 
 def _finish(group: tuple[int, Iterable[Any]], job: ShardJob) -> list[str]:
-    found = list(group[1])
-    repeated = [value for value in found if isinstance(value, Repeated)]
+    values = list(group[1])
+    found = [value for bucket, value in values if bucket == FOUND]
     with carried():
-        return [job.finish([value for value in found if not isinstance(value, Repeated)], repeated)]
+        return [job.finish(found, [value for bucket, value in values if bucket != FOUND])]
 
 
 _SECONDS_BETWEEN_LINES = 5.0

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from beam_jobs.sources.known_keys import HASH_BYTES, KeyTable, hash_of
 from pipeline.errors import DataError, location
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import ShardInfo
+from pipeline.manifest import Manifest, ShardInfo
 from pipeline.manifest.splits import Segment
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream
 from pipeline.records.tf_example import keys_of
 
-_HASH_BYTES = 16  # any two of 60 million keys share a hash with probability 5e-24
-_HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
+_HASHED_KEY = np.dtype([("hash", f"V{HASH_BYTES}"), ("record", "<u4")])
 
 
 @contextlib.contextmanager
@@ -90,22 +89,27 @@ def by_bucket(data_dir: StoragePath, info: ShardInfo) -> Iterator[tuple[int, Key
     return group(info.file, hashes, range(len(hashes)))
 
 
+def table_of(data_dir: StoragePath, made: Manifest) -> KeyTable:
+    """Returns the keys of a data set, read from its shards.
+
+    Raises:
+      DataError: a shard cannot be read.
+    """
+    each = (keys_of(data_dir / info.file, Segment(info, 0, info.num_examples)) for info in made.shards)
+    return KeyTable.of(key for keys in each for key in keys)
+
+
 def _compression_of(file: str) -> str:
     """Returns the compression of a shard that a conversion wrote, which its receipt does not say."""
     return "GZIP" if file.endswith(".gz") else ""
 
 
-def hash_of(key: bytes) -> bytes:
-    """Returns the hash of a key."""
-    return hashlib.blake2b(key, digest_size=_HASH_BYTES).digest()
-
-
 def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterator[tuple[int, KeyHashes]]:
     """Yields (bucket, hashes) for keys of a file, given the hash and record number of each."""
     packed = np.empty(len(hashes), _HASHED_KEY)
-    packed["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
+    packed["hash"] = np.frombuffer(b"".join(hashes), f"V{HASH_BYTES}")
     packed["record"] = records
-    buckets = np.frombuffer(b"".join(hashes), np.uint8)[::_HASH_BYTES]
+    buckets = np.frombuffer(b"".join(hashes), np.uint8)[::HASH_BYTES]
     for bucket in np.unique(buckets).tolist():
         yield bucket, KeyHashes(file, packed[buckets == bucket].tobytes())
 

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from beam_jobs import drafts
-from beam_jobs.examples import columns
+from beam_jobs.examples import columns, placed
 from beam_jobs.plan import Origin, Plan, without_split
-from beam_jobs.shards import receipts
+from beam_jobs.shards import extended, receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
-from pipeline.manifest.manifest import size_histogram
+from pipeline.manifest.manifest import MASK, size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
@@ -39,25 +39,40 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
     """
     ordered = _in_order(plan, found)
     folder = plan.data_dir
+    parent = extended.parent_of(plan) if plan.base else None
     if plan.origin is None:  # a second pass reads only valid rows, and keeps the first one's list
-        _write_rejects(folder, ordered)
+        _write_rejects(folder, ordered, _listed_before(plan, parent) if parent else [])
     _check_rejects(plan, ordered)
-    made = make_manifest(plan, ordered)
-    made = dataclasses.replace(made, columns=_write_columns(plan, made))
+    made = make_manifest(plan, ordered, parent)
+    made = dataclasses.replace(made, columns=_write_columns(plan, made, parent))
     for name, data in tfds_files(made).items():
         drafts.Draft(folder / name, [data]).publish()
     drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # also syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
-def _write_columns(plan: Plan, made: Manifest) -> dict[str, Column]:
+def _listed_before(plan: Plan, parent: Manifest) -> list[str]:
+    """Returns the lines of a version's invalid rows: the first of the list, as many as the manifest counts."""
+    count, path = sum(split.num_rejects for split in parent.splits.values()), plan.published_dir / naming.REJECTS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if count else []
+    except OSError:  # removed by its owner; the manifest still counts the rows
+        return []
+    return lines[:count]
+
+
+def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[str, Column]:
     """Writes the columns of a conversion one by one and returns their manifest entries."""
     image, features = made.features["image"], plan.column_features
     are_sized = image.encoding != "raw" and None in image.shape[:2]
-    of_column = columns.sources(plan.config.columns, features, are_sized)
+    of_column = columns.sources(plan.config.columns, features, are_sized or parent is not None)
+    splits: dict[str, list[columns.Shard]] = {}
+    if parent is not None:
+        of_column, splits = extended.column_parts(plan, parent, of_column)
     if not of_column:
         return {}
-    splits: dict[str, list[columns.Shard]] = {split: [] for split in plan.num_shards}
+    for split in plan.num_shards:
+        splits.setdefault(split, [])
     paths = [plan.receipts_dir / receipts.name_of(file) for file in plan.file_names]
     loaded = each(receipts.load, paths, plan.receipts_dir.is_remote)
     for (split, _), path, receipt in zip(plan.elements, paths, loaded, strict=True):
@@ -91,32 +106,59 @@ def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
             )
 
 
-def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
-    """Returns the manifest of a conversion from its receipts, in the order of the plan's elements."""
-    trained = [r for r in receipts if r.split == STATISTICS_SPLIT] or receipts
-    mean, std = moments(r.sums for r in trained if r.sums.pixels)  # integer sums: the order of receipts changes no bit
+def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None = None) -> Manifest:
+    """Returns the manifest of a conversion from its receipts, in the order of the plan's elements.
+
+    Args:
+      plan: plan of the conversion.
+      receipts: one per shard.
+      parent: version that is appended to; None for a data set of its own.
+    """
+    trained = [r.sums for r in receipts if r.split == STATISTICS_SPLIT] or [r.sums for r in receipts]
+    made = _own_manifest(plan, receipts)
+    if parent is not None:
+        from_parent, from_own = extended.trained_alike(parent, made)
+        before = extended.sums_of(parent, plan.published_dir) if from_parent else []
+        trained = [*before, *(trained if from_own else [])]
+        sizes = {split: _sizes([r for r in receipts if r.split == split]) for split in made.splits}
+        made = extended.extended(parent, made, sizes, plan.published_dir)
+    mean, std = moments(sums for sums in trained if sums.pixels)  # integer sums: their order changes no bit
+    return dataclasses.replace(made, image_mean=mean, image_std=std)
+
+
+def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
+    """Returns the manifest of the records that a conversion wrote, without the moments of their pixels."""
     origin = plan.origin or Origin(plan.source.files, {})
+    image = _image_feature(receipts)
+    on_images = placed.described([receipt.placed for receipt in receipts], plan.source.features, image.shape)
     return Manifest(
         dataset=plan.source.dataset,
-        class_names=plan.source.class_names,
+        class_names=_class_names(plan, on_images),
         features={
-            "image": _image_feature(receipts),
+            "image": image,
             "label": plan.source.label,
             "key": Feature("string"),
             **plan.source.features,
+            **on_images,
         },
         splits={
             split: _split_info(plan, [r for r in receipts if r.split == split], origin.num_rejects.get(split, 0))
             for split in plan.num_shards
         },
-        image_mean=mean,
-        image_std=std,
+        image_mean=(),
+        image_std=(),
         source=origin.files,
         options=plan.options,
         compression=plan.config.compression,
         format_version=plan.format_version,
         pixel_rule=plan.pixel_rule,
     )
+
+
+def _class_names(plan: Plan, on_images: dict[str, Feature]) -> tuple[str, ...]:
+    """Returns the names of the labels' classes; without labels, those of the masks."""
+    is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
+    return plan.source.class_names if is_labelled else on_images[MASK].class_names
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
@@ -133,8 +175,8 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
     return [by_element[element] for element in plan.elements]
 
 
-def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
-    lines = [
+def _write_rejects(folder: StoragePath, receipts: list[Receipt], before: list[str]) -> None:
+    lines = before + [
         json.dumps({"split": split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
         for split, reject in _rejects(receipts)
     ]
@@ -157,22 +199,29 @@ def _image_feature(receipts: list[Receipt]) -> Feature:
 
 def _split_info(plan: Plan, receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
     histogram = tuple(sum(counts) for counts in zip(*(receipt.label_histogram for receipt in receipts), strict=True))
-    sizes: Counter[tuple[int, int]] = Counter()
-    for receipt in receipts:
-        for (height, width, _), count in receipt.sizes:
-            sizes[height, width] += count
     return SplitInfo(
         tuple(receipt.info for receipt in receipts),
         histogram,
-        size_histogram(sizes),
+        size_histogram(_sizes(receipts)),
         earlier_rejects + sum(receipt.num_rejects for receipt in receipts),
         None if plan.source.label.is_class else True,
     )
 
 
+def _sizes(receipts: list[Receipt]) -> Counter[tuple[int, int]]:
+    sizes: Counter[tuple[int, int]] = Counter()
+    for receipt in receipts:
+        for (height, width, _), count in receipt.sizes:
+            sizes[height, width] += count
+    return sizes
+
+
 def tfds_files(manifest: Manifest) -> dict[str, bytes]:
-    """Returns {file name: content} of the files that TFDS needs; empty for compressed shards, which it cannot read."""
-    if manifest.compression:
+    """Returns {file name: content} of the files that TFDS needs; empty for what it cannot read.
+
+    That is compressed shards, and those of an append, which have other names than TFDS gives to the shards of a split.
+    """
+    if manifest.compression or manifest.parent:
         return {}
     files = {TFDS_DATASET_INFO: tfds_dataset_info(manifest), TFDS_FEATURES: _tfds_features(manifest)}
     names = [name.strip() for name in manifest.class_names]
@@ -213,15 +262,17 @@ def _tfds_features(manifest: Manifest) -> bytes:
 
 def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
     """Returns a feature's description; empty to leave out a feature that TFDS cannot describe."""
-    if name == "image" and feature.encoding != "raw":
+    if name in ("image", MASK) and feature.encoding not in (None, "raw"):
         image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
         if feature.encoding != "any" and feature.shape[-1] is not None:
             image["encodingFormat"] = feature.encoding
         return _typed("image_feature.Image", "image", image)
+    if feature.convention and name != MASK:  # records differ in their number
+        feature = dataclasses.replace(feature, shape=(None, *feature.shape[1:]))
     classes = feature.class_names
     if name == "label":
         classes = manifest.class_names if feature.is_class else ()
-    if classes:
+    if classes and not feature.convention:
         return _typed("class_label_feature.ClassLabel", "classLabel", {"numClasses": str(len(classes))})
     if feature.dtype == "string":
         return _typed("text_feature.Text", "text", {}) if not feature.shape else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import crc32c
 
@@ -41,6 +42,7 @@ class Receipt:
       num_rejects: number of invalid rows, which are skipped.
       rejects: first invalid rows: some more than a data set may have.
       turned: number of files rewritten upright.
+      placed: counts of masks, boxes and points, by feature (`beam_jobs.examples.placed.counted`).
       columns: values of the records (`beam_jobs.examples.columns.packed`); only in the file, as the process that writes
         the manifest gets `without_columns`.
     """
@@ -55,6 +57,7 @@ class Receipt:
     num_rejects: int
     rejects: tuple[Reject, ...]
     turned: int = 0
+    placed: dict[str, Any] = dataclasses.field(default_factory=dict)
     columns: dict[str, Packed] = dataclasses.field(default_factory=dict)
 
     def without_columns(self) -> Receipt:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.drafts import Draft
-from beam_jobs.examples import columns
+from beam_jobs.examples import columns, placed
 from beam_jobs.examples.records import Records, compressed, make_records
 from beam_jobs.examples.selection import Selected, joined, select
 from beam_jobs.plan import Plan
@@ -75,18 +75,20 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         num_rejects=len(chosen.bad),
         rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
         turned=chosen.recoded.turned,
+        placed=placed.counted(chosen.rows, chosen.recoded.sides(records.count), plan.source.features),
         columns=columns.packed(chosen, np.diff(records.begins) - framing.OVERHEAD, plan.column_features),
     )
 
 
 def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
     """Returns the valid rows, read in parts if the source's images are larger than the stored ones."""
-    step, classes = plan.rows_at_once(split), len(plan.source.class_names)
+    step, source = plan.rows_at_once(split), plan.source
+    given = len(source.class_names), plan.sample.images, source.features
     if len(rows) <= step:
-        return select(plan.source.read(split, rows), classes, plan.sample.images)
+        return select(source.read(split, rows), *given)
     order = np.argsort(rows)  # in source order, so that few parts share a chunk
     parts = [order[start : start + step] for start in range(0, len(rows), step)]
-    return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.sample.images)) for part in parts])
+    return joined([(part, select(source.read(split, rows[part]), *given)) for part in parts])
 
 
 def _publish(drafts: list[Draft], receipts_folder: StoragePath, receipt: Receipt) -> Receipt:

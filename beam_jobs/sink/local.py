@@ -79,18 +79,20 @@ class LocalSink:
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
         """Yields the plan with the folder that workers write to, which may hold shards of an earlier run.
 
-        When the block ends, the data set in that folder replaces `present`. If the block fails, finished shards are
-        kept for the next run, a line on stderr says so, and the list of invalid rows is moved to the data set's folder.
+        When the block ends, the data set in that folder replaces `present`, or follows it as its next version. If the
+        block fails, finished shards are kept for the next run, a line on stderr says so, and the list of invalid rows
+        is moved to the data set's folder.
 
         Args:
           plan: the plan of the conversion.
-          present: the manifest of the data set to replace, or None.
+          present: the manifest of the data set to replace, or to append to, or None.
 
         Raises:
           DataError: a file cannot be written, moved or removed, the disk is too small, a file of another tool is in the
             way, or the data set is incomplete.
         """
         staging.undo_interrupted_publish(self.data_dir)
+        staging.undo_interrupted_append(self.data_dir, plan.digest)
         staging.check_names_free(self.data_dir, plan.file_names, present)
         staging.remove_leftovers(self.data_dir, plan.digest)  # also the data set that a killed command was replacing
         with staging.opened(self.data_dir, plan.digest) as folder:
@@ -99,10 +101,14 @@ class LocalSink:
             try:
                 yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
             except PipelineError:
-                if not (self.data_dir / naming.MANIFEST).exists():  # a data set there may have its own list
+                # A data set there may have its own list, with which that of an append begins.
+                if plan.base or not (self.data_dir / naming.MANIFEST).exists():
                     staging.move_rejects(folder, self.data_dir)
                 raise
-            staging.publish(folder, self.data_dir, present)
+            if plan.base and present:
+                staging.publish_version(folder, self.data_dir, present)
+            else:
+                staging.publish(folder, self.data_dir, present)
 
     def tidy(self) -> None:
         """Removes what a conversion left that was killed after publishing.
@@ -110,6 +116,7 @@ class LocalSink:
         Raises:
           DataError: a file cannot be removed.
         """
+        staging.undo_interrupted_append(self.data_dir, None)
         staging.remove_leftovers(self.data_dir, None)
 
     def _problem(self) -> str | None:

@@ -13,7 +13,7 @@ from pipeline import manifest
 from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Manifest, naming, versions
 
 _MOST_NAMED = 3  # files in a note
 _MOST_CLASSES = 8  # in a note
@@ -102,7 +102,9 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     Raises:
       DataError: the folder cannot be listed.
     """
-    listed = {*shard_files(present, data_dir), *drafts.BESIDE_SHARDS}
+    listed = {*drafts.BESIDE_SHARDS}
+    for made in (present, *_others(data_dir, present)):
+        listed |= shard_files(made, data_dir).keys()
     found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
     below = _shards_below(data_dir, present) if recursive else []
     names = sorted(name for name in {*found, *below} if name not in listed)
@@ -114,6 +116,13 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     )
 
 
+def _others(data_dir: StoragePath, present: Manifest) -> list[Manifest]:
+    """Returns the manifests of a data set's other versions; none for a folder that has one."""
+    if not present.parent and not manifest.version_names(data_dir):
+        return []
+    return [made for made in versions.all_of(data_dir) if made.digest != present.digest]
+
+
 def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
     """Returns the files in subfolders of a data set's folder, at any depth, that look like its shards."""
     found = [pathlib.PurePosixPath(name) for name in data_dir.files(recursive=True) if "/" in name]
@@ -123,7 +132,7 @@ def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
         for path in found
         if others.isdisjoint(path.parents)
         and not any(part.startswith(".") for part in path.parts)
-        and path.parts[0] not in (naming.SIDECARS, naming.COLUMNS)
+        and path.parts[0] not in (naming.SIDECARS, naming.COLUMNS, naming.VERSIONS)
         and _looks_like_shard(path.name, present)
     ]
 
@@ -215,11 +224,18 @@ def files_of(present: Manifest | None) -> set[str]:
 
 
 def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
-    """Returns the names, relative to the folder, of the files that belong to its data set."""
+    """Returns the names, relative to the folder, of the files that belong to its data set, in any version."""
     beside = {*drafts.BESIDE_SHARDS}
     if not any(split.num_rejects for split in present.splits.values()):
         beside.remove(naming.REJECTS)
-    return {*shard_files(present, data_dir), *columns_of(present), *beside}
+    older = {name for made in _others(data_dir, present) for name in (*shard_files(made, data_dir), *columns_of(made))}
+    return {*shard_files(present, data_dir), *columns_of(present), *beside, *older}
+
+
+def appended_before(plan: Plan, present: Manifest, parent: Manifest) -> bool:
+    """Returns whether a manifest is the version that an append has made, or will make, of its parent."""
+    source = (*parent.source, *plan.source.files)
+    return present.parent == parent.digest and present.options == plan.options and present.source == source
 
 
 def columns_of(present: Manifest) -> list[str]:

@@ -156,6 +156,7 @@ class RemoteSink:
         """Yields the plan with its folders. First removes the old manifest, at the end obsolete files and receipts."""
         folder = self.data_dir / staging.folder_name(plan.digest)
         if present:
+            staging.remove_versions(self.data_dir)  # of a copy
             staging.keep_replaced(folder, present)
             (self.data_dir / naming.MANIFEST).remove()
         try:

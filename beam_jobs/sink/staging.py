@@ -17,14 +17,14 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from beam_jobs import drafts
-from beam_jobs.shards import receipts
+from beam_jobs.shards import extended, receipts
 from beam_jobs.sink import present
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, TransientError
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.write import temporary_name
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Manifest, naming, versions
 
 FOLDER = re.compile(rf"{re.escape(naming.CONVERTING)}[0-9a-f]{{16}}")
 FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
@@ -67,6 +67,8 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
     drafts.remove_temporaries(data_dir)
+    if (data_dir / naming.VERSIONS).is_dir():
+        drafts.remove_temporaries(data_dir / naming.VERSIONS)
     remove_replaced(data_dir, _inner_folders(data_dir))
     for folder in _inner_folders(data_dir):
         if digest and folder.name == folder_name(digest):
@@ -101,7 +103,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
 
 
 def keep_replaced(folder: StoragePath, replaced: Manifest) -> None:
-    """Records, in a conversion's folder, the files of the data set that it is about to replace.
+    """Records, in a conversion's folder, the files of the data set that it is about to replace: its newest version's.
 
     The manifest is removed before its shards: a command killed in between leaves files that no manifest lists, which
     the next command finds by this list.
@@ -186,6 +188,112 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
         _remove(folder)
 
 
+def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) -> None:
+    """Moves what an append wrote from `folder` up into `data_dir`, as the version behind `parent`.
+
+    The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
+    and `manifest.json` is replaced in one step. So there is a whole version at any moment.
+
+    Raises:
+      DataError: the files in `folder` are incomplete, or one cannot be moved or written.
+    """
+    made = manifest.load(folder)
+    own = [name for shard in extended.new_shards(made, parent) for name in shard.files]
+    own += sorted({*present.columns_of(made)} - {*present.columns_of(parent)})
+    with _signals_held():
+        for each in sorted({name.rpartition("/")[0] for name in own} - {""} | {naming.VERSIONS}):
+            (data_dir / each).make_folder()
+        for name in own:
+            (folder / name).move_to(data_dir / name)
+        keep_version(data_dir, parent, made)
+        if naming.REJECTS in folder.names():
+            (folder / naming.REJECTS).move_to(data_dir / naming.REJECTS)
+        for each in (naming.SIDECARS, naming.COLUMNS, naming.VERSIONS):
+            if (data_dir / each).exists():
+                (data_dir / each).sync()
+        data_dir.sync()  # persist the names of all shards before the manifest's
+        (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
+        data_dir.sync()
+        _remove_outdated(data_dir)
+        _remove(folder)
+
+
+def keep_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> None:
+    """Keeps the manifest and the card of a version that a new one is about to follow, and notes who makes that."""
+    text = (data_dir / naming.MANIFEST).read_bytes()  # as it is: an earlier release may have written it
+    drafts.publish(data_dir / naming.version_name(parent.version, parent.digest), text)
+    page = data_dir / naming.CARD
+    if page.exists():  # the new one is written at the end
+        page.move_to(data_dir / naming.version_name(parent.version, parent.digest, "html"))
+    log = data_dir / naming.LOG
+    before = log.read_bytes() if log.exists() else b""
+    drafts.publish(log, before + versions.Made.now(made.digest).line())
+
+
+def _remove_outdated(data_dir: LocalPath) -> None:
+    """Removes files beside the manifest that can only describe a data set without appended shards."""
+    for name in naming.TFDS_FILES:
+        (data_dir / name).remove()
+
+
+def undo_interrupted_append(data_dir: LocalPath, digest: str | None) -> None:
+    """Takes back shards of an append that was killed before it published its manifest.
+
+    Args:
+      data_dir: folder of the data set.
+      digest: digest of a plan, whose shards move back to their receipts; all others are removed, as no manifest lists
+        them, and so are columns.
+
+    Raises:
+      DataError: a manifest cannot be read, or a file cannot be moved or removed.
+    """
+    if naming.MANIFEST not in data_dir.names():
+        return
+    newest = manifest.load(data_dir)
+    if newest.parent:
+        _remove_outdated(data_dir)
+    listed = present.files_listed(newest, data_dir)
+    inner = data_dir / folder_name(digest) if digest else None
+    for file in data_dir.files():
+        if naming.version_of_shard(file) == 1 or file in listed:
+            continue
+        for name in (file, *naming.sidecar_names(file)):
+            if not (data_dir / name).exists():
+                continue
+            if inner and (inner / receipts.name_of(file)).exists() and not (inner / name).exists():
+                (inner / naming.SIDECARS).make_folder()
+                (data_dir / name).move_to(inner / name)
+            else:
+                (data_dir / name).remove()
+    if newest.version > 1 or manifest.version_names(data_dir):
+        for name in _names_in(data_dir / naming.COLUMNS):
+            if naming.is_column_name(name) and f"{naming.COLUMNS}/{name}" not in listed:
+                (data_dir / naming.COLUMNS / name).remove()
+
+
+def _names_in(folder: LocalPath) -> list[str]:
+    return folder.names() if folder.is_dir() and not folder.is_symlink() else []
+
+
+def remove_versions(data_dir: StoragePath) -> None:
+    """Removes the manifests, cards and columns of a data set's versions before the newest, and their log.
+
+    Raises:
+      DataError: a manifest cannot be read, or a file cannot be removed.
+    """
+    place = data_dir / naming.VERSIONS
+    older = list(versions.older_in(data_dir))
+    kept = present.columns_of(manifest.load(data_dir)) if older and naming.MANIFEST in data_dir.names() else []
+    for name in {name for made in older for name in present.columns_of(made)} - {*kept}:
+        (data_dir / name).remove()
+    for name in place.files() if place.is_dir() else ():
+        if naming.parse_version_name(name) or f"{naming.VERSIONS}/{name}" == naming.LOG:
+            (place / name).remove()
+    if not data_dir.is_remote:
+        with contextlib.suppress(OSError):  # it holds other files, or is not there
+            os.rmdir(str(place))
+
+
 def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
     """Moves the list of invalid rows, if there is one, to `data_dir`: it may say why a conversion failed.
 
@@ -213,6 +321,7 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder holds no data set either
+    remove_versions(data_dir)  # before the newest, which has all of their shards
     (data_dir / naming.MANIFEST).remove()
     inside = (naming.SIDECARS, naming.COLUMNS)
     folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]

@@ -1,7 +1,4 @@
-"""The interface of sources: rows of images, labels and keys in splits, whatever files hold them.
-
-New splits are drawn by a stable hash of each row, so that a row is in the same split on every run.
-"""
+"""The interface of sources: rows of images, labels and keys in splits, whatever files hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -19,15 +16,17 @@ from numpy.typing import NDArray
 from beam_jobs import flag_values
 from pipeline.commands import values
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest.manifest import BOXES, CONVENTIONS, POINTS
 from pipeline.order import hashing
-from pipeline.order.hashing import Domain, splitmix64
+from pipeline.order.hashing import Domain
 from pipeline.records import schema
 from pipeline.registry import Registry
 
 _TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
 _TABLES_ARE = ", ".join(_TABLES)
+_HIGHEST_CLASS = 255  # of a mask's pixels
 
 
 def _option(
@@ -55,6 +54,21 @@ def _option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def _convention(name: str, flag: str, value: str) -> str:
+    if value and value not in CONVENTIONS[name]:
+        raise unknown(f"--{flag}", value, CONVENTIONS[name])
+    return value
+
+
+def _class_of_pixels(flag: str, value: str) -> int | None:
+    """Returns the class of a mask's pixels; None if the flag is not given."""
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) > _HIGHEST_CLASS:
+        raise UsageError(f"--{flag}={value}: must be a class of masks, 0 to {_HIGHEST_CLASS}")
+    return int(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
     """Parsed flags that concern the source. `beam_jobs.config.ConvertConfig` has them as texts.
@@ -70,7 +84,7 @@ class SourceOptions:
         dataclasses.MISSING,
         "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
         "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, webdataset, parquet, "
-        "arrow, tfrecord, idx; or tfds:NAME",
+        "arrow, coco, voc, tfrecord, idx; or tfds:NAME",
         shapes=False,
     )
     source: str = _option(
@@ -104,6 +118,20 @@ class SourceOptions:
         "tell the splits, also of tfrecord, whatever columns there are",
         *(*_TABLES, "tfrecord"),
     )
+    group_by: str = _option(
+        "",
+        f"{_TABLES_ARE}, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
+        "one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
+        *(*_TABLES, "image_folder"),
+        parse=flag_values.column_or_path,
+    )
+    stratify: str = _option(
+        "",
+        f"{_TABLES_ARE}, image_folder: with --split or --folds, every value of this column has its share in "
+        "each split; label: every class; file:REGEX: a part of the image's path",
+        *(*_TABLES, "image_folder"),
+        parse=flag_values.column_or_path,
+    )
     label_separator: str = _option(
         "",
         f"{_TABLES_ARE}: the text between the labels of an image that has several, such as ' ' in 'beach sea'; "
@@ -115,11 +143,59 @@ class SourceOptions:
         f"{_TABLES_ARE}: labels are numbers to predict, not classes; they become float32, rounded",
         *_TABLES,
     )
+    boxes_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of boxes, lists of four numbers each; objects.bbox: a field of a struct, or "
+        "of the structs of a list",
+        *_TABLES,
+    )
+    box_format: str = _option(
+        "",
+        f"{_TABLES_ARE}: what the numbers of a box are: {', '.join(CONVENTIONS[BOXES])}; default: rel_yxyx",
+        *_TABLES,
+        parse=functools.partial(_convention, BOXES),
+    )
+    box_labels_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of the boxes' classes, lists of strings or integers; without "
+        "--label_column they are also the labels",
+        *_TABLES,
+    )
+    points_column: str = _option("", f"{_TABLES_ARE}: the column of points, lists of two numbers each", *_TABLES)
+    point_format: str = _option(
+        "",
+        f"{_TABLES_ARE}: what the numbers of a point are: {', '.join(CONVENTIONS[POINTS])}; default: rel_yx",
+        *_TABLES,
+        parse=functools.partial(_convention, POINTS),
+    )
+    mask_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of masks: the bytes or paths of PNG files, grey or with a palette, that have "
+        "the class of each pixel",
+        *_TABLES,
+    )
+    mask_fill: int | None = _option(
+        None,
+        f"{_TABLES_ARE}, voc: the class of a mask's pixels that recipes move in; default: 0",
+        *(*_TABLES, "voc"),
+        parse=_class_of_pixels,
+    )
+    mask_dir: str = _option(
+        "",
+        "image_table: like --image_dir, of the masks' paths; default: the images' folder",
+        "image_table",
+        shapes=False,
+    )
+    image_set: str = _option(
+        "",
+        "voc: the folder of lists in ImageSets: Main (default), or Segmentation, whose images have masks",
+        "voc",
+    )
     image_dir: str = _option(
         "",
-        "image_table: folder that the paths are relative to; default: the table's; with {} for the path also "
-        "what follows it: images/{}.jpg",
-        "image_table",
+        "coco: folder of the images, or of the folders of images; image_table: folder that the paths are "
+        "relative to; default: the table's; with {} for the path also what follows it: images/{}.jpg",
+        *("image_table", "coco"),
         shapes=False,
     )
     na_is_class: bool = _option(
@@ -173,6 +249,11 @@ class SourceOptions:
         shapes=False,
     )
 
+    @property
+    def has_annotations(self) -> bool:
+        """Whether masks, boxes or points are named, with which images need no label."""
+        return bool(self.boxes_column or self.points_column or self.mask_column)
+
     def __reduce__(self) -> tuple[Callable[[], SourceOptions], tuple[()]]:
         """Pickles only the options that were given: they are a good part of the pickle of a source."""
         fields = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -195,6 +276,7 @@ class SourceKind:
     remote: bool = False
 
 
+LABEL = "label"  # in flags that name a column: the classes, whatever their column is called
 CLASS = Feature("int64")  # the label of an image that is of one class
 
 # By name of the data set or layout; a name that ends with `:NAME` stands for all names with that prefix.
@@ -305,6 +387,20 @@ class Source(abc.ABC):
         """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made of the same."""
         return self.parts[split].where(row)
 
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column for all rows, numbered across all splits.
+
+        Args:
+          column: name of the column; `label` for the classes, `file:REGEX` for a part of the image's path.
+          needed: flag that needs a value in each row; "" if rows may have none.
+
+        Raises:
+          UsageError: the source has no such column.
+          DataError: a row has no value, but needs one.
+        """
+        del needed
+        raise UsageError(f"{self.dataset} has no column {column!r}")
+
     @abc.abstractmethod
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, in the requested order.
@@ -318,6 +414,29 @@ class Source(abc.ABC):
         Raises:
           DataError: the files changed since the source was opened, or cannot be read.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The values of a column as texts.
+
+    Attributes:
+      codes: index of each row's value in `values`, int64 (n,).
+      values: the different values; "" is that of rows without one.
+    """
+
+    codes: NDArray[np.int64]
+    values: tuple[str, ...]
+
+    @property
+    def hashes(self) -> NDArray[np.int64]:
+        """A hash of each of `values`, which depends on its text alone, int64."""
+        return hashes_of(value.encode(errors="surrogateescape") for value in self.values)
+
+
+def hashes_of(texts: Iterable[bytes]) -> NDArray[np.int64]:
+    """Returns a hash of each text, int64 (n,)."""
+    return np.frombuffer(b"".join(hashlib.sha256(text).digest()[:8] for text in texts), "<i8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,8 +469,7 @@ class Files:
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of (file, row in it) for rows start..stop - 1, uint64 (n,)."""
         files, rows = locate(self.counts, np.arange(start, stop, dtype=np.int64))
-        names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
-        return hashing.derive_key(Domain.SPLIT, names[files], rows)
+        return hashing.derive_key(Domain.SPLIT, hashes_of(name.encode() for name in self.names)[files], rows)
 
     def keys(self, rows: NDArray[np.int64], equal_digits: bool = True) -> NDArray[np.bytes_]:
         """Returns `<file>#<row in it>` of each row, dtype S (n,).
@@ -476,10 +594,7 @@ def _listed(column: NDArray[Any]) -> Any:
     return column.tolist() if column.dtype == object else column
 
 
-_BLOCK = 1 << 20  # rows hashed at a time
 _MOST_BETWEEN = 1000  # most rows between two that are hashed together
-_MOST_KEPT = 4  # splits whose row numbers a worker keeps
-_kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -522,6 +637,12 @@ class DealtSource(Source):
                 made[places] = self.inner.hashes(name, int(own[0]), int(own[-1]) + 1)[own - own[0]]
         return made
 
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column."""
+        found = self.inner.texts(column, needed)
+        rows = np.concatenate([self._rows(split) for split in self.splits])
+        return dataclasses.replace(found, codes=found.codes[rows])
+
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it)."""
         name, _, rows = next(self._by_inner_split(self._rows(split)[row : row + 1]))
@@ -537,55 +658,3 @@ class DealtSource(Source):
         names = list(self.inner.splits)
         for number, chosen, own in by_part(list(self.inner.splits.values()), rows):
             yield names[number], chosen, own
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ResplitSource(DealtSource):
-    """A source whose new splits are drawn by a hash of each row.
-
-    Attributes:
-      bounds: {split: (lowest, highest + 1)} of its draws, which are in 0..2^53 - 1.
-    """
-
-    bounds: dict[str, tuple[int, int]]
-
-    def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows(self.inner, *self.bounds[split])
-
-
-def resplit(source: Source, fractions: dict[str, float]) -> Source:
-    """Returns the source with new splits, or the source itself if there are no `fractions`.
-
-    Raises:
-      UsageError: a split gets no row.
-    """
-    if not fractions:
-        return source
-    edges = np.round(np.cumsum([0.0, *fractions.values()]) * (1 << 53)).astype(np.int64).tolist()
-    edges[-1] = 1 << 53  # decimal fractions need not sum to exactly 1
-    bounds = dict(zip(fractions, itertools.pairwise(edges), strict=True))
-    splits = {split: len(_rows(source, *limits)) for split, limits in bounds.items()}
-    for split, rows in splits.items():
-        if not rows:
-            total = sum(source.splits.values())
-            raise UsageError(
-                f"--split: {split}:{fractions[split]:g} gets none of {count_of(total, 'row')}; give it more"
-            )
-    return ResplitSource.of(source, splits, bounds=bounds)
-
-
-def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
-    """Returns the rows, numbered across all splits, whose draws are in low..high - 1. Cached: all shards need them."""
-    key = (source.files, tuple(source.splits.items()), low, high)
-    if key not in _kept:
-        while len(_kept) >= _MOST_KEPT:
-            _kept.pop(next(iter(_kept)))
-        found, first = [], 0
-        for name, count in source.splits.items():
-            for begin in range(0, count, _BLOCK):
-                hashes = source.hashes(name, begin, min(begin + _BLOCK, count))
-                draws = (splitmix64(hashes) >> np.uint64(11)).astype(np.int64)
-                found.append(np.flatnonzero((draws >= low) & (draws < high)) + begin + first)
-            first += count
-        _kept[key] = np.concatenate(found)
-    return _kept[key]

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import BlockBuilder
 from beam_jobs.sources.columns import IMAGE_FIELD, Columns
+from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import PipelineError, kind_of
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import BOX_LABELS, NO_LABEL
 from pipeline.records import labels
 
 _MOST_TEXT = 200  # characters of pyarrow's message
@@ -42,7 +44,7 @@ class BatchedBuilder(BlockBuilder):
         self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
     ) -> None:
         """Makes a block of `count` rows; string labels become their numbers in `class_names`."""
-        super().__init__(count, dict(columns.kept), keys=keys, label=columns.label_feature(len(class_names)))
+        super().__init__(count, columns.features, keys=keys, label=columns.label_feature(len(class_names)))
         self._columns = columns
         self._classes = len(class_names)
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
@@ -54,11 +56,16 @@ class BatchedBuilder(BlockBuilder):
           ValueError, pyarrow.ArrowException: the values do not have the types that the footer says.
         """
         columns = self._columns
-        taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
+        nested = {each.column for each in columns.placed} - {columns.image}
+        taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names if name not in nested}
         bad: dict[int, str] = {}
         missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
         self.images[positions] = _bytes(taken[columns.image], missing, bad)
-        if columns.has_lists:
+        for each in columns.placed:
+            self._put_placed(each, positions, batch, rows, bad)
+        if columns.label_kind in ("none", "boxes"):
+            self.labels[positions] = self._without_column(positions, bad)
+        elif columns.has_lists:
             self.labels[positions] = _several(taken[columns.label], columns, self._texts, self._classes, bad)
         elif columns.label_kind == "float":
             self.labels[positions] = _float_labels(taken[columns.label], columns.label, bad)
@@ -69,6 +76,37 @@ class BatchedBuilder(BlockBuilder):
         for name, feature in columns.kept:
             self.extra[name][positions] = kept(taken[name], name, feature, name in columns.given, bad)
         self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
+
+    def _put_placed(
+        self,
+        column: PlacedColumn,
+        positions: NDArray[np.int64],
+        batch: pa.RecordBatch,
+        rows: NDArray[np.int64],
+        bad: dict[int, str],
+    ) -> None:
+        if column.is_path:  # read later
+            return
+        for row, value in enumerate(batch.column(column.column).take(pa.array(rows)).to_pylist()):
+            try:
+                self.extra[column.name][positions[row]] = column.value(value)
+            except ValueError as error:
+                bad.setdefault(row, str(error))
+
+    def _without_column(self, positions: NDArray[np.int64], bad: dict[int, str]) -> NDArray[np.int64]:
+        """Returns labels that no column has: 1 for each class that a box of the row has, or -1."""
+        if self._columns.label_kind == "none":
+            return np.full(len(positions), NO_LABEL, np.int64)
+        made = np.zeros((len(positions), self._classes), np.int64)
+        for row, position in enumerate(positions.tolist()):
+            classes = self.extra[BOX_LABELS][position] if row not in bad else np.zeros(0, np.int64)
+            if len(classes) and not 0 <= min(classes) <= max(classes) < self._classes:
+                bad[row] = (
+                    f"its boxes have the classes {sorted(set(classes.tolist()))}, not all in 0..{self._classes - 1}"
+                )
+            elif len(classes):
+                made[row, classes] = 1
+        return made
 
 
 def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.flag_values import path_pattern
+from beam_jobs.sources import placed_columns
+from beam_jobs.sources.base import LABEL, SourceOptions
+from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 from pipeline.records import splits
@@ -20,6 +23,7 @@ from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_VALUES = ("int", "bool", "time", "string", "bytes", "fixed")  # kinds whose values have one text each
 _NUMBERS = ("int", "bool", "float", "decimal")
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata with features and names of classes, as JSON
@@ -34,13 +38,15 @@ class Columns:
     Attributes:
       image: name of the image column.
       nested: whether that is a struct with the field `bytes`.
-      label: name of the label column.
-      label_kind: `int`, `bool` or `string`; `float` for labels that are no classes.
+      label: name of the label column; "" if there is none.
+      label_kind: `int`, `bool` or `string`; `float` for labels that are no classes; `boxes` for the classes that the
+        boxes of an image have; `none`: -1.
       key: name of the key column; "" if keys are made of file and row.
       kept: (name, feature) of each other column.
       given: kept columns whose type the user gave: they are converted to it, with rounding for float32.
       has_lists: whether an image has several labels, of this kind.
       separator: text between several labels in one text; "" if they are lists.
+      placed: columns of masks, boxes and points.
       doubles: other float64 columns, whose values float32 must hold exactly. Files may differ in these.
     """
 
@@ -53,17 +59,25 @@ class Columns:
     given: tuple[str, ...] = ()
     has_lists: bool = False
     separator: str = ""
+    placed: tuple[PlacedColumn, ...] = ()
     doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def label_feature(self, classes: int) -> Feature:
         """Returns the feature of the labels: a class, a number, or a value for each of `classes`."""
-        return Feature("float32") if self.label_kind == "float" else Feature("int64", (classes,) * self.has_lists)
+        is_vector = self.has_lists or self.label_kind == "boxes"
+        return Feature("float32") if self.label_kind == "float" else Feature("int64", (classes,) * is_vector)
 
     @property
     def paths(self) -> list[str]:
         """The dotted paths to read: only the field `bytes` of a struct."""
         image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
-        return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
+        read = [image, self.label, self.key, *(name for name, _ in self.kept)]
+        return list(dict.fromkeys(name for name in (*read, *(each.column for each in self.placed)) if name))
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """The features beside image, label and key."""
+        return {**dict(self.kept), **{each.name: each.feature for each in self.placed}}
 
 
 def resolved(
@@ -94,7 +108,7 @@ def resolved(
         raise _missing(path, schema, "image", could_be)
     _check_image(path, schema, image, are_paths)
     label = options.label_column or _usual(schema, labels)
-    if not label:
+    if not label and not options.has_annotations:
         used = (image, options.key_column)
         could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
         raise _missing(path, schema, "label", could_be)
@@ -102,7 +116,15 @@ def resolved(
     for flag, name in (("label_column", label), ("key_column", options.key_column), ("split_column", split)):
         if name:
             type_of(path, schema, flag, name)
+    for flag, name in _of_new_splits(options):
+        _checked_kind(path, schema, flag, name, _VALUES, "strings, binary, integers, booleans or dates")
     return dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+
+
+def _of_new_splits(options: SourceOptions) -> list[tuple[str, str]]:
+    """Returns (flag, column) of the columns by which new splits are drawn, other than the label's."""
+    given = (("group_by", options.group_by), ("stratify", options.stratify))
+    return [(flag, name) for flag, name in given if name not in ("", LABEL) and path_pattern(name) is None]
 
 
 def named(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
@@ -110,8 +132,10 @@ def named(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
     kept = [name_and_type(schema, text)[0] for text in options.keep_columns]
     for name in kept:
         type_of(path, schema, "keep_columns", name)
-    own = (options.image_column, options.label_column, options.key_column, options.split_column)
-    return list(dict.fromkeys(name for name in (*own, *kept) if name))
+    own = [options.image_column, options.label_column, options.key_column, options.split_column]
+    own += [name for _, name in _of_new_splits(options)]
+    on_images = placed_columns.names(path, schema, options)
+    return list(dict.fromkeys(name for name in (*own, *kept, *on_images) if name))
 
 
 def _usual(schema: pa.Schema, names: Sequence[str]) -> str:
@@ -134,7 +158,8 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     """
     image, label = options.image_column, options.label_column
     nested = _check_image(path, schema, image, are_paths)
-    label_kind, has_lists = _label_kind(path, schema, options)
+    placed = placed_columns.choose(path, schema, options, are_paths)
+    label_kind, has_lists = _label_kind(path, schema, options) if label else placed_columns.label_kind(placed)
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     names = class_names(schema)
@@ -143,7 +168,11 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     doubles: list[str] = []
     for text in options.keep_columns:
         name, wanted = name_and_type(schema, text)
-        if name in OWN_FEATURES or name in (image, label, options.key_column, *(other for other, _ in kept)):
+        if (
+            name in OWN_FEATURES
+            or name in {each.name for each in placed}
+            or name in (image, label, options.key_column, *(other for other, _ in kept))
+        ):
             problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
         feature = _feature(path, schema, name, wanted)
@@ -154,7 +183,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
             given.append(name)
         elif pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found):
             doubles.append(name)
-    if len({image, label, options.key_column}) != 3:
+    if len({image, label, options.key_column} - {""}) != sum(map(bool, (image, label, options.key_column))):
         raise UsageError(
             f"image, label and key must be three columns, not {image}, {label}, {options.key_column}", path=path
         )
@@ -162,6 +191,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
         *(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given)),
         has_lists=has_lists,
         separator=options.label_separator,
+        placed=placed,
         doubles=tuple(doubles),
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from beam_jobs.sources import base, columns, defaults, listing
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
@@ -266,6 +267,9 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
       DataError: a file is missing or cannot be read, files differ in their columns or class names, the split of a file
         is unclear, a split has no row, a row group is larger than 1 GiB, or no row has a label.
     """
+    for flag, value in (("group_by", options.group_by), ("stratify", options.stratify)):
+        if flag_values.path_pattern(value):
+            raise UsageError(f"--{flag}={value}: images within {options.dataset} files have no paths; name a column")
     folder, by_split = kind.find(options)
     told = _partitions(folder, sorted(itertools.chain.from_iterable(by_split.values())), options.split_column)
     names = list(told)
@@ -280,6 +284,7 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
     files = Files(tuple(members), tuple(sum(file.groups) for file in members.values()))
     table = GroupedTable(folder, files, tuple(members.values()))
     tables.check_exact(table, chosen)
+    chosen = tables.with_box_classes(table, chosen, options.na_is_class)
     in_splits = tables.by_files(table, by_split)
     class_names = tables.class_names(table, chosen, first.class_names, options.na_is_class)
     source = GroupedSource(
@@ -288,7 +293,7 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
         class_names=class_names,
         label=chosen.label_feature(len(class_names)),
         files=kind.describe(folder, names),
-        features=dict(chosen.kept),
+        features=chosen.features,
         unique_keys=not chosen.key,
         columns=chosen,
         stored=table,

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from beam_jobs.sources import archives, streams
-from beam_jobs.sources.base import Block
+from beam_jobs.sources.base import Block, Texts, hashes_of
 from beam_jobs.sources.blocks import BatchedBuilder
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.streams import Advance
@@ -28,6 +29,7 @@ from pipeline.commands.text import count_of
 from pipeline.files.paths import LocalPath
 from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
+from pipeline.manifest.manifest import MASK
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -60,6 +62,57 @@ UNREADABLE = extensions(
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileColumn:
+    """A column of paths, and the files as they were when the table was made.
+
+    Attributes:
+      name: name of the column, for messages.
+      root: folder that the paths are relative to.
+      paths: the paths, large_binary (n,); null or empty if a row has none.
+      sizes: file sizes in bytes, or a key of `_FAULTS` for rows without a file, int64 (n,).
+      times: modification times of the files in nanoseconds, int64 (n,).
+    """
+
+    name: str
+    root: bytes
+    paths: pa.Array
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    def path(self, row: int) -> bytes:
+        """Returns the path of a row's file; empty if it has none."""
+        path: bytes | None = self.paths[row].as_py()
+        return path or b""
+
+    def content(self, row: int) -> tuple[bytes, str]:
+        """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
+        path, size = self.path(row), int(self.sizes[row])
+        if size in _FAULTS:
+            return b"", _FAULTS[size].format(column=self.name, path=shown(path))
+        place, member = archives.parted(os.path.join(self.root, path))
+        if member:
+            return _content_of_member(place, member, size, int(self.times[row]))
+        return _content(place, size, int(self.times[row]))
+
+    def described(self, entry: str, advance: Advance, rows: Sequence[int] | None = None) -> SourceFile:
+        """Returns the manifest's entry of the files of some rows, or of all that have one: see `describe`."""
+        chosen = np.flatnonzero(self.sizes >= 0).tolist() if rows is None else rows
+        files = {path: int(self.sizes[row]) for row in chosen if (path := self.path(row))}
+        return describe(self.root, entry, sorted(files.items()), advance)
+
+    def parted(self, rows: Iterable[int]) -> tuple[list[int], set[bytes]]:
+        """Returns the rows whose files are no members of an archive, and the archives of the others."""
+        alone, places = [], set()
+        for row in rows:
+            place, member = archives.parted(os.path.join(self.root, self.path(row)))
+            if member:
+                places.add(place)
+            else:
+                alone.append(row)
+        return alone, places
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PathTable(LoadedTable):
     """A table whose images are files.
@@ -72,6 +125,7 @@ class PathTable(LoadedTable):
       times: modification times of the files in nanoseconds, int64 (n,).
       again: whether an earlier row names the same file, bool (n,).
       origin: value whose `repr` determines everything but paths, sizes and times.
+      masks: files of the masks; None if there are none.
     """
 
     columns: Columns
@@ -81,6 +135,7 @@ class PathTable(LoadedTable):
     times: NDArray[np.int64]
     again: NDArray[np.bool_]
     origin: object = None
+    masks: FileColumn | None = None
 
     @functools.cached_property
     def paths(self) -> pa.Array:
@@ -91,24 +146,23 @@ class PathTable(LoadedTable):
     def digest(self) -> str:
         """SHA-256, hexadecimal, that tells whether another process has the same table."""
         digest = hashlib.sha256(repr((self.origin, self.class_names, self.files)).encode())
-        for column in (*filter(None, self.paths.buffers()[1:]), self.sizes, self.times):
-            digest.update(column)
+        for files in (self.files_of_images, *filter(None, [self.masks])):
+            for column in (*filter(None, files.paths.buffers()[1:]), files.sizes, files.times):
+                digest.update(column)
         return digest.hexdigest()
+
+    @functools.cached_property
+    def files_of_images(self) -> FileColumn:
+        """The files of the images."""
+        return FileColumn(self.columns.image, self.root, self.paths, self.sizes, self.times)
 
     def path(self, row: int) -> bytes:
         """Returns the path of a row's file; empty if it has none."""
-        path: bytes | None = self.paths[row].as_py()
-        return path or b""
+        return self.files_of_images.path(row)
 
     def content(self, row: int) -> tuple[bytes, str]:
         """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
-        path, size = self.path(row), int(self.sizes[row])
-        if size in _FAULTS:
-            return b"", _FAULTS[size].format(column=self.columns.image, path=shown(path))
-        place, member = archives.parted(os.path.join(self.root, path))
-        if member:
-            return _content_of_member(place, member, size, int(self.times[row]))
-        return _content(place, size, int(self.times[row]))
+        return self.files_of_images.content(row)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,8 +192,23 @@ class PathSource(TableSource):
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths, so that rows that name the same file are in the same split."""
         table, rows = self.table(), self.rows(split, np.arange(start, stop))
-        digests = b"".join(hashlib.sha256(table.path(row)).digest()[:8] for row in rows.tolist())
-        return hashing.derive_key(Domain.SPLIT, np.frombuffer(digests, "<i8"))
+        return hashing.derive_key(Domain.SPLIT, hashes_of(table.path(row) for row in rows.tolist()))
+
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column, or parts of the images' paths."""
+        pattern = flag_values.path_pattern(column)
+        if pattern is None:
+            return super().texts(column, needed)
+        table, codes, found = self.table(), dict[str, int](), list[int]()
+        for row in self.rows_of_splits().tolist():
+            path = text(table.path(row))
+            match = pattern.search(path)
+            value = (match[1] if pattern.groups else match[0]) if match else None
+            if needed and path and not value:
+                problem = f"the path {shown(table.path(row))!r} has no match of {column}, which {needed} needs"
+                raise table.refused(row, problem, "change the expression, or give such images a part that matches")
+            found.append(codes.setdefault(value or "", len(codes)))
+        return Texts(np.array(found, np.int64), tuple(codes))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths as keys, or the values of the key column."""
@@ -152,6 +221,9 @@ class PathSource(TableSource):
                 builder.keys[position] = b"%b#%d" % (path, row) if table.again[row] else path
             if position not in builder.bad:
                 builder.images[position], problem = table.content(row)
+                if table.masks is not None and not problem:
+                    builder.extra[MASK][position], problem = table.masks.content(row)
+                    problem = problem and f"its mask: {problem}"
                 if problem:
                     builder.bad[position] = problem
         return builder.finished()
@@ -181,7 +253,7 @@ def source_of(
         label=table.columns.label_feature(len(table.class_names)),
         files=(),
         **by_files(table, by_split),
-        features=dict(table.columns.kept),
+        features=table.columns.features,
         unique_keys=unique_keys,
         columns=table.columns,
         place=str(table.folder),

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from beam_jobs import flag_values
 from beam_jobs.sources import image_files, streams
-from beam_jobs.sources.base import SOURCES, Files, SourceOptions
+from beam_jobs.sources.base import LABEL, SOURCES, Files, SourceOptions
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.image_files import IMAGES, UNREADABLE, PathSource, PathTable, extension_of, extensions, text
 from pipeline.commands.text import count_of
@@ -52,6 +53,12 @@ def open_source(options: SourceOptions) -> PathSource:
     """
     if not options.source:
         raise UsageError("--source is missing: a folder with one folder of images per class")
+    for flag, value in (("group_by", options.group_by), ("stratify", options.stratify)):
+        if value not in ("", LABEL) and flag_values.path_pattern(value) is None:
+            raise UsageError(
+                f"--{flag}={value}: a folder of images has no columns; take a part of an image's path, such as its "
+                f"folder with --{flag}='file:(.*)/', or name the images in a table (--dataset=image_table)"
+            )
     folder = os.path.abspath(options.source)
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from beam_jobs.sources import archives, columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
-from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, PathTable, shown, text
+from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, FileColumn, PathTable, shown, text
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import SHOWN, LoadedTable
 from pipeline.commands.text import count_of
@@ -35,7 +35,7 @@ _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "im
 _LABELS = ("label", "class", "category", "target")
 _KINDS = f"--source of image_table is a table ({', '.join(loaded.SUFFIXES)}), a glob, or a folder with metadata.csv"
 _NAME = "{}"  # stands for the path in --image_dir
-_DESCRIBED = "images"  # name of the files' single entry in the manifest
+_DESCRIBED, _DESCRIBED_MASKS = "images", "masks"  # names of the files' entries in the manifest
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as a path made of such a text has
 _BLOCK = 1 << 16  # paths held as Python objects at a time
@@ -96,8 +96,9 @@ def opened(options: SourceOptions, layout: Layout, scan: Scan) -> Source:
     folder, names = layout.find(options)
     if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
-    if options.image_dir:
-        options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
+    for flag in ("image_dir", "mask_dir"):
+        if given := getattr(options, flag):
+            options = dataclasses.replace(options, **{flag: os.path.abspath(given)})  # for workers elsewhere
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
     table, used, notes = scanned(folder, known, options, layout)
     column = used.split_column
@@ -134,7 +135,7 @@ def scanned(
       The table, the options with the columns that were chosen by name, and lines for the user about the rows.
     """
     rows, used = _read(folder, files, options, layout)
-    names = () if used.float_labels else read_labels(folder / LABELS_FILE)
+    names = () if used.float_labels or not used.label_column else read_labels(folder / LABELS_FILE)
     rows = _with_label_texts(rows, used, names)
     notes: list[str] = []
     if all(loaded.suffix_of(name) in loaded.TEXTS for name in rows.files.names):
@@ -146,8 +147,10 @@ def scanned(
     named = names or columns.class_names(schema).get(chosen.label, ())
     rows = rows.filled(defaults.chosen(str(rows.first_file), schema, chosen, used, named))
     tables.check_exact(rows, chosen)
-    root, before, after = _image_dir(folder, options)
-    paths, sizes, times = _look_up(rows, used, _Finder(root, before, after, options.follow_links))
+    chosen = tables.with_box_classes(rows, chosen, options.na_is_class)
+    root, before, after = _image_dir(folder, "image_dir", options.image_dir)
+    found = _Finder(root, before, after, options.follow_links)
+    paths, sizes, times = _look_up(rows, used.image_column, bool(used.image_dir), found)
     codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
     table = PathTable(
         folder=folder,
@@ -160,8 +163,19 @@ def scanned(
         times=times,
         again=(np.diff(np.maximum.accumulate(codes), prepend=-1) == 0) & (sizes != UNNAMED),
         origin=(files, options),
+        masks=_masks(rows, folder, options, root),
     )
     return table, used, notes
+
+
+def _masks(rows: LoadedTable, folder: LocalPath, options: SourceOptions, root: str) -> FileColumn | None:
+    """Returns the files of masks that the rows name; None if no column has any."""
+    if not options.mask_column:
+        return None
+    own, before, after = _image_dir(folder, "mask_dir", options.mask_dir) if options.mask_dir else (root, b"", b"")
+    is_given = bool(options.mask_dir or options.image_dir)
+    found = _look_up(rows, options.mask_column, is_given, _Finder(own, before, after, options.follow_links))
+    return FileColumn(options.mask_column, os.fsencode(own), *found)
 
 
 def _read(
@@ -211,7 +225,10 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
 
 def _with_label_texts(rows: LoadedTable, used: SourceOptions, names: Sequence[str]) -> LoadedTable:
     """Returns the rows with the default in place of missing label texts, before these become numbers."""
-    label, column = used.label_column, rows.data.column(used.label_column)
+    label = used.label_column
+    if not label:
+        return rows
+    column = rows.data.column(label)
     text = defaults.named(str(rows.first_file), rows.data.schema, used).get(label)
     if text is None or used.float_labels or not pa.types.is_string(column.type):
         return rows
@@ -224,7 +241,7 @@ def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, 
     """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
     notes, label = [], used.label_column
     filled = defaults.named(str(rows.first_file), rows.data.schema, used)
-    if not used.float_labels and not used.label_separator:
+    if label and not used.float_labels and not used.label_separator:
         encoded = rows.data.column(label).combine_chunks().dictionary_encode()
         texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
         rows = rows.replaced(label, pa.chunked_array([pa.array(texts, pa.string()).take(encoded.indices)]))
@@ -273,12 +290,12 @@ def _with_label_numbers(rows: LoadedTable, used: SourceOptions, names: Sequence[
     raise rows.refused(row, problem, f"correct it, or complete {rows.folder / LABELS_FILE}")
 
 
-def _image_dir(folder: LocalPath, options: SourceOptions) -> tuple[str, bytes, bytes]:
+def _image_dir(folder: LocalPath, flag: str, given: str) -> tuple[str, bytes, bytes]:
     """Returns the folder that paths are relative to, and the text before and after the path in a file name."""
-    root, sign, after = options.image_dir.partition(_NAME) if options.image_dir else (str(folder), "", "")
+    root, sign, after = given.partition(_NAME) if given else (str(folder), "", "")
     root, before = os.path.split(root) if sign else (root, "")
     if not os.path.isdir(root) and not archives.is_archive(root):
-        raise UsageError(f"--image_dir={options.image_dir}: {root} is not a folder, nor an archive (.zip, .tar)")
+        raise UsageError(f"--{flag}={given}: {root} is not a folder, nor an archive (.zip, .tar)")
     return root, os.fsencode(before), os.fsencode(after)
 
 
@@ -353,14 +370,21 @@ def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
 
 
 def _look_up(
-    rows: LoadedTable, used: SourceOptions, finder: _Finder
+    rows: LoadedTable, name: str, is_below_root: bool, finder: _Finder
 ) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (paths, sizes, times) of the files that the rows name, as in `_Listing`."""
-    column, first = rows.data.column(used.image_column), 0
+    """Returns (paths, sizes, times) of the files that a column names, as in `FileColumn`.
+
+    Args:
+      rows: the table.
+      name: name of the column.
+      is_below_root: whether paths begin at the finder's root; otherwise at the folder of their table.
+      finder: finder of the files.
+    """
+    column, first = rows.data.column(name), 0
     found: list[pa.Array] = []
     sizes, times = np.empty(len(column), np.int64), np.empty(len(column), np.int64)
     for table, count in zip(rows.files.names, rows.files.counts, strict=True):
-        folder = b"" if used.image_dir else os.fsencode(os.path.dirname(table))
+        folder = b"" if is_below_root else os.fsencode(os.path.dirname(table))
         for start in range(first, first + count, _BLOCK):
             names = column.slice(start, min(_BLOCK, first + count - start)).to_pylist()
             paths, *status = zip(*(finder.find(folder, name) for name in names), strict=True)
@@ -375,23 +399,24 @@ def _look_up(
 
 
 def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:
-    """Returns one entry of all images that are files, and one of each archive that is not `read` as a table."""
-    places: dict[bytes, None] = {}
-    rows = []
-    for row in np.flatnonzero((table.sizes >= 0) & ~table.again).tolist():
-        place, member = archives.parted(os.path.join(table.root, table.path(row)))
-        if member:
-            places[place] = None
-        else:
-            rows.append(row)
-    others = places.keys() - {os.fsencode(str(path)) for path in read}
+    """Returns an entry of each archive that is not `read` as a table, one of all image files, and one of masks."""
+    images, masks = table.files_of_images, table.masks
+    rows, places = images.parted(np.flatnonzero((table.sizes >= 0) & ~table.again).tolist())
+    of_masks: list[int] = []
+    if masks is not None:
+        of_masks, more = masks.parted(np.flatnonzero(masks.sizes >= 0).tolist())
+        places |= more
+    others = places - {os.fsencode(str(path)) for path in read}
     names = [(os.path.relpath(place, os.fsencode(str(table.folder))), place) for place in others]
     packed = streams.describe([(text(name), LocalPath(os.fsdecode(place))) for name, place in sorted(names)])
-    if places and not rows:
-        return packed
-    files = ((table.path(row), int(table.sizes[row])) for row in rows)
-    with streams.progress_bar(int(table.sizes[rows].sum())) as bar:
-        return (*packed, image_files.describe(table.root, _DESCRIBED, files, bar.update))
+    if rows or not places:
+        files = ((images.path(row), int(images.sizes[row])) for row in rows)
+        with streams.progress_bar(int(images.sizes[rows].sum())) as bar:
+            packed += (image_files.describe(images.root, _DESCRIBED, files, bar.update),)
+    if masks is not None and of_masks:
+        with streams.progress_bar(int(masks.sizes[of_masks].sum())) as bar:
+            packed += (masks.described(_DESCRIBED_MASKS, bar.update, of_masks),)
+    return packed
 
 
 def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> Iterator[str]:

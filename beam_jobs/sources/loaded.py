@@ -181,15 +181,16 @@ class _List:
                     return
                 try:
                     found, self._at = self._parse(self._text, begin)
-                    break
                 except (ValueError, RecursionError) as error:
                     if is_whole or isinstance(error, RecursionError):
                         reason = " ".join(str(error).split(":")[0].split())
                         problem = f"is not JSON of at most {_LONGEST:,} characters ({reason})"
                         raise self._refused(number, problem, begin) from None
-            if not isinstance(found, dict):
-                raise self._refused(number, "is no object", begin or 0)
-            yield found
+                    continue
+                if not isinstance(found, dict):
+                    raise self._refused(number, "is no object", begin)
+                yield found
+                break
 
     def _grown(self) -> Iterator[bool]:
         """Reads on from step to step; yields whether no more can be read of the element, as it would be too long.

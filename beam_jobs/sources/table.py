@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,18 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, blocks, defaults
-from beam_jobs.sources.base import DealtSource, Files, Source
+from beam_jobs.sources import base, blocks, defaults, placed_columns
+from beam_jobs.sources.base import LABEL, DealtSource, Files, Source, Texts
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.defaults import Fill
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import BOX_LABELS
 from pipeline.records import splits
 from pipeline.records.labels import SeenLabels
 
 MAX_CLASSES = 100_000  # five times the largest published label sets; more means a column of names or numbers
 SHOWN = 80  # characters of a value in errors
+
+_BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 _Result = TypeVar("_Result")
 Put = Callable[[NDArray[np.int64], pa.RecordBatch, NDArray[np.int64]], None]
@@ -149,6 +154,28 @@ class TableSource(Source):
         files, own = base.locate(self.parts[split].counts, rows)
         return np.array(self.firsts[split], np.int64)[files] + own
 
+    def rows_of_splits(self) -> NDArray[np.int64]:
+        """Returns the table's rows of all splits, one split after another, int64 (n,)."""
+        return np.concatenate([self.rows(split, np.arange(count)) for split, count in self.splits.items()])
+
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a column, without spaces around them."""
+        table, is_label = self.table(), column == LABEL
+        found = _texts(table, self.columns.label if is_label else column)
+        codes, values = found.codes[self.rows_of_splits()], found.values
+        if needed and "" in values and (empty := np.flatnonzero(codes == values.index(""))).size:
+            row = int(self.rows_of_splits()[empty[0]])
+            problem = f"column {column!r} has no value, which {needed} needs ({count_of(len(empty), 'such row')})"
+            raise table.refused(row, problem, "give these rows values, each its own if nothing connects them")
+        if is_label and self.columns.label_kind == "int":
+            values = tuple(self._class_of(value) for value in values)
+        return Texts(codes, values)
+
+    def _class_of(self, value: str) -> str:
+        """Returns the name of the class with a number; other texts as they are, as rows that have them are invalid."""
+        number = int(value) if value.isdecimal() else -1
+        return self.class_names[number] if 0 <= number < len(self.class_names) else value
+
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it)."""
         return self.table().where(int(self.rows(split, np.array([row], np.int64))[0]))
@@ -245,6 +272,28 @@ def _rows_by_split(table: Table, column: str, is_given: bool) -> dict[str, NDArr
     return {split: np.sort(np.concatenate(rows)) for split, rows in found.items()}
 
 
+@functools.lru_cache(maxsize=4)
+def _texts(table: Table, column: str) -> Texts:
+    """Returns the values of a column for all rows of a table; rows without a value have an empty one."""
+    codes: dict[str, int] = {}
+    lock = threading.Lock()  # files in object stores are read by several threads
+
+    def visit(first: int, batch: pa.RecordBatch) -> tuple[int, NDArray[np.int64]]:
+        with blocks.arrow_errors(table.place(first)[0], f"column {column!r} cannot be read as texts"):
+            array = blocks.decoded(batch.column(0))
+            array = array if any(of(array.type) for of in _BINARY) else array.cast(pa.large_string())
+            encoded = array.cast(pa.large_binary()).fill_null(b"").dictionary_encode()
+        texts = [value.decode(errors="surrogateescape").strip() for value in encoded.dictionary.to_pylist()]
+        with lock:
+            own = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
+        return first, own[encoded.indices.to_numpy()]
+
+    found = table.scan([column], visit)
+    # By first row: several threads may have read files in any order, so the codes mean the same but may differ.
+    every = np.concatenate([np.zeros(0, np.int64), *(part for _, part in sorted(found, key=lambda pair: pair[0]))])
+    return Texts(every, tuple(codes))
+
+
 def _as_text(table: Table, first: int, batch: pa.RecordBatch, column: str) -> pa.Array:
     with blocks.arrow_errors(table.place(first)[0], f"column {column!r} cannot name splits"):
         return blocks.decoded(batch.column(0)).cast(pa.string())
@@ -275,8 +324,10 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
     """
-    if columns.label_kind == "float":
+    if columns.label_kind in ("float", "none"):
         return ()
+    if columns.label_kind == "boxes":
+        return next(each.feature.class_names for each in columns.placed if each.name == BOX_LABELS)
     if columns.label_kind == "bool":
         return "false", "true"
     if columns.label_kind == "int" and named:
@@ -293,6 +344,29 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
 
     table.scan([columns.label], visit)
     return seen.class_names(table.first_file)
+
+
+def with_box_classes(table: Table, columns: Columns, na_is_class: bool) -> Columns:
+    """Returns the columns with the names of the boxes' classes, if texts or no one names them.
+
+    Raises:
+      DataError: no row has a box, there are more than 100,000 classes, or a file cannot be read.
+    """
+    found = next((each for each in columns.placed if each.name == BOX_LABELS), None)
+    if found is None or found.feature.class_names:
+        return columns
+    named = ".".join(found.path)
+    seen = SeenLabels(f"column {named!r}", MAX_CLASSES, "name another with --box_labels_column", na_is_class)
+
+    def visit(first: int, batch: pa.RecordBatch) -> None:
+        rows = (placed_columns.at(value, found.path[1:]) for value in batch.column(0).to_pylist())
+        values = {value for row in rows if row for value in row if value is not None}
+        seen.add(sorted(values), table.place(first)[0])
+
+    table.scan([found.column], visit)
+    feature = dataclasses.replace(found.feature, class_names=seen.class_names(table.first_file))
+    placed = tuple(dataclasses.replace(each, feature=feature) if each is found else each for each in columns.placed)
+    return dataclasses.replace(columns, placed=placed)
 
 
 def check_exact(table: Table, columns: Columns) -> None:

@@ -21,7 +21,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
-from pipeline.manifest.manifest import MOST_CLASSES
+from pipeline.manifest.manifest import MASK, MOST_CLASSES
 from pipeline.records import schema, splits, tf_example
 from pipeline.records.labels import SeenLabels, beside
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
@@ -122,7 +122,8 @@ def _open_ours(
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     labels = made.features["label"]
-    if placed := [name for name, feature in made.features.items() if feature.convention]:
+    placed = {name: feature for name, feature in made.features.items() if feature.convention}
+    if placed and made.is_in_place:
         raise UsageError(
             f"--source={folder}: has {', '.join(placed)}, which a conversion does not take along; use the records "
             "where they are"
@@ -132,15 +133,16 @@ def _open_ours(
         *(image, label, key),
         labels=labels,
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
-        extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
+        extra={name: _as_stored(name, own) for name, own in made.features.items() if name not in OWN_FEATURES},
     )
     chosen = [shard for shard in made.shards if names is None or shard.file in names]
     files = [SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest)]
     if len(chosen) < len(made.shards):
         files.append(_describe(chosen))
-    return record_files.source_of(
+    has_labels = any(split.has_labels for split in made.splits.values())
+    source = record_files.source_of(
         dataset=made.dataset,
-        class_names=made.class_names,
+        class_names=made.class_names if has_labels else (),  # without labels they are those of the masks
         root=folder,
         columns=columns,
         records={
@@ -155,6 +157,18 @@ def _open_ours(
         },
         files=tuple(files),
     )
+    varying = {
+        name: dataclasses.replace(own, shape=(None, None, 1) if name == MASK else (None, *own.shape[1:]))
+        for name, own in placed.items()
+    }
+    return dataclasses.replace(source, features={**source.features, **varying})
+
+
+def _as_stored(name: str, feature: Feature) -> Feature:
+    """Returns a feature as it is read: masks, boxes and points are what records hold."""
+    if not feature.convention:
+        return feature
+    return Feature("string") if name == MASK else Feature(feature.dtype, (None,))
 
 
 def _with_labels(made: Manifest) -> list[str]:

@@ -5,29 +5,33 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs import flag_values
 from beam_jobs.runs import entry
 from beam_jobs.sink.present import listed_notes, unlisted
+from beam_jobs.validation.findings import KINDS, NEAR, doubts_of
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import check_all, flag
+from pipeline.commands.flags import check_all, check_needs, flag
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files import paths
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Manifest, naming, versions
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    from beam_jobs.report.card import Doubt
     from beam_jobs.validation.job import Report
 
+_SHOWN_PLACES = 3  # of a finding
 # Measured seconds of one core, to tell whether several processes pay: for each record and byte; for each byte of raw
 # pixels, which are summed; for each decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
 _RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9
+_NEAR_SECONDS = 150e-6
 _RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
 
 
@@ -41,12 +45,44 @@ class ValidateConfig:
     )
     card: bool = flag(
         False,
-        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself",
+        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself; "
+        "with deep it shows equal images, too",
+    )
+    near: bool = flag(
+        False,
+        "with deep: whether to find nearly equal images, too, by a perceptual hash (0.15 ms per image); needs the "
+        "package imagehash",
+        needs="deep",
+    )
+    fail_on: str = flag(
+        "",
+        f"with deep: what makes the command fail, and is listed: {', '.join(KINDS)} (equal images in two splits, in "
+        "one split, with different labels; nearly equal ones in two splits); several with commas",
+        needs="deep",
     )
     report: str = flag("", "file to write the report to as JSON, too; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
-        check_all(self._check_data_dir, lambda: flag_values.check_path("report", self.report))
+        check_all(
+            self._check_data_dir,
+            lambda: flag_values.check_path("report", self.report),
+            lambda: self.kinds_to_fail_on,
+            lambda: check_needs(self, deep="is about the images' pixels, which only --deep looks at; give it, too"),
+            self._check_near,
+        )
+
+    def _check_near(self) -> None:
+        if NEAR in self.kinds_to_fail_on and not self.near:
+            raise UsageError(f"--fail_on={self.fail_on}: only --near finds nearly equal images; give it, too")
+
+    @property
+    def kinds_to_fail_on(self) -> list[str]:
+        """Parsed `fail_on`: kinds of findings."""
+        found = [name.strip() for name in self.fail_on.split(",") if name.strip()]
+        for name in found:
+            if name not in KINDS:
+                raise unknown("--fail_on", name, KINDS)
+        return found
 
     def _check_data_dir(self) -> None:
         if not self.data_dir.strip():  # an unset variable would mean the current folder
@@ -67,17 +103,20 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     config, beam_arguments, flags = commandline.parse_known(
         command, description, ValidateConfig, argv, others=entry.check_beam_flags
     )
-    data_dir = paths.path_of(config.data_dir)
+    place, version = paths.with_version(config.data_dir)
+    data_dir = paths.path_of(place)
     shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without the parts of a URL that may be secret
-    content = manifests.load(data_dir)
+    content = manifests.load(config.data_dir if version else data_dir)
+    if config.card and not versions.is_newest(data_dir, content):
+        raise UsageError(f"--card with {shown}: the card of an older version stays as it was written; give {place}")
     if config.deep or config.card:
         content.require_images()
-    commandline.require("apache_beam")
+    commandline.require("apache_beam", *(["imagehash"] if config.near else []))
     with quiet.loading():
         from beam_jobs.runs import runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = runners.parse(beam_arguments, flags)
     lowered = runners.bound_workers(options, len(content.shards))
-    workers = runners.use_all_cores(options, seconds(content, config.deep), len(content.shards))
+    workers = runners.use_all_cores(options, seconds(content, config.deep, config.near), len(content.shards))
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
@@ -88,28 +127,36 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     report = _run(config, data_dir, content, options)
     for line in lines(report, content, config.deep, time.monotonic() - began):
         print(line)
+    for line in _finding_lines(report, config.kinds_to_fail_on):
+        print(line)
     for note in _notes(data_dir, content):
         print(f"note: {note}")
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
+    if bad := [finding for finding in report.findings if finding.kind in config.kinds_to_fail_on]:
+        found = "; ".join(finding.text for finding in bad)
+        raise DataError(f"--fail_on={config.fail_on}: {found}", path=shown)
     if config.card:
-        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content)
+        doubts = doubts_of(data_dir, content, report.findings) if config.deep else None
+        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content, doubts)
 
 
-def _write_card(command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest) -> None:
+def _write_card(
+    command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest, doubts: Sequence[Doubt] | None
+) -> None:
     from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
     from beam_jobs.report.summary import facts_of_manifest  # noqa: PLC0415, like the other
 
-    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content)):
+    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content), doubts):
         raise DataError(problem, path=data_dir)
     print(f"look at it: {data_dir / naming.CARD}")
 
 
-def seconds(content: Manifest, decodes: bool) -> float:
+def seconds(content: Manifest, decodes: bool, finds_near: bool = False) -> float:
     """Returns an estimate of the seconds that checking a data set takes on one core."""
     records = sum(split.num_examples for split in content.splits.values())
     num_bytes = sum(split.num_bytes for split in content.splits.values())
-    taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS
+    taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS + records * _NEAR_SECONDS * finds_near
     if not decodes:
         return taken
     if content.features["image"].encoding == "raw":
@@ -130,6 +177,17 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
         f"{taken:.1f} s, {report.records / max(taken, 1e-9):,.0f} records/s"
     )
     return found
+
+
+def _finding_lines(report: Report, listed: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each finding, with some of its records; for kinds in `listed` with all that the report has."""
+    for finding in report.findings:
+        yield f"found: {finding.text}"
+        most = len(finding.places) if finding.kind in listed else _SHOWN_PLACES
+        for group in finding.places[:most]:
+            yield f"  {' = '.join(map(str, group))}"
+        if len(finding.places) > most:
+            yield f"  and more; --report=FILE lists {len(finding.places):,}"
 
 
 def count(report: Report, content: Manifest) -> str:
@@ -157,7 +215,7 @@ def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, optio
         marks = folder / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
-        validation = job.Validation(data_dir, content, config.deep, file, marks)
+        validation = job.Validation(data_dir, content, config.deep, file, marks, config.near)
         run.run_job(validation, options, job.Progress(content, str(marks)))
         try:
             return job.parse_report(file.read_bytes(), str(file))

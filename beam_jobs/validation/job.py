@@ -12,18 +12,25 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from beam_jobs import drafts
 from beam_jobs.report import card
 from beam_jobs.runs.run import FOUND, Display, ShardJob
 from beam_jobs.shards import keys, manifest_writer
-from beam_jobs.shards.keys import KeyHashes, Repeated
+from beam_jobs.shards.keys import Repeated
 from beam_jobs.sink import present
+from beam_jobs.validation import findings
+from beam_jobs.validation.findings import Extremes, Finding
+from beam_jobs.validation.near import NearHashes, NearTwins, near_twins
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
+from beam_jobs.validation.twins import ImageHashes, Twins, twins
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, reason_of
-from pipeline.files.fields import as_json, from_json
+from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest import Manifest, SplitInfo, naming, versions
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
@@ -43,6 +50,7 @@ class Validation(ShardJob):
       manifest: manifest of the data set.
       decodes: whether to check the pixels too.
       report: path of the report.
+      finds_near: whether to look for nearly equal images, too, if the pixels are checked.
       marks: local folder that gets an empty file, named by number, for each finished shard.
     """
 
@@ -51,6 +59,7 @@ class Validation(ShardJob):
     decodes: bool
     report: StoragePath
     marks: pathlib.Path
+    finds_near: bool = False
 
     @property
     def shards(self) -> Sequence[int]:
@@ -60,17 +69,27 @@ class Validation(ShardJob):
     def work(self, shards: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Checks shards and yields their reports and keys."""
         for number in shards:
-            found, hashes = check_shard(self.data_dir, self.manifest, number, self.decodes)
+            found, hashes = check_shard(self.data_dir, self.manifest, number, self.decodes, self.finds_near)
             yield FOUND, found
             yield from hashes
             with contextlib.suppress(OSError):  # the command is on another machine
                 (self.marks / str(number)).touch()
 
-    def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns all pairs, as they are counted."""
-        return keys.repeats(hashes)
+    def repeated(self, hashes: Iterable[Any]) -> Sequence[Repeated | Twins | NearTwins]:
+        """Returns all pairs of equal keys, as they are counted, or the equal or nearly equal images."""
+        first, *others = hashes
+        if isinstance(first, ImageHashes):
+            return [twins([first, *others], self._split_of_shard)]
+        if isinstance(first, NearHashes):
+            return [near_twins([first, *others], self._split_of_shard)]
+        return keys.repeats([first, *others])
 
-    def finish(self, found: list[ShardReport], repeated: list[Repeated]) -> str:
+    @property
+    def _split_of_shard(self) -> NDArray[np.int64]:
+        splits = self.manifest.splits.values()
+        return np.repeat(np.arange(len(splits)), [len(split.shards) for split in splits])
+
+    def finish(self, found: list[ShardReport], repeated: list[Repeated | Twins | NearTwins]) -> str:
         """Writes the report.
 
         Raises:
@@ -85,7 +104,8 @@ class Validation(ShardJob):
             *_card_problems(self.data_dir, self.manifest, self.decodes),
             *_stray_problems(self.data_dir, self.manifest, self.decodes),
         ]
-        others = _key_problems(self.data_dir, self.manifest, repeated)
+        pairs = [value for value in repeated if isinstance(value, Repeated)]
+        others = _key_problems(self.data_dir, self.manifest, pairs)
         others += [Problem(len(shards), -1, file, "", text) for file, text in of_files]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
@@ -93,8 +113,26 @@ class Validation(ShardJob):
                 path=self.report.parent,
                 advice="give --report=FILE in one that it can",
             )
-        drafts.publish(self.report, _combined(shards, others).to_bytes())
+        report = _combined(shards, others)
+        if self.decodes:
+            of_images = [value for value in repeated if not isinstance(value, Repeated)]
+            report = dataclasses.replace(report, findings=self._findings(shards, of_images))
+        drafts.publish(self.report, report.to_bytes())
         return str(self.report)
+
+    def _findings(self, shards: Sequence[ShardReport], of_images: Sequence[Twins | NearTwins]) -> tuple[Finding, ...]:
+        brightness, sides = Extremes(), Extremes()
+        for shard in shards:
+            brightness.ends += shard.brightness.ends
+            sides.ends += shard.sides.ends
+        odd = [
+            *findings.of_brightness(sum((shard.levels for shard in shards), Counter()), brightness),
+            *findings.of_sizes(sum((shard.sizes for shard in shards), Counter()), sides),
+        ]
+        equal = [value for value in of_images if isinstance(value, Twins)]
+        near = next((value for value in of_images if isinstance(value, NearTwins)), None)
+        found = [*findings.of_twins(equal, self.manifest), *findings.of_near(near, self.manifest), *odd]
+        return (*findings.located(self.data_dir, self.manifest, found), *findings.of_classes(self.manifest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +144,7 @@ class Report:
       num_problems: number of all problems.
       bad_shards: number of shards with a problem.
       records, num_bytes: number of records and bytes read.
+      findings: what may be wrong with the data, if the pixels were checked.
     """
 
     problems: tuple[str, ...]
@@ -113,6 +152,7 @@ class Report:
     bad_shards: int
     records: int
     num_bytes: int
+    findings: tuple[Finding, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
 
     def to_bytes(self) -> bytes:
         """Returns the report as JSON."""
@@ -213,8 +253,10 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
     """Yields problems with the files for TensorFlow Datasets, unless they are another program's."""
+    if not manifest.has_images or manifest.is_in_place or not versions.is_newest(data_dir, manifest):
+        return  # those in the folder, if there are any, are of the newest version
     made = manifest_writer.tfds_files(manifest)
-    for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
+    for name in naming.TFDS_FILES:
         found, text = _content_of(data_dir / name)
         if not text and found != made.get(name):
             text = _tfds_problem(name, found, made.get(name))
@@ -237,13 +279,15 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
 
     A data set is complete without a card, so only a deep check reports that a converted one has none.
     """
-    found, text = _content_of(data_dir / naming.CARD) if manifest.has_images else (None, None)
+    is_newest = versions.is_newest(data_dir, manifest)
+    name = naming.CARD if is_newest else naming.version_name(manifest.version, manifest.digest, "html")
+    found, text = _content_of(data_dir / name) if manifest.has_images else (None, None)
     if found is not None:
         text = card.problem_of(found, manifest)
-    elif not text and is_deep and manifest.has_images and manifest.source:
+    elif not text and is_deep and is_newest and manifest.has_images and manifest.source:
         text = "is missing; the same conversion, run again, writes it"
     if text:
-        yield naming.CARD, text
+        yield name, text
 
 
 def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from beam_jobs.shards import keys
 from beam_jobs.shards.keys import KeyHashes
+from beam_jobs.validation.findings import Extremes, side_of
+from beam_jobs.validation.near import NearHashes, Perceived
+from beam_jobs.validation.twins import NO_LABEL_CODE, Hashed, ImageHashes, label_code
 from pipeline import images
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
@@ -26,7 +30,7 @@ from pipeline.manifest.columns import ORIENTATION, column_name, values_of
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.read import sidecars
 from pipeline.read.statistics import PixelSums, entropy
-from pipeline.records import tf_example
+from pipeline.records import annotation, tf_example
 from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.tf_example import Values
@@ -77,6 +81,8 @@ class ShardReport:
       labels: {class in range: number of examples}; an example may have several classes.
       unlabelled: number of examples without a label, if labels are not classes.
       sizes: {(height, width): number of images}, for raw images, and for others if they are decoded.
+      levels: {mean of an image's pixels, rounded: number of images}, if images are decoded.
+      brightness, sides: extreme means of pixels, and sides of squares with the images' areas, if images are decoded.
     """
 
     shard: int
@@ -89,6 +95,9 @@ class ShardReport:
     labels: Counter[int] = dataclasses.field(default_factory=Counter)
     unlabelled: int = 0
     sizes: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+    levels: Counter[int] = dataclasses.field(default_factory=Counter)
+    brightness: Extremes = dataclasses.field(default_factory=Extremes)
+    sides: Extremes = dataclasses.field(default_factory=Extremes)
 
     def add(self, problem: Problem) -> None:
         """Counts a problem, and keeps it if it is among the first."""
@@ -98,9 +107,9 @@ class ShardReport:
 
 
 def check_shard(
-    data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool
-) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
-    """Reads a shard once, front to back; returns a report and the (bucket, hashes) of its keys.
+    data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool, finds_near: bool = False
+) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes | ImageHashes | NearHashes]]]:
+    """Reads a shard once, front to back; returns a report, and (bucket, hashes) of its keys and images.
 
     Memory: a block of the file, a record, and about 100 bytes per record.
 
@@ -109,16 +118,20 @@ def check_shard(
       manifest: manifest of the data set.
       number: number of the shard in the data set.
       decodes: whether to check the pixels too.
+      finds_near: whether to look for nearly equal images, too, if the pixels are checked.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
     columns = _columns_of(data_dir, manifest, number) if decodes else []
-    check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report, columns))
+    examples = ExampleCheck(manifest, decodes, report, columns, finds_near)
+    check = _Check(data_dir, manifest, report, examples)
     try:
         check.run()
     except OSError as error:
         check.add(f"cannot be read: {reason_of(error)}")
         report.is_whole = False
-    return report, keys.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    of_keys = keys.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    of_near = examples.perceived.groups() if examples.perceived else ()
+    return report, itertools.chain(of_keys, examples.images.groups(), of_near)
 
 
 class _Check:
@@ -376,12 +389,18 @@ class ExampleCheck:
     """Checks the examples of one shard and counts them in its report."""
 
     def __init__(
-        self, manifest: Manifest, decodes: bool, report: ShardReport, columns: Sequence[ColumnCheck] = ()
+        self,
+        manifest: Manifest,
+        decodes: bool,
+        report: ShardReport,
+        columns: Sequence[ColumnCheck] = (),
+        finds_near: bool = False,
     ) -> None:
         """Makes a check that adds labels, sizes and sums to the report, and checks pixels if `decodes`."""
         self.columns = columns
         self._of_image: dict[str, int] = {}  # values of the last image, by column
-        self._features = manifest.features
+        self._features = {name: feature for name, feature in manifest.features.items() if not feature.convention}
+        self._placed = {name: feature for name, feature in manifest.features.items() if feature.convention}
         self._image = manifest.features.get("image", _NO_IMAGE)
         label = manifest.features.get("label", _NO_IMAGE)
         self._stored_label, self._has_label = label.named("label"), False  # of the last example
@@ -393,8 +412,14 @@ class ExampleCheck:
         self._decodes = decodes
         self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
+        self._may_lack_labels = manifest.is_in_place or manifest.has_annotations
         self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
+        self._raw_records: list[int] = []
+        self._number = 0  # of the last record
+        self._pixels: NDArray[np.uint8] | None = None  # of the last image, if it was decoded
+        self.images = Hashed(report.shard)
+        self.perceived = Perceived(report.shard) if finds_near and decodes else None
 
     def check(self, record: bytes, number: int = 0) -> tuple[bytes | None, list[str]]:
         """Returns an example's key, or None if it has none, and the problems of the example.
@@ -403,7 +428,7 @@ class ExampleCheck:
           record: bytes of the example.
           number: number of the example in the shard.
         """
-        self._of_image = {}
+        self._of_image, self._number, self._pixels = {}, number, None
         if not self._features:  # an index of arbitrary records: any bytes will do
             return None, []
         try:
@@ -411,8 +436,9 @@ class ExampleCheck:
             found = tf_example.as_ours(stored, self._features)
         except ValueError as error:
             return None, [str(error)]
-        if self._is_in_place:  # other features of another program's record do not matter
-            found = {name: values for name, values in found.items() if name in self._features}
+        # Other features of another program's record do not matter.
+        left_out = found.keys() - self._features.keys() if self._is_in_place else self._placed.keys()
+        found = {name: values for name, values in found.items() if name not in left_out}
         self._has_label = len(stored.get(self._stored_label, ())) > 0
         problems = []
         for name, feature in self._features.items():
@@ -425,8 +451,12 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
+        if not problems and self._placed and (problem := self._placed_problem(stored)):
+            problems.append(problem)
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
+        if self._decodes and not problems and self._image is not _NO_IMAGE:
+            self._look(found, number)
         for column in self.columns:
             column.compare(number, record, found, self._of_image)
         key = found.get("key")
@@ -435,10 +465,44 @@ class ExampleCheck:
     def finish(self) -> None:
         """Adds pixels that are not summed yet; must be called after the last example."""
         if self._raw and self._raw_shape:
-            self._report.sums.add(
-                np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
-            )
+            pixels = np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
+            self._report.sums.add(pixels)
+            means = pixels.reshape(len(pixels), -1).mean(axis=1)
+            for mean, record in zip(means.tolist(), self._raw_records, strict=True):
+                self._add_mean(mean, record)
             self._raw.clear()
+            self._raw_records.clear()
+        self._report.brightness.trim()
+        self._report.sides.trim()
+
+    def _add_mean(self, mean: float, record: int) -> None:
+        self._report.levels[round(mean)] += 1
+        self._report.brightness.add(mean, self._report.shard, record)
+
+    def _look(self, found: dict[str, Values], number: int) -> None:
+        """Adds a valid example's image to those that are compared."""
+        label = found.get("label")
+        code = NO_LABEL_CODE
+        if label is not None and len(label) and self._has_label:
+            is_class = "label" in self._classes
+            code = label_code(int(label[0]) if is_class else label)
+            code = NO_LABEL_CODE if is_class and label[0] == NO_LABEL else code
+        if self._raw_shape:
+            data = found["image"][0]
+            exact = self.images.add(data, self._raw_shape, number, code)
+            if self.perceived:
+                self.perceived.add(np.frombuffer(data, np.uint8).reshape(self._raw_shape), exact, number)
+        elif self._pixels is not None:
+            exact = self.images.add(self._pixels.tobytes(), self._pixels.shape, number, code)
+            if self.perceived:
+                self.perceived.add(self._pixels, exact, number)
+            self._add_mean(float(self._pixels.mean()), number)
+            self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
+
+    def _placed_problem(self, stored: dict[str, Values]) -> str | None:
+        of_image = self._of_image
+        size = (of_image["height"], of_image["width"]) if of_image else None
+        return annotation.problem_of(stored, self._placed, size)
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
         if problem := tf_example.problem_of(feature, values):
@@ -463,7 +527,7 @@ class ExampleCheck:
         return None
 
     def _label_problem(self, name: str, values: Values) -> str | None:
-        if self._is_in_place and name == "label" and values[0] == NO_LABEL:  # if it should have one, counts differ
+        if self._may_lack_labels and name == "label" and values[0] == NO_LABEL:  # if it should have one, counts differ
             return None
         for value in values.tolist():  # type: ignore[union-attr]
             if not 0 <= value < self._classes[name]:
@@ -479,6 +543,7 @@ class ExampleCheck:
             self._count_size(*self._raw_shape[:2])
             if self._decodes:
                 self._raw.append(data)
+                self._raw_records.append(self._number)
                 if len(self._raw) == _RAW_AT_ONCE:
                     self.finish()
             return None
@@ -503,7 +568,8 @@ class ExampleCheck:
         self._count_size(pixels.shape[0], pixels.shape[1])
         if self._upright:
             self._of_image[ORIENTATION] = images.orientation(opened)
-        self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
+        self._pixels = images.with_channels(pixels, self._report.sums.channels)
+        self._report.sums.add(self._pixels)
         return None
 
 

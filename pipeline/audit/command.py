@@ -78,6 +78,7 @@ def run(config: AuditConfig) -> None:
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     """Returns the flags, taking those not given from a run."""
     flags = flags_for(config.data_dir, order_flags.flags_of_run(model_dir))
+    order_flags.check_version(model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
     order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
     config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
     if config.observed is None and (config.workers, config.replicas) == (None, None):

@@ -19,6 +19,7 @@ from pipeline.batch.weights import of_classes, times
 from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.errors import UsageError
+from pipeline.manifest.manifest import BOX_LABELS, BOXES
 from pipeline.order import graph_hashing
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
@@ -158,6 +159,7 @@ class Batches:
         moved = annotations.moved({name: features[name] for name in names}, self.keys_of(epoch, records))
         if request.label in moved:
             own = {name: values for name, values in moved.items() if name.removesuffix(WEIGHT) == request.label}
+            own |= {name: moved[name] for name in (BOX_LABELS,) if name in moved and request.label == BOXES}
             labels = own if len(own) > 1 else own[request.label]
         fed = {name: values for name, values in moved.items() if name.removesuffix(WEIGHT) in request.features}
         return {**{name: values for name, values in features.items() if name not in names}, **fed}, labels

@@ -28,6 +28,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
     **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
     **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "page"),
+    "imagehash": "near",
     "moto": "dev",
 }
 

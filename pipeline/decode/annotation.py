@@ -13,7 +13,7 @@ from pipeline.augmentation.composed import batchwise
 from pipeline.augmentation.moves import Move
 from pipeline.decode.images import Encoded, ImageDecoder
 from pipeline.manifest import Feature
-from pipeline.manifest.manifest import BOXES, CONVENTIONS, MASK, RELATIVE
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, NO_LABEL, RELATIVE
 from pipeline.records.annotation import WEIGHT, in_order
 
 _DTYPES = {"float32": tf.float32, "int64": tf.int64}
@@ -47,13 +47,16 @@ class Annotations:
         Returns:
           `mask`: uint8 (rows, height, width, 1). `boxes`: float32 (rows, most, 4), `rel_yxyx`, clipped; `points`:
           float32 (rows, most, 2), `rel_yx`; and their weights, float32 (rows, most): 1, or 0 for those that have no
-          part in the picture, and for rows of zeros behind the last one.
+          part in the picture, and for rows of zeros behind the last one. `box_labels`: int64 (rows, most), -1 behind
+          the last one.
         """
         found, columns = tf.io.parse_example(records, self._kinds()), {}
         sizes, parts = self.decoder.parts(images, keys, turns, tf.shape(records)[0])
         for name, feature in self.features.items():
             if name == MASK:
                 columns[name] = self._masks(found[feature.named(name)], feature, sizes, parts)
+            elif name == BOX_LABELS:
+                columns[name] = found[feature.named(name)].to_tensor(NO_LABEL, shape=(None, feature.shape[0]))
             else:
                 pixels, there = _stored(found, name, feature, sizes)
                 maps = moves.rounded_maps(moves.part(parts, self._size))
@@ -83,11 +86,14 @@ class Annotations:
 
     def _moved(self, columns: dict[str, tf.Tensor], keys: tf.Tensor) -> dict[str, tf.Tensor]:
         made: dict[str, tf.Tensor] = {}
-        others = self.features.keys() - {MASK}
+        others = self.features.keys() - {MASK, BOX_LABELS}
         maps = moves.maps_of(keys, self.moves) if others else []
         for name, feature in self.features.items():
             if name == MASK:
                 made[name] = moves.masks_moved(columns[name], keys, self.moves, feature.fill, self.by_passes)
+                continue
+            if name == BOX_LABELS:
+                made[name] = columns[name]
                 continue
             numbers = tf.tile(tf.constant(self._size, tf.float64), [columns[name].shape[-1] // 2])
             pixels, visible = tf.cast(columns[name], tf.float64) * numbers, columns[name + WEIGHT] > 0

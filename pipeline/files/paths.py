@@ -12,6 +12,7 @@ import fcntl
 import fnmatch
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 _REQUESTS = 16  # in flight; they mostly wait
+# `DIR@2`, or `DIR@3f2a91c0`: the version of a data set by its number or the first digits of its digest.
+_VERSION = re.compile(r"(?P<folder>.*[^/@])/?@(?P<version>[1-9]\d{0,5}|[0-9a-f]{8,64})")
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -123,6 +126,8 @@ def path_of(text: str) -> StoragePath:
 def folder(data_dir: PathLike | RemotePath) -> StoragePath:
     """Returns the folder of a data set to read: a local path as given, or a URL, read by TensorFlow if possible.
 
+    All versions of a data set (`DIR@VERSION`) have one folder.
+
     Raises:
       UsageError: `data_dir` is empty, or neither a string nor an `os.PathLike` of one.
     """
@@ -131,9 +136,22 @@ def folder(data_dir: PathLike | RemotePath) -> StoragePath:
     path = os.fspath(data_dir) if isinstance(data_dir, str | os.PathLike) else None
     if not isinstance(path, str) or not path:
         raise UsageError(f"data_dir={data_dir!r}: must be the path of a data set's folder")
+    path, _ = with_version(path)
     if not is_url(path):
         return LocalPath(path)
     return RemotePath(path) if needs_arrow(path) else TensorFlowPath(path)
+
+
+def with_version(data_dir: PathLike | RemotePath) -> tuple[str, str | None]:
+    """Returns the folder and the version that `DIR@VERSION` names; the version is None if it names none.
+
+    A local folder whose own name ends like that is a folder.
+    """
+    path = data_dir.url if isinstance(data_dir, LocalPath | RemotePath) else os.fspath(data_dir)
+    match = _VERSION.fullmatch(path)
+    if match is None or (not is_url(path) and os.path.isdir(path)):
+        return path, None
+    return match["folder"], match["version"]
 
 
 def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:

@@ -19,8 +19,8 @@ from pipeline import images
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath, path_of
-from pipeline.index import annotation, labels
-from pipeline.index.annotation import AnnotationFlags, ShardAnnotations
+from pipeline.index import labels
+from pipeline.index.annotation import AnnotationFlags
 from pipeline.index.labels import Labels, ShardLabels, SplitLabels
 from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
 from pipeline.manifest.columns import ORIENTATION, column_names
@@ -36,7 +36,8 @@ from pipeline.manifest.manifest import (
     size_histogram,
 )
 from pipeline.read.statistics import PixelSums, moments
-from pipeline.records import schema
+from pipeline.records import annotation, schema
+from pipeline.records.annotation import ShardAnnotations
 from pipeline.records.columns import Gathered, without_names
 from pipeline.records.labels import beside, read_labels
 from pipeline.records.schema import Schema, kind

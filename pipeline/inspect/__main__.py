@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline import manifest, order_flags, step_rows
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, check_ending, check_needs, fields_with, flag, shown
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
-from pipeline.errors import UsageError, name_of, named
-from pipeline.files.paths import PathLike
+from pipeline.errors import UsageError, name_of, named, to_run
+from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
 from pipeline.inspect import steps
-from pipeline.manifest import Feature, Manifest, SplitInfo
+from pipeline.manifest import Feature, Manifest, SplitInfo, versions
+from pipeline.manifest.columns import label_numbers
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.manifest.sources import flags_for, parse_sources
 from pipeline.order.views import View
 from pipeline.order_flags import InputFlags
 from pipeline.read.shards import check_present
+from pipeline.read.statistics import Spread, number_bars, spread
 from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, resolve_all
 
@@ -118,10 +122,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)
-    print("\n".join(_summary(made)))
+    labels = label_numbers(config.data_dir, made)
+    print("\n".join([*_summary(made, labels), *_versions(config.data_dir, made)]))
     if config.png is not None:
         made.require_images()
         _write_sheet(config, made)
+
+
+def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
+    """Returns a table of the versions of a data set, with who made them; empty if there is one."""
+    place = folder(data_dir)
+    every, log = versions.all_of(place), versions.log_of(place)
+    rows = []
+    for made in every if len(every) > 1 else ():
+        entry = log.get(made.digest)
+        rows.append(
+            [
+                ("version", f"{made.version}{' *' if made.digest == shown.digest else ''}"),
+                ("digest", made.short),
+                ("examples", f"{sum(split.num_examples for split in made.splits.values()):,}"),
+                ("made", entry.time if entry else "-"),
+                ("by", f"{entry.user or '?'} on {entry.host}" if entry else "-"),
+            ]
+        )
+    return ["", *table(rows, left=("version", "digest", "made", "by"))] if rows else []
 
 
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
@@ -175,6 +199,8 @@ def _show_run(config: InspectConfig) -> None:
       UsageError: a flag cannot work.
     """
     flags = {} if config.model_dir is None else flags_for(config.data_dir, order_flags.flags_of_run(config.model_dir))
+    if config.model_dir is not None:
+        order_flags.check_version(config.model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)
@@ -283,8 +309,13 @@ def _save(picture: Image.Image, path: str) -> None:
         picture.save(pathlib.Path(path))
 
 
-def _summary(made: Manifest) -> list[str]:
-    """Returns the lines of all tables: splits, shards, labels, and sizes if images differ in size."""
+def _summary(made: Manifest, numbers: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Returns the lines of all tables: splits, shards, labels, and sizes if images differ in size.
+
+    Args:
+      made: manifest of the data set.
+      numbers: {split: its labels} if these are numbers to predict.
+    """
     total = sum(split.num_examples for split in made.splits.values())
     shards = [
         [
@@ -302,7 +333,7 @@ def _summary(made: Manifest) -> list[str]:
         *table([_split_row(name, split) for name, split in made.splits.items()]),
         "",
         *table(shards),
-        *(_label_lines(made) if made.has_images else []),
+        *(_label_lines(made, numbers) if made.has_images else []),
     ]
 
 
@@ -354,13 +385,46 @@ def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
     ]
 
 
-def _label_lines(made: Manifest) -> list[str]:
+def _label_lines(made: Manifest, numbers: Mapping[str, NDArray[Any]]) -> list[str]:
     histograms = {name: dict(enumerate(split.label_histogram)) for name, split in made.splits.items()}
     rows = [
         [("label", str(label)), ("class", name), *((split, f"{h.get(label, 0):,}") for split, h in histograms.items())]
         for label, name in enumerate(made.class_names)
     ]
-    return ["", *table(rows), *_size_lines(made)]
+    tables = [table(rows)] if rows else []
+    if numbers:
+        spreads = [_spread_row(split, spread(values)) for split, values in numbers.items()]
+        bars = [
+            [("label", name), *((split, f"{count:,}") for split, count in counts.items())]
+            for name, counts in number_bars(numbers)
+        ]
+        tables += [table(spreads), table(bars)] if bars else [table(spreads)]
+    elif not rows and made.features["label"].dtype == "float32":
+        how = f"to see how they are spread: {to_run('pipeline.index')} DATA_DIR --add_columns=records:label"
+        tables.append([f"labels are numbers, and the data set has no column of them; {how}"])
+    tables += [lines] if (lines := list(_per_record(made))) else []
+    return [*itertools.chain.from_iterable(["", *lines] for lines in tables), *_size_lines(made)]
+
+
+def _spread_row(split: str, found: Spread) -> list[tuple[str, str]]:
+    figures = {"least": found.least, "mean": found.mean, "most": found.most, "standard deviation": found.std}
+    return [
+        ("split", split),
+        ("labels", f"{found.count:,}"),
+        ("missing", f"{found.missing:,}"),
+        *((name, f"{value:,.6g}" if found.count else "-") for name, value in figures.items()),
+    ]
+
+
+def _per_record(made: Manifest) -> Iterator[str]:
+    """Yields a line per split about labels for each class, or about records without a class."""
+    label = made.features["label"]
+    for name, split in made.splits.items():
+        labels = sum(split.label_histogram)
+        if label.shape and labels:
+            yield f"{name}: {labels / split.num_examples:.2f} labels per example"
+        elif label.is_class and labels < split.num_examples:
+            yield f"{name}: {count_of(split.num_examples - labels, 'example')} without a label"
 
 
 def _size_lines(made: Manifest) -> list[str]:

@@ -1,6 +1,7 @@
 """The description of a data set: its manifest, names of files, splits and slices, sources of a mixture."""
 
 from pipeline.manifest.manifest import (
+    APPENDED_VERSION,
     FORMAT_VERSION,
     LABELS_VERSION,
     MEMBERS_VERSION,
@@ -14,9 +15,11 @@ from pipeline.manifest.manifest import (
     SplitInfo,
     load,
     parse,
+    version_names,
 )
 
 __all__ = [
+    "APPENDED_VERSION",
     "FORMAT_VERSION",
     "LABELS_VERSION",
     "MEMBERS_VERSION",
@@ -30,4 +33,5 @@ __all__ = [
     "SplitInfo",
     "load",
     "parse",
+    "version_names",
 ]

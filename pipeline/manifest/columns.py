@@ -23,7 +23,7 @@ from pipeline.errors import DataError, UsageError, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import Column, Manifest
-from pipeline.manifest.splits import Selection
+from pipeline.manifest.splits import Selection, select
 
 Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
@@ -238,6 +238,18 @@ class Columns(Mapping[str, Values]):
             self.used[name] += f" of {crc32c.crc32c(text):08x}"
         found = [files[split][start:stop] for split, start, stop in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def label_numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, Values]:
+    """Returns {split: labels of its records} if labels are numbers to predict; empty if they are not, or no column.
+
+    Raises:
+      DataError: a file of the column is missing, cut, or of another conversion.
+    """
+    label, column = manifest.features.get("label"), manifest.columns.get("label")
+    if label is None or label.dtype != "float32" or label.shape or column is None:
+        return {}
+    return {split: Columns(data_dir, manifest, select(manifest, split))["label"] for split in manifest.splits}
 
 
 def _firsts(shards: Sequence[Any]) -> Iterator[tuple[Any, int]]:

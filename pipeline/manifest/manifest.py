@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
 from pipeline.files.fields import OPTIONAL, as_json, from_json
-from pipeline.files.paths import PathLike, folder
+from pipeline.files.paths import LocalPath, PathLike, StoragePath, folder, with_version
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import naming, unconverted
@@ -29,7 +29,8 @@ IN_PLACE_VERSION = 4  # features may have other names in the records than in the
 PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
 LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
 ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points
-NEWEST_VERSION = ANNOTATIONS_VERSION
+APPENDED_VERSION = 7  # the data set may be a later version of another
+NEWEST_VERSION = APPENDED_VERSION
 MOST_CLASSES = 1 << 20  # of a data set
 NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
@@ -155,6 +156,8 @@ class Feature:
 
 
 MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
+BOX_LABELS = "box_labels"  # the class of each box
+_CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
     "yxyx": ("ymin", "xmin", "ymax", "xmax"),
@@ -165,7 +168,8 @@ _POINTS = {"yx": ("y", "x"), "xy": ("x", "y")}
 RELATIVE = "rel_"  # before the name of a convention whose numbers are parts of the image's height and width, not pixels
 # {feature: {convention: names of the numbers of each box or point}}; the names of conventions are those of Keras.
 CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    MASK: {"classes": ()},
+    MASK: {_CLASSES: ()},
+    BOX_LABELS: {_CLASSES: ()},
     BOXES: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _BOXES.items()},
     POINTS: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _POINTS.items()},
 }
@@ -338,6 +342,8 @@ class Manifest:
       columns: columns by name; they may be added to a data set that exists, so the data's digest is without them.
       pixel_rule: rule by which its image files become pixels; None: as by releases that had no rule, or it has no image
         files.
+      parent: digest of the version that it extends; empty if a conversion or an index made all of it.
+      version: its number: 1, and 1 more than the parent's.
     """
 
     dataset: str
@@ -352,6 +358,8 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     columns: dict[str, Column] = dataclasses.field(default_factory=dict, metadata={OPTIONAL: True})
     pixel_rule: PixelRule | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    parent: str = dataclasses.field(default="", metadata={OPTIONAL: True})
+    version: int = dataclasses.field(default=1, metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
         """Gives each shard the compression of all."""
@@ -391,6 +399,11 @@ class Manifest:
         return any(feature.stored_as is not None for feature in self.features.values())
 
     @property
+    def has_annotations(self) -> bool:
+        """Whether masks, boxes or points lie on the images, which then need no label."""
+        return any(feature.convention for feature in self.features.values())
+
+    @property
     def turns_images(self) -> bool:
         """Whether images are turned whenever they are decoded, as the column `ORIENTATION` says."""
         return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
@@ -406,7 +419,7 @@ class Manifest:
 
         All of them if the records are not images.
         """
-        need_labels = self.has_images and not any(feature.convention for feature in self.features.values())
+        need_labels = self.has_images and not self.has_annotations
         return [name for name in names if not need_labels or self.split(name).has_labels]
 
     def require_images(self) -> None:
@@ -454,6 +467,11 @@ class Manifest:
         content.pop("columns", None)
         return hashlib.sha256(_text(content)).hexdigest()
 
+    @property
+    def short(self) -> str:
+        """First digits of the digest, which name the version."""
+        return self.digest[:12]
+
     def split(self, name: str) -> SplitInfo:
         """Returns a split.
 
@@ -489,19 +507,51 @@ COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
 ORIENTATIONS, DCTS = (STORED, UPRIGHT), (FAST, EXACT)  # of pixel rules
 _EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
+_LEAST_DIGITS = 8  # of a digest that names a version
 _WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
 
 
 def load(data_dir: PathLike | RemotePath) -> Manifest:
-    """Reads and checks `data_dir/manifest.json`.
+    """Reads and checks the manifest of a data set: the newest, `manifest.json`, or that of the version it names.
+
+    Args:
+      data_dir: `DIR`, or `DIR@VERSION`: a number, or 8 or more digits of a digest.
 
     Raises:
-      DataError: there is no manifest, or it has another version, or is cut, invalid or edited.
+      DataError: there is no manifest or no such version, or it has another format, or is cut, invalid or edited.
     """
-    found = folder(data_dir)
-    path = found / naming.MANIFEST
+    found, wanted = folder(data_dir), with_version(data_dir)[1]
+    if wanted is None or isinstance(data_dir, LocalPath | RemotePath):
+        return _load(found, found / naming.MANIFEST)
+    older = {name: parsed for name in version_names(found) if (parsed := naming.parse_version_name(name))}
+    for name, (number, digest) in older.items():
+        if _is_version(wanted, number, digest):
+            made = _load(found, found / naming.VERSIONS / name)
+            if _is_version(wanted, made.version, made.digest):
+                return made
+    newest = _load(found, found / naming.MANIFEST)
+    if _is_version(wanted, newest.version, newest.digest):
+        return newest
+    known = [f"{number} ({digest})" for number, digest in sorted({*older.values(), (newest.version, newest.short)})]
+    raise DataError(f"has no version {wanted}; it has {', '.join(known)}", path=found)
+
+
+def version_names(data_dir: StoragePath) -> list[str]:
+    """Returns the base names of the manifests of versions before the newest, in no order."""
+    place = data_dir / naming.VERSIONS
+    names = place.files() if place.is_dir() else []
+    return [name for name in names if name.endswith(".json") and naming.parse_version_name(name)]
+
+
+def _is_version(wanted: str, number: int, digest: str) -> bool:
+    """Returns whether a version is the wanted one, by its number, or by as many digits of the digest as both have."""
+    is_number = wanted.isdecimal() and len(wanted) < _LEAST_DIGITS
+    return int(wanted) == number if is_number else digest.startswith(wanted) or wanted.startswith(digest)
+
+
+def _load(found: StoragePath, path: StoragePath) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -584,6 +634,10 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, split in manifest.splits.items():
         yield from _of_split(name, split, manifest)
     yield from _of_columns(manifest)
+    if bool(manifest.parent) != (manifest.version > 1) or manifest.version < 1:
+        yield f"version is {manifest.version}, with the parent {manifest.parent!r}; all but version 1 have one"
+    if manifest.parent and manifest.format_version < APPENDED_VERSION:
+        yield f"has a parent, which format_version {manifest.format_version} does not know"
     if manifest.pixel_rule is not None:
         yield from _of_rule(manifest.pixel_rule)
     for name, count in Counter(naming.flat(shard.file) for shard in manifest.shards).items():
@@ -624,10 +678,14 @@ def _of_annotation(name: str, feature: Feature, manifest: Manifest) -> Iterator[
         return
     is_mask = name == MASK
     numbers = len(CONVENTIONS[name][feature.convention])
-    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in (("uint8",) if is_mask else NUMBERS):
+    dtypes = {MASK: ("uint8",), BOX_LABELS: ("int64",)}.get(name, NUMBERS)
+    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in dtypes:
         yield f"feature {name!r} is {feature}, encoded as {feature.encoding!r}; no {name} can be"
-    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != (numbers,):
+    behind = (numbers,) if numbers else ()
+    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != behind:
         yield f"feature {name!r} has the shape {feature.shape}; no {name} can have it"
+    if name == BOX_LABELS and BOXES not in manifest.features:
+        yield f"feature {name!r} has the classes of boxes, but there is no feature {BOXES!r}"
     if len(feature.parts) not in (0, numbers) or not 0 <= feature.fill <= _WHITE:
         yield f"feature {name!r} has {len(feature.parts)} parts and the fill {feature.fill}"
     if manifest.format_version < ANNOTATIONS_VERSION:
@@ -712,7 +770,8 @@ def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
         return not any(histogram)
     if not manifest.features["label"].is_class:  # an example may have several classes, or none
         return split.is_labelled is not None and max(histogram, default=0) <= count * split.is_labelled
-    return sum(histogram) == count or (manifest.is_in_place and not any(histogram))
+    may_lack = manifest.is_in_place or manifest.has_annotations
+    return sum(histogram) == count or (may_lack and not any(histogram))
 
 
 def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:

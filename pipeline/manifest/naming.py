@@ -12,6 +12,9 @@ REPLACED = ".replaced-manifest.json"  # in the folder of a conversion: the manif
 # them as records. It is not hidden, because programs that copy or upload leave hidden files out.
 SIDECARS = "sidecars"
 COLUMNS = "columns"  # the folder of the files of columns
+VERSIONS = "versions"  # the folder of the manifests and cards of the versions before the newest
+LOG = f"{VERSIONS}/log.jsonl"  # who made which version, and when
+KNOWN_KEYS = ".known-keys.npy"  # in the folder of a conversion that appends: hashes of the keys that are there
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 CONVERTING = ".converting.tmp-"  # prefix of the folder in which a conversion works until it publishes
 IMAGE_ENDINGS = (
@@ -27,11 +30,17 @@ _FOREIGN = re.compile(rf"[^._].*(\.tfrec.*|-\d{{5,}}-of-\d{{5,}}({'|'.join(map(r
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*\.\w+\.[0-9a-f]{8}\.npy")
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_SHARD = re.compile(r"(?P<split>[A-Za-z][A-Za-z0-9_]*)-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?")
+_SHARD = re.compile(
+    r"(?P<split>[A-Za-z][A-Za-z0-9_]*)(-v(?P<version>[2-9]|[1-9]\d{1,5}))?"
+    r"-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?"
+)
+_VERSION = re.compile(r"(?P<number>\d{1,6})-(?P<digest>[0-9a-f]{12})\.(json|html)")
 
 
-def shard_name(split: str, index: int, count: int, compression: str = "") -> str:
+def shard_name(split: str, index: int, count: int, compression: str = "", version: int = 1) -> str:
     """Returns the base name of shard `index` of `count`: `train-00003-of-00010.tfrecord`, with `.gz` if compressed.
+
+    Shards that a later version of a data set adds have its number: `train-v2-00000-of-00004.tfrecord`.
 
     Raises:
       ValueError: the split has characters other than letters, digits and `_`, or the index is not in 0..count-1.
@@ -40,7 +49,8 @@ def shard_name(split: str, index: int, count: int, compression: str = "") -> str
         raise ValueError(f"split {split!r}: a name has only letters, digits and _, and begins with a letter")
     if not 0 <= index < count:
         raise ValueError(f"shard {index} of {split!r}: the index must be in 0..{count - 1}")
-    return f"{split}-{index:05d}-of-{count:05d}.tfrecord{COMPRESSIONS[compression]}"
+    added = f"-v{version}" if version > 1 else ""
+    return f"{split}{added}-{index:05d}-of-{count:05d}.tfrecord{COMPRESSIONS[compression]}"
 
 
 def sidecar_names(shard: str) -> tuple[str, str]:
@@ -100,7 +110,31 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
     if not match:
         return None
     split, index, count = match["split"], int(match["index"]), int(match["count"])
-    return (split, index, count) if index < count and name.startswith(shard_name(split, index, count)) else None
+    own = index < count and name.startswith(shard_name(split, index, count, version=int(match["version"] or 1)))
+    return (split, index, count) if own else None
+
+
+def version_of_shard(name: str) -> int:
+    """Returns the number of the version that added a shard, by its base name; 1 for that of a conversion."""
+    match = _SHARD.fullmatch(name)
+    return int(match["version"] or 1) if match else 1
+
+
+def version_name(number: int, digest: str, ending: str = "json") -> str:
+    """Returns the name, in the data set's folder, of the manifest of a version before the newest, or of its card.
+
+    Args:
+      number: number of the version: 1 for a conversion, 1 more for each append.
+      digest: `Manifest.digest`.
+      ending: `json` for the manifest, `html` for the card.
+    """
+    return f"{VERSIONS}/{number}-{digest[:12]}.{ending}"
+
+
+def parse_version_name(name: str) -> tuple[int, str] | None:
+    """Returns the number and the digest's first 12 digits of a base name in `VERSIONS`; None: it is not one."""
+    match = _VERSION.fullmatch(name)
+    return (int(match["number"]), match["digest"]) if match else None
 
 
 def is_foreign_file(name: str) -> bool:

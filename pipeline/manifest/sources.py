@@ -21,7 +21,7 @@ Weights = tuple[tuple[int, tuple[tuple[str, float], ...]], ...]  # (first step, 
 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
-_WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
+WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
 # Text up to a semicolon that is in no string.
 _VALUE = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^;])*""", re.DOTALL)
 _LIKE_NAMED = re.compile(r"[^\s'\"]+:")  # no value has a colon outside strings
@@ -84,7 +84,7 @@ def _checked(one: Any, split: str) -> Source:
         if name not in VIEWS:
             raise unknown(f"source {os.fspath(source)!r}: option", str(name), VIEWS)
     folder(source)
-    match = _WITH_SPLIT.fullmatch(source) if isinstance(source, str) else None
+    match = WITH_SPLIT.fullmatch(source) if isinstance(source, str) else None
     data_dir, own = (match["folder"], match["split"]) if match else (source, split)
     return Source(data_dir, own, _number(source, weight), dict(options))
 

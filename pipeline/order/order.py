@@ -106,12 +106,32 @@ class OrderSpec:
             differ.
         """
         if "sources" in other:  # a mixture
-            return {"sources": (1, other["sources"])}
+            mine, begun = _only_begun(self.fields(), step), _only_begun(other, step)
+            return _differing(mine, begun, step) if mine and begun else {"sources": (1, other["sources"])}
         return _differing(self.fields(), other, step)
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
         """Returns text on the `AHEAD` fields of a stored spec that differ only from a step on; None if none do."""
         return _later_changes(self.fields(), other, step)
+
+
+def _only_begun(fields: dict[str, Any], step: int | None) -> dict[str, Any] | None:
+    """Returns the fields of a spec whose sources take turns, without those that begin at a step or later.
+
+    A single data set is the only source of its turns. None if sources do not take turns, or if no step is given.
+    """
+    if "sources" not in fields:
+        numbered = {f"source 0: {name}": value for name, value in fields.items() if name != _SKIPS}
+        skips = {_SKIPS: fields[_SKIPS]} if fields.get(_SKIPS) else {}
+        return {**numbered, **skips, "turns": [0]} if step is not None else None
+    segments = fields.get("schedule") or ()
+    turns = [[source for source, count in enumerate(rows) if count] for _, rows in segments]
+    if step is None or turns != [[number] for number in range(fields["sources"])]:
+        return None
+    starts = [int(first) for first, _ in segments if not first or first < step]
+    kept = tuple(f"source {number}: " for number in range(len(starts)))
+    own = {name: value for name, value in fields.items() if name.startswith(kept) or name == _SKIPS}
+    return {**own, "turns": starts}
 
 
 def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) -> dict[str, tuple[Any, Any]]:
@@ -325,6 +345,10 @@ class MixtureSpec:
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} for the fields in which a stored spec differs, as in `OrderSpec`."""
         mine = self.fields()
+        if mine["sources"] != other.get("sources", 1) or self.shares.take_turns:
+            here, there = _only_begun(mine, step), _only_begun(other, step)
+            if here and there:
+                return _differing(here, there, step)
         if other.get("sources", 1) != mine["sources"]:
             return {"sources": (mine["sources"], other.get("sources", 1))}
         found = _differing(mine, other, step)

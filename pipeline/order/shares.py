@@ -35,6 +35,11 @@ class Shares:
     segments: Segments
     units: tuple[int, ...]
 
+    @property
+    def take_turns(self) -> bool:
+        """Whether one source fills all rows of any step."""
+        return all(sum(map(bool, rows)) == 1 for _, rows in self.segments)
+
     def rows_at(self, step: int) -> tuple[int, ...]:
         """Returns the number of rows of each source in a global step."""
         return [rows for first, rows in self.segments if first <= step][-1]

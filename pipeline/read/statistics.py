@@ -1,10 +1,14 @@
-"""Integer sums over pixels and labels, so that means over many shards do not depend on their order."""
+"""What is in a data set, in figures: sums over pixels, counts of labels, the spread of numbers.
+
+Pixels are summed as integers, so that means over many shards do not depend on their order.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,8 @@ except ImportError:  # installed without a compiler, or for another kind of proc
 
 STATISTICS_SPLIT = "train"  # normalisation must not use test images
 _PERIOD = 48  # compiled code adds values up by position modulo this
+_MOST_BARS = 20  # of a histogram of numbers
+_AT_ONCE = 1 << 20  # numbers of a column, which may be mapped from a file, in memory at a time
 _VALUES = 3 << 16  # 192 Ki values, widened to uint32 at a time, fit into the cache
 _MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit into uint32
 _MOST_LANES = 1 << 14  # values of an image that are summed side by side
@@ -90,12 +96,12 @@ def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def label_histogram(labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
-    """Returns the count of each label; of vectors, int64 (n, classes), of values that are not 0; () of floats."""
+    """Returns the count of each label, without -1; of vectors (n, classes), of values that are not 0; () of floats."""
     if labels.ndim > 1:
         return tuple(np.count_nonzero(labels, axis=0).tolist()) if num_classes else ()
     if labels.dtype != np.int64:
         return ()
-    return tuple(np.bincount(labels, minlength=num_classes).tolist())
+    return tuple(np.bincount(labels[labels >= 0], minlength=num_classes).tolist())
 
 
 def entropy(histogram: Sequence[int]) -> float | None:
@@ -118,3 +124,74 @@ def moments(parts: Iterable[PixelSums]) -> tuple[tuple[float, ...], tuple[float,
     mean = tuple(s / pixels for s in sums)
     std = tuple(math.sqrt(pixels * q - s * s) / pixels for s, q in zip(sums, squares, strict=True))
     return mean, std
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How the numbers of some records are spread.
+
+    Attributes:
+      count: number of records that have a number.
+      missing: number of records that have none (NaN), or an infinite one.
+      least, most: bounds of the numbers; 0 if there are none.
+      mean, std: mean and standard deviation of the numbers; 0 if there are none.
+    """
+
+    count: int
+    missing: int
+    least: float
+    most: float
+    mean: float
+    std: float
+
+
+def spread(values: NDArray[Any]) -> Spread:
+    """Returns the spread of numbers, (n,). Memory: a block of them, so they may be mapped from a file."""
+    count, least, most, total, squares = 0, math.inf, -math.inf, 0.0, 0.0
+    for block in _finite_blocks(values):
+        count += len(block)
+        least, most = min(least, float(block.min())), max(most, float(block.max()))
+        total += float(block.sum())
+    if not count:
+        return Spread(0, len(values), 0.0, 0.0, 0.0, 0.0)
+    mean = total / count
+    for block in _finite_blocks(values):  # in a second pass: n Q - S^2 cancels where the mean is large
+        squares += float(np.square(block - mean).sum())
+    return Spread(count, len(values) - count, least, most, mean, math.sqrt(squares / count))
+
+
+def number_bars(splits: Mapping[str, NDArray[Any]]) -> list[tuple[str, dict[str, int]]]:
+    """Returns a histogram of numbers, as (value or range as text, {split: count}) pairs in ascending order.
+
+    Up to 20 different values are counted one by one; more are counted in 20 ranges of one width.
+
+    Args:
+      splits: {split: numbers, (n,)}.
+    """
+    distinct = np.zeros(0)
+    for values in splits.values():
+        for block in _finite_blocks(values):
+            distinct = np.union1d(distinct, block)
+            if len(distinct) > _MOST_BARS:  # of these, only the bounds matter
+                distinct = np.concatenate([distinct[:_MOST_BARS], distinct[-1:]])
+    if not len(distinct):
+        return []
+    if len(distinct) <= _MOST_BARS:
+        names = [f"{value:,.6g}" for value in distinct]
+        edges = np.append(distinct, np.inf)
+    else:
+        edges = np.linspace(distinct[0], distinct[-1], _MOST_BARS + 1)
+        names = [f"{low:,.6g} to {high:,.6g}" for low, high in itertools.pairwise(edges)]
+    counts = {split: np.zeros(len(names), np.int64) for split in splits}
+    for split, values in splits.items():
+        for block in _finite_blocks(values):
+            counts[split] += np.histogram(block, edges)[0]
+    return [(name, {split: int(counts[split][i]) for split in splits}) for i, name in enumerate(names)]
+
+
+def _finite_blocks(values: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
+    for start in range(0, len(values), _AT_ONCE):
+        block = values[start : start + _AT_ONCE].astype(np.float64)
+        block = block[np.isfinite(block)]
+        if len(block):
+            yield block

@@ -2,34 +2,41 @@
 
 A mask has the class of each pixel. Boxes and points come in one of several conventions (`CONVENTIONS`), and are handed
 out in one: parts of the picture's height and width, y first. Pixels are counted from the upper left corner, from 0.
+What a data set has of them is counted while it is written or indexed, and described in its manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.commands.text import count_of, shape_of
+from pipeline.errors import DataError
 from pipeline.manifest import Feature
-from pipeline.manifest.manifest import BOXES, CONVENTIONS, MASK, RELATIVE
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, RELATIVE
 
 WEIGHT = "_weight"  # behind the name of boxes or points: which of them are visible
+IGNORED = 255  # value of a mask's pixels that stand for no class, as in PASCAL VOC
+_COUNTS = ("most", "counts", "beyond", "tiny", "unseen")  # of `ShardAnnotations`, by feature
+_SLACK = 0.01  # part of the image's side by which numbers that were rounded reach beyond it
 
 
 def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tuple[int, int]) -> NDArray[Any]:
-    """Returns the mask, the boxes or the points of a record.
+    """Returns the mask, the boxes, their classes or the points of a record.
 
     Args:
       values: values of the record by feature, as `tf_example.decode` returns them.
-      name: name of the feature in the manifest: `mask`, `boxes` or `points`.
+      name: name of the feature in the manifest: `mask`, `boxes`, `box_labels` or `points`.
       feature: the manifest's.
       size: (height, width) of the image as it is decoded, pixels.
 
     Returns:
-      uint8 (height, width, 1); or float32 (n, 4) or (n, 2), `rel_yxyx` or `rel_yx`, neither clipped nor padded.
+      uint8 (height, width, 1); int64 (n,); or float32 (n, 4) or (n, 2), `rel_yxyx` or `rel_yx`, neither clipped nor
+      padded.
 
     Raises:
       ValueError: the record has no such values, or they cannot be; says why.
@@ -37,6 +44,8 @@ def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tupl
     stored = [_values(values, own) for own in feature.stored_names(name)]
     if name == MASK:
         return mask(stored[0], feature, size)
+    if name == BOX_LABELS:
+        return _classes(stored[0], feature)
     return relative(_numbers(stored, name, feature), name, feature.convention, size)
 
 
@@ -66,6 +75,17 @@ def _png(data: bytes, name: str) -> NDArray[np.uint8]:
         what = f"a PNG file with {kind}" if opened.format == "PNG" else f"a {opened.format} file"
         raise ValueError(f"feature {name!r}, the mask, is {what}; a mask must be a grey PNG file of 8 bits, or raw")
     return np.asarray(opened)
+
+
+def _classes(stored: Any, feature: Feature) -> NDArray[np.int64]:
+    name, dtype = feature.named(BOX_LABELS), getattr(stored, "dtype", "bytes")
+    if len(stored) and str(dtype) != feature.dtype:
+        raise ValueError(f"feature {name!r}, the classes of boxes, holds {dtype}; must be {feature.dtype}")
+    found = np.asarray(stored, np.int64)
+    names = len(feature.class_names)
+    if len(wrong := np.flatnonzero((found < 0) | (found >= (names or np.inf)))):
+        raise ValueError(f"the class of box {wrong[0]} is {found[wrong[0]]}, not in 0..{names - 1 if names else '...'}")
+    return found
 
 
 def _values(values: Mapping[str, Any], name: str) -> Any:
@@ -120,3 +140,203 @@ def in_order(stored: Any, name: str, convention: str, stack: Callable[[list[Any]
     if "width" in of:
         of |= {"ymin": of["y"], "xmin": of["x"], "ymax": of["y"] + of["height"], "xmax": of["x"] + of["width"]}
     return stack([of[number] for number in (("ymin", "xmin", "ymax", "xmax") if "xmin" in of else ("y", "x"))])
+
+
+def in_convention(ordered: NDArray[np.float64], name: str, convention: str) -> NDArray[np.float64]:
+    """Returns boxes or points as a convention has them, of numbers as `in_order` returns them."""
+    order = ("ymin", "xmin", "ymax", "xmax") if name == BOXES else ("y", "x")
+    of = {number: ordered[..., at] for at, number in enumerate(order)}
+    if name == BOXES:
+        of |= {"y": of["ymin"], "x": of["xmin"], "height": of["ymax"] - of["ymin"], "width": of["xmax"] - of["xmin"]}
+    return np.stack([of[number] for number in CONVENTIONS[name][convention]], axis=-1)
+
+
+def problem_of(values: Mapping[str, Any], features: Mapping[str, Feature], size: tuple[int, int] | None) -> str | None:
+    """Returns why a record's masks, boxes and points are not as the manifest says; None if they are.
+
+    Args:
+      values: values of the record by feature, as `tf_example.decode` returns them.
+      features: those of the manifest that lie on the image.
+      size: (height, width) of the image; None if it has not been decoded: then masks are not, either.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for name, feature in features.items():
+        if name == MASK and size is None:
+            stored = values.get(feature.named(name), [])
+            if not isinstance(stored, list) or len(stored) != 1:
+                return f"feature {feature.named(name)!r}, the mask, must be one value of bytes; it has {len(stored)}"
+            continue
+        try:
+            found[name] = of_record(values, name, feature, size or (1, 1))
+        except ValueError as error:
+            return str(error)
+        if name == MASK:
+            classes, names = np.unique(found[name]), len(feature.class_names)
+            if len(wrong := classes[(classes >= names) & (classes != IGNORED)]):
+                return f"its mask has the class {wrong[0]}, not in 0..{names - 1}"
+        elif len(found[name]) > (feature.shape[0] or 0):
+            return f"it has {len(found[name])} {name}, the manifest says {feature.shape[0]} at most"
+    if BOXES in found and BOX_LABELS in found:
+        return _unequal(len(found[BOXES]), len(found[BOX_LABELS]))
+    return None
+
+
+def _unequal(boxes: int, classes: int) -> str | None:
+    return None if boxes == classes else f"it has {count_of(boxes, 'box', 'boxes')}, but classes of {classes}"
+
+
+class ShardAnnotations:
+    """The masks, boxes and points of one file, counted record by record.
+
+    Args:
+      features: their features, by name.
+      counted: what `packed` returned, to go on from; None to begin.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], counted: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.features = features
+        self.most = dict.fromkeys(features, 0)
+        self.counts = dict.fromkeys(features, 0)
+        self.beyond = dict.fromkeys(features, 0)  # boxes and points that reach beyond the image
+        self.tiny = dict.fromkeys(features, 0)  # those that lie in its first pixel
+        self.unseen = dict.fromkeys(features, 0)  # without visible area
+        self.classes = np.zeros(256, bool)  # of masks
+        self.highest = -1  # class of a box
+        for name, value in (counted or {}).items():
+            for field in _COUNTS:
+                getattr(self, field)[name] = value[field]
+            self.classes[value.get("classes", [])] = True
+            self.highest = max(self.highest, value.get("highest", -1))
+
+    def packed(self) -> dict[str, dict[str, Any]]:
+        """Returns what was counted, as JSON has it."""
+        found: dict[str, dict[str, Any]] = {
+            n: {field: getattr(self, field)[n] for field in _COUNTS} for n in self.features
+        }
+        if MASK in found:
+            found[MASK]["classes"] = np.flatnonzero(self.classes).tolist()
+        if BOX_LABELS in found:
+            found[BOX_LABELS]["highest"] = self.highest
+        return found
+
+    def add(self, values: Mapping[str, Any], size: tuple[int, int]) -> None:
+        """Counts the masks, boxes and points of a record.
+
+        Args:
+          values: values of the record by feature.
+          size: (height, width) of its image as it is decoded.
+
+        Raises:
+          ValueError: they cannot be used; says why.
+        """
+        found_boxes, found_classes = None, None
+        for name, feature in self.features.items():
+            found = of_record(values, name, feature, size)
+            if name == MASK:
+                self.classes[found] = True
+                continue
+            if name == BOX_LABELS:
+                found_classes = len(found)
+                self.most[name] = max(self.most[name], len(found))
+                self.highest = max(self.highest, int(found.max(initial=-1)))
+                continue
+            found_boxes = len(found) if name == BOXES else found_boxes
+            low, high = (found[:, :2], found[:, 2:]) if name == BOXES else (found, found)
+            self.most[name] = max(self.most[name], len(found))
+            self.counts[name] += len(found)
+            self.beyond[name] += int(((low < -_SLACK) | (high > 1 + _SLACK)).any(axis=1).sum())
+            self.tiny[name] += int((high * size <= 1).all(axis=1).sum())
+            inside = np.clip(high, 0, 1) - np.clip(low, 0, 1)
+            seen = inside.min(axis=1) > 0 if name == BOXES else ((found >= 0) & (found <= 1)).all(axis=1)
+            self.unseen[name] += int((~seen).sum())
+        if found_classes is not None and (problem := _unequal(found_boxes or 0, found_classes)):
+            raise ValueError(problem)
+
+
+def described(
+    shards: Sequence[ShardAnnotations], shape: tuple[int | None, ...], names: tuple[str, ...]
+) -> dict[str, Feature]:
+    """Returns the features of the manifest that lie on the image, by name.
+
+    Args:
+      shards: counts of all files.
+      shape: (height, width, channels) of the images; None for a size that varies.
+      names: class names of masks; none: their classes are called by their numbers.
+
+    Raises:
+      DataError: most boxes or points reach beyond their image, or lie in its first pixel, so that the convention is
+        another one; or a mask has a class without a name.
+    """
+    found = {}
+    for name, feature in shards[0].features.items():
+        if name == MASK:
+            found[name] = _mask(shards, feature, shape, feature.class_names or names)
+            continue
+        if name == BOX_LABELS:
+            found[name] = _of_boxes(shards, feature)
+            continue
+        _check_convention(shards, name, feature)
+        most = max(shard.most[name] for shard in shards)
+        found[name] = dataclasses.replace(feature, shape=(max(1, most), *feature.shape[1:]))
+    return found
+
+
+def _mask(
+    shards: Sequence[ShardAnnotations], feature: Feature, shape: tuple[int | None, ...], names: tuple[str, ...]
+) -> Feature:
+    classes = np.any([shard.classes for shard in shards], axis=0)
+    highest = int(np.flatnonzero(classes[:IGNORED]).max(initial=0))
+    if names and highest >= len(names):
+        raise DataError(
+            f"masks have the class {highest}, but there are {count_of(len(names), 'class name')}",
+            advice=f"--class_names=FILE names a class per line; pixels of no class have the value {IGNORED}",
+        )
+    names = names or tuple(map(str, range(highest + 1)))
+    return dataclasses.replace(feature, shape=(*shape[:2], 1), class_names=names)
+
+
+def _of_boxes(shards: Sequence[ShardAnnotations], feature: Feature) -> Feature:
+    most, highest = max(shard.most[BOXES] for shard in shards), max(shard.highest for shard in shards)
+    names = feature.class_names or tuple(map(str, range(highest + 1)))
+    return dataclasses.replace(feature, shape=(max(1, most),), class_names=names)
+
+
+def _check_convention(shards: Sequence[ShardAnnotations], name: str, feature: Feature) -> None:
+    count, beyond, tiny = (sum(getattr(s, what)[name] for s in shards) for what in ("counts", "beyond", "tiny"))
+    is_relative = feature.convention.startswith(RELATIVE)
+    flag = "--box_format" if name == BOXES else "--point_format"
+    others = ", ".join(
+        sorted(
+            CONVENTIONS[name].keys() - {feature.convention}, key=lambda o: (o.startswith(RELATIVE) == is_relative, o)
+        )
+    )
+    if 2 * beyond > count:
+        unit = "1, the end of the image" if is_relative else "the image"
+        raise DataError(
+            f"as {feature.convention}, {beyond:,} of {count:,} {name} reach beyond {unit}",
+            advice=f"they have another convention: {flag}={others}",
+        )
+    if not is_relative and count > 1 and 2 * tiny > count:
+        raise DataError(
+            f"as {feature.convention}, in pixels, {tiny:,} of {count:,} {name} lie in the first pixel of their image",
+            advice=f"they have another convention: {flag}={others}",
+        )
+
+
+def lines(features: Mapping[str, Feature], shards: Sequence[ShardAnnotations]) -> Iterator[str]:
+    """Yields lines that say which masks, boxes and points were found."""
+    for name, feature in features.items():
+        if name == MASK:
+            ignored = any(shard.classes[IGNORED] for shard in shards)
+            yield f"  mask: {feature.named(name)}, {count_of(len(feature.class_names), 'class', 'classes')}" + (
+                f", and pixels of no class ({IGNORED})" if ignored else ""
+            )
+            continue
+        if name == BOX_LABELS:
+            yield f"  {name}: {feature.named(name)}, {count_of(len(feature.class_names), 'class', 'classes')}"
+            continue
+        count, unseen = (sum(getattr(shard, what)[name] for shard in shards) for what in ("counts", "unseen"))
+        own = ", ".join(feature.parts) or feature.named(name)
+        yield f"  {name}: {own} ({feature.convention}), {count:,}, at most {feature.shape[0]} in a record"
+        if unseen:
+            yield f"  note: {unseen:,} of {count:,} {name} have no part in their image, and get the weight 0"

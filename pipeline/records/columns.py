@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
-from pipeline.files.paths import alone_in, folder
+from pipeline.files.paths import LocalPath, alone_in, folder, with_version
 from pipeline.files.write import Drafts, drafts_in
-from pipeline.manifest import Column, Manifest, naming
+from pipeline.manifest import Column, Manifest, naming, versions
 from pipeline.manifest.columns import (
     FROM_RECORDS,
     LONGEST_STRING,
@@ -59,6 +59,12 @@ def add(data_dir: str, source: str) -> None:
       UsageError: `source` cannot work.
     """
     check(source, "--add_columns")
+    place, version = with_version(data_dir)
+    if version is not None:
+        raise UsageError(
+            f"{data_dir}: columns are added to the newest version of a data set alone, {place}; the values of older "
+            "ones stay as they are"
+        )
     with alone_in(pathlib.Path(data_dir)):
         _add(data_dir, source)
 
@@ -170,8 +176,9 @@ def drafted(
 
 
 def remove_others(data_dir: pathlib.Path, manifest: Manifest) -> None:
-    """Removes column files that a manifest does not list."""
-    columns = manifest.columns.items()
+    """Removes column files that neither a manifest nor another version of the data set lists."""
+    every = (manifest, *versions.older_in(LocalPath(data_dir)))
+    columns = [column for made in every for column in made.columns.items()]
     listed = {naming.column_name(split, name, crc) for name, c in columns for split, crc in c.files.items()}
     for path in (data_dir / naming.COLUMNS).glob("*.npy"):
         if f"{naming.COLUMNS}/{path.name}" not in listed:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import forked, parameter_servers
-from tests.runs import checkpoint_bytes, finish, start, tf_configs, wait_for_step
+from tests.runs import STOPS, checkpoint_bytes, finish, start, tf_configs, wait_for_step
 
 STEPS = 240
 # Checkpoints, lines and epochs at unrelated steps; augmentations, so that their randomness has to come back too.
@@ -69,7 +69,7 @@ def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
     terminated.terminate()
     code, _, err = finish(terminated)[0]
     assert code == 75
-    stopped = re.fullmatch(rf"trainer.run: .* SIGTERM: step (\d+) of {STEPS} is saved.*\n", err)
+    stopped = re.fullmatch(rf"{STOPS}trainer.run: .* SIGTERM: step (\d+) of {STEPS} is saved.*\n", err)
     assert stopped, err
     assert (tmp_path / f"ckpt-{stopped[1]}.index").exists()
 
@@ -86,7 +86,7 @@ def test_interrupted_by_the_keyboard(digits, tmp_path):
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)[0]
     assert code == 75
-    assert re.fullmatch(rf"trainer.run: training stopped by SIGINT: step \d+ of {STEPS} is saved; .*\n", err)
+    assert re.fullmatch(rf"{STOPS}trainer.run: training stopped by SIGINT: step \d+ of {STEPS} is saved; .*\n", err)
 
 
 @pytest.mark.slow

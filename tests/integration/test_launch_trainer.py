@@ -152,6 +152,7 @@ def test_the_end_of_the_launcher_saves_and_leaves_no_process(launch, number, tmp
     assert code == (75 if number != signal.SIGKILL else -signal.SIGKILL)
     [saved] = re.findall(r"step (\d+) of 100000 is saved", (job.folder / "logs" / "worker-0.stderr.log").read_text())
     assert (tmp_path / "model" / f"ckpt-{saved}.index").exists()
+    assert not any("stops after" in log.read_text() for log in (job.folder / "logs").iterdir())  # the launcher says it
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from tests import forked
 from tests.runs import (
+    STOPS,
     checkpoint_bytes,
     finish,
     start,
@@ -57,7 +58,7 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
     line = r"trainer.run: training stopped by %s: step (\d+) of 120 is saved.*\n"
     first = re.fullmatch(line % "another worker's signal", chief[2])
     assert first, chief[2]
-    assert re.fullmatch(line % "SIGTERM", other[2])[1] == first[1]
+    assert re.fullmatch(STOPS + line % "SIGTERM", other[2])[1] == first[1]
 
     workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 60)

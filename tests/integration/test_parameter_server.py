@@ -19,7 +19,7 @@ from tests import augmenting_tasks, forked
 from tests.converting import convert_in_process
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
-from tests.runs import ON_ONE_CORE, finish, scalars, start, wait_for_step
+from tests.runs import ON_ONE_CORE, STOPS, finish, scalars, start, wait_for_step
 
 DATA = forked.ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
@@ -221,7 +221,7 @@ def test_the_classic_flags_and_a_signal(digits, tmp_path):
     outcomes = job.finish()
     assert_all_ended(outcomes, 75)
     line = r"training stopped by SIGTERM: step (\d+) of 100000 is saved; rerun the same commands to resume\n"
-    step = int(re.fullmatch(rf"trainer.run: {line}", outcomes["worker 0"][2])[1])
+    step = int(re.fullmatch(rf"{STOPS}trainer.run: {line}", outcomes["worker 0"][2])[1])
     for name in ("worker 1", "ps 0"):
         assert re.fullmatch(rf"trainer.run: the job has ended: {line}", outcomes[name][2])
 

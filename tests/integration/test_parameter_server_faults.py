@@ -16,7 +16,7 @@ from benchmarks import straggler
 from pipeline.index.__main__ import main as index
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import Job, ledger_of, wait_for_line
-from tests.runs import wait_for_step
+from tests.runs import STOPS, wait_for_step
 from trainer.callbacks import heartbeat
 
 ROWS, BATCH = 120, 12
@@ -96,7 +96,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
     assert {code for code, _, _ in outcomes.values()} == {75}, outcomes
     to = rf"{number.name}(?: to {victims[0]} \(localhost:\d+\))" + ("?" if len(victims) > 1 else "")
     said = rf"training stopped by {to}: step (\d+) of 100000 is saved; {AGAIN}\n"
-    step = int(re.fullmatch(f"trainer.run: {said}", outcomes["chief 0"][2])[1])
+    step = int(re.fullmatch(f"{STOPS}trainer.run: {said}", outcomes["chief 0"][2])[1])
     assert newest(tmp_path) == step >= 20
     assert re.fullmatch(f"trainer.run: the job has ended: {said}", outcomes["ps 0"][2])
 
@@ -292,7 +292,7 @@ def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
     outcomes = Job(1, 1, line, tmp_path, *LINE, "--shuffle_bytes=4000", "--streams=1").finish()
     assert {code for code, _, _ in outcomes.values()} == {2}, outcomes
     said = r"--shuffle_bytes=4000: .*\n"
-    assert re.fullmatch(f"trainer.run: {said}", outcomes["chief 0"][2])
+    assert re.fullmatch(f"{STOPS}trainer.run: {said}", outcomes["chief 0"][2])
     assert re.fullmatch(rf"trainer.run: the chief \(localhost:\d+\) cannot begin: {said}", outcomes["ps 0"][2])
     assert time.monotonic() - began < 60  # of --join_timeout=600
 

@@ -64,6 +64,9 @@ SEEN: dict[str, dict[str, str]] = {
         "channels": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "compression": "unit/beam_jobs/shards/test_writer.py::test_a_compressed_shard_is_the_same_records",
         "split": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
+        "folds": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
+        "group_by": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
+        "stratify": "unit/beam_jobs/sources/test_dealt.py::test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written",
         "num_shards": "unit/beam_jobs/test_convert.py::test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound",
         "max_shard_bytes": (
             "integration/test_convert_images.py::"
@@ -83,6 +86,8 @@ SEEN: dict[str, dict[str, str]] = {
         "deep": "integration/test_validate.py::test_raw_pixels_are_summed_by_deep",
         "card": "integration/test_in_place.py::test_a_run_is_evaluated_exported_and_predicts",
         "report": "integration/test_validate.py::test_the_report_is_json",
+        "fail_on": "unit/beam_jobs/validation/test_findings.py::test_planted_leaks_are_found_named_and_fail_the_command_if_asked",
+        "near": "unit/beam_jobs/validation/test_findings.py::test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair",
     },
     "trainer.run": {
         "classes": "integration/test_views.py::test_a_run_of_some_classes_has_a_head_for_them_and_predicts_their_names",

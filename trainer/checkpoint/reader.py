@@ -15,8 +15,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from pipeline.commands import aliases
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, name_of
+from pipeline.manifest import succession
 from trainer.checkpoint.files import candidates, path_of
 from trainer.config import TrainConfig, meaning
 from trainer.run_folder import BEST
@@ -123,8 +125,22 @@ def read(path: pathlib.Path) -> Record:
         if not reader.has_tensor(_RECORD):
             raise UsageError(f"{path} was not written by {name_of('trainer.run')}; use another --model_dir")
         averaged = any(name.startswith(_AVERAGES) for name in reader.get_variable_to_shape_map())
-        content = json.loads(reader.get_tensor(_RECORD).decode())
+        content = _with_versions(json.loads(reader.get_tensor(_RECORD).decode()))
         return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
+
+
+def _with_versions(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a record whose flags name the versions of its data, if these have newer ones by now."""
+    flags = content.get("config", {}).get("data", {})
+    stored = aliases.stored(content["config"]) if "data_dir" in flags else {}
+    if not stored or "order" not in content:
+        return content
+    now = succession.pinned(stored, content["order"])
+    groups = {
+        group: {name: now.get(name, value) for name, value in members.items()}
+        for group, members in content["config"].items()
+    }
+    return {**content, "config": groups} if now != stored else content
 
 
 def load_first_weights(model: keras.Model, path: str) -> None:

@@ -39,11 +39,17 @@ class Interrupt:
         self.asked = self.saves = False
         self._command = errors.name_of(command)
         self._deferred = self._received = False
+        self._first = ""
 
     @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Context in which a signal sets `requested`. Elsewhere it ends the process at once, with nothing to save."""
-        self._deferred = True
+    def deferred(self, first: str = "") -> Iterator[None]:
+        """Context in which a signal sets `requested`. Elsewhere it ends the process at once, with nothing to save.
+
+        Args:
+          first: what comes before the end, such as `stops after the current step and saves`; it is printed when the
+            signal arrives, as a step or its compilation may take minutes. Empty: nothing is printed.
+        """
+        self._deferred, self._first = True, first
         try:
             yield
         finally:
@@ -64,8 +70,7 @@ class Interrupt:
 
     def end(self, message: str, code: int) -> NoReturn:
         """Ends the process at once, with a line on stderr. Called by threads while the main thread hangs in a call."""
-        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # removes the live line
-        os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
+        self._say(message)
         os._exit(code)  # not sys.exit: the main thread may be inside TensorFlow for long
 
     @contextlib.contextmanager
@@ -122,3 +127,10 @@ class Interrupt:
         self.requested = number
         if not self._deferred:
             self.end(f"{self.reason}: nothing to save; rerun the same command to resume", errors.EXIT_RERUN)
+        elif self._first:
+            self._say(f"{self.reason}: {self._first}; a second signal ends it at once, without saving")
+
+    def _say(self, message: str) -> None:
+        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # removes the live line
+        with contextlib.suppress(OSError):  # nobody can read it any more
+            os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())

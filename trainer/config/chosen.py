@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline.augmentation.recipes import sets_size
 from pipeline.errors import PipelineError, UsageError
+from pipeline.files.paths import with_version
 from pipeline.manifest import Manifest, load
 from pipeline.manifest.sources import parse_sources
 from pipeline.manifest.splits import names_of, select, to_evaluate
@@ -58,7 +59,7 @@ def run_beside(data_dir: str) -> str | None:
             return None
     except UsageError:
         return None
-    path = data_dir.rstrip("/")
+    path = with_version(data_dir)[0].rstrip("/")
     if "://" in path:
         return f"{path.partition('?')[0].rstrip('/').rsplit('/', 1)[-1]}-run"
     return f"{path if os.path.basename(path) not in ('', '.', '..') else os.path.abspath(path)}-run"

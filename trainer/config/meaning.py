@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pipeline.commands import flags
 from pipeline.errors import UsageError
+from pipeline.files.paths import with_version
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.order_flags import OrderFlags
 
@@ -167,7 +168,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "
     """
     if not data_dir:
         return
-    for folder in (os.fspath(one.data_dir) for one in sources_of(parse_sources(data_dir), "")):
+    for folder in (with_version(one.data_dir)[0] for one in sources_of(parse_sources(data_dir), "")):
         if "://" in folder:
             continue
         data = os.path.realpath(folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.text import size_of
 from pipeline.errors import PipelineError, UsageError
 from pipeline.resolved import ResolvedRequest
-from trainer import lazy_imports, run_folder
+from trainer import data_versions, lazy_imports, run_folder
 from trainer import plan as plans
 from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
@@ -102,6 +102,7 @@ def _lead(
 ) -> Any:
     with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
         processes.gradients_of_step(config, len(roles.workers))
+        config = data_versions.settled(config, task, print)
         plan, found = _plan(config, roles, task)
         _check_functions(plan.training.first, found)
         files.check_to_train(config.run.folder, config.run.fresh)
@@ -128,6 +129,7 @@ def _serve(
 ) -> None:
     with rendezvous.explaining(roles.seat, config.run.join_timeout):
         processes.gradients_of_step(config, len(roles.workers))
+        config = data_versions.settled(config, task, lambda line: None)
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.keep_in(config.run.folder, roles.file, is_chief=False)
     heartbeat.on_phase(Phase("loading TensorFlow", quiet=LOADING_SECONDS))

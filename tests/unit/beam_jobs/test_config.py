@@ -5,6 +5,7 @@ import pytest
 from beam_jobs.config import ConvertConfig
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
+from tests.raised import said
 
 # Every flag, with a value that is not its default, and whether the bytes of the shards can depend on it.
 SHAPING = {
@@ -27,6 +28,9 @@ SHAPING = {
     "channels": 3,
     "compression": "GZIP",
     "split": "train:0.5,test:0.5",
+    "folds": 3,
+    "group_by": "patient",
+    "stratify": "label",
     "passes": 2,
 }
 OTHERS = {
@@ -56,6 +60,7 @@ def test_every_flag_is_classified_here():
 @pytest.mark.parametrize(("flag", "value"), (SHAPING | OTHERS).items())
 def test_the_flags_that_shape_the_bytes_and_no_others_are_told_where_they_are_given(flag, value):
     needed = {"resize": "14x14"} if flag == "scaled_decoding" else {}
+    needed |= {"folds": 4} if flag in ("group_by", "stratify") else {}
     assert config(**{flag: value, **needed}).shaping_flags == ({flag: value} if flag in SHAPING else {}) | needed
 
 
@@ -111,3 +116,22 @@ def test_values_are_read():
 def test_a_value_that_cannot_work_is_named_with_its_bound(flag, value, fact):
     with pytest.raises(UsageError, match=fact):
         config(**{flag: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"folds": 3, "split": "a:0.5,b:0.5"}, ("--folds=3", "--split=a:0.5,b:0.5")),
+        ({"folds": 1}, ("--folds=1", "2..100")),
+        ({"folds": 101}, ("--folds=101", "2..100")),
+        ({"group_by": "patient"}, ("--group_by=patient", "--split", "--folds")),
+        ({"stratify": "label"}, ("--stratify=label", "--split", "--folds")),
+        ({"group_by": "label", "folds": 2}, ("--group_by=label", "--stratify=label")),
+        ({"group_by": "file:(", "folds": 2}, ("--group_by=file:(", "regular expression")),
+        ({"stratify": "file:(a)(b)", "folds": 2}, ("--stratify=file:(a)(b)", "2 groups")),
+    ],
+)
+def test_new_splits_that_cannot_be_drawn_are_refused(changes, facts):
+    with pytest.raises(UsageError, check=said(*facts)):
+        config(**changes)
+    assert config(folds=4).split_fractions == {"fold0": 0.25, "fold1": 0.25, "fold2": 0.25, "fold3": 0.25}

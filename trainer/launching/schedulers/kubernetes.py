@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import UsageError
+from pipeline.files.paths import with_version
 from pipeline.manifest.sources import parse_sources, sources_of
 from trainer.callbacks import heartbeat
 from trainer.checkpoint import fresh
@@ -151,7 +152,7 @@ def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:
 
 
 def _data_folders(data_dir: str) -> list[str]:
-    return [str(each.data_dir) for each in sources_of(parse_sources(data_dir), "train")]
+    return [with_version(each.data_dir)[0] for each in sources_of(parse_sources(data_dir), "train")]
 
 
 def _config_files(words: tuple[str, ...]) -> list[str]:

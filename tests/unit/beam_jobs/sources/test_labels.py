@@ -1,6 +1,8 @@
 """Images with several labels, or with a number to predict, from every format of tables."""
 
+import html
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import Feature
 from tests.converting import convert_in_process
 from tests.raised import at, said
@@ -202,3 +205,53 @@ def test_a_list_of_one_length_holds_several_labels(root):
     pq.write_table(pa.table({"image": images, "label": labels}), path)
     block = everything(open_source(SourceOptions(dataset="parquet", source=str(path))))
     np.testing.assert_array_equal(block.labels, [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
+
+
+def shown(root, form, labels, capsys, *flags):
+    """Converts a table, and returns the data set's folder, its card and what `inspect` prints, spaces made one."""
+    given = [f"--{name}={value}" for name, value in write(root, form, labels).items()]
+    out = root / "out"
+    convert_command("convert", [*given, *flags, f"--data_dir={out}"])
+    capsys.readouterr()
+    inspect.main([str(out)])
+    return out, card_words(out), " ".join(capsys.readouterr().out.split())
+
+
+def card_words(out):
+    text = re.sub(r"<[^>]*>", " ", (out / "card.html").read_text())
+    return " ".join(html.unescape(text).split())
+
+
+def test_the_card_and_inspect_show_how_numbers_to_predict_are_spread(root, capsys):
+    labels = [0.5, 3.0, 3.0, 0.5, 3.0, -2.0]
+    out, card, printed = shown(root, "parquet", labels, capsys, "--float_labels", "--split=train:0.5,test:0.5")
+    splits = "test", "train"
+    for split in splits:
+        numbers = np.load(next(iter((out / "columns").glob(f"{split}*label*"))))
+        row = f"{split} {len(numbers)} 0 {numbers.min():g} {numbers.mean():,.6g} {numbers.max():g} {numbers.std():,.6g}"
+        assert row in card
+        assert row in printed
+    assert "split labels missing least mean most standard deviation" in printed
+    for value in (-2.0, 0.5, 3.0):
+        counts = [int((np.load(next(iter((out / "columns").glob(f"{s}*label*")))) == value).sum()) for s in splits]
+        assert " ".join([f"{value:g}", *map(str, counts)]) in printed
+    assert "label test train -2 " in printed
+    assert "label test train -2 " in card or "label train test -2 " in card
+    for column in (out / "columns").glob("train*label*"):
+        column.write_bytes(column.read_bytes()[:-1])
+    with pytest.raises(DataError, check=said("CRC32C")):
+        inspect.main([str(out)])
+
+
+def test_without_a_column_of_labels_inspect_says_how_to_make_it(root, capsys):
+    _, card, printed = shown(root, "parquet", PRICES, capsys, "--float_labels", "--columns=none")
+    assert "--add_columns=records:label" in printed
+    assert "standard deviation" not in printed.split("no column")[1]
+    assert "least" not in card
+
+
+def test_the_card_and_inspect_count_several_labels_per_example(root, capsys):
+    _, card, printed = shown(root, "parquet", NAMES, capsys)
+    assert "Labels per example: 1.17 in train" in card
+    assert "train: 1.17 labels per example" in printed
+    assert "0 beach 2 1 city 2 2 sea 3" in printed

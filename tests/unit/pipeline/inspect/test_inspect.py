@@ -149,3 +149,14 @@ def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
     table = lines[lines.index("height x width test train") :]
     assert table[1:4] == ["100x100 0 30", "8x6 4 0", "1x1 0 1"]
     assert (len(table), table[-1]) == (22, "and 12 more sizes")
+
+
+def test_records_without_a_label_are_counted(folder, capsys):
+    def change(content):  # only records of other writers may have no label
+        content["format_version"] = 4
+        content["features"]["label"]["stored_as"] = "label"
+        content["splits"]["test"]["label_histogram"] = [0, 0, 0]
+
+    edit_manifest(folder, change)
+    inspect.main([str(folder)])
+    assert "test: 4 examples without a label" in capsys.readouterr().out

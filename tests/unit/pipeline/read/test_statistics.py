@@ -104,3 +104,33 @@ def test_images_that_do_not_lie_together_are_added_up():
     images = np.arange(2 * 3 * 8 * 8, dtype=np.uint8).reshape(2, 3, 8, 8).transpose(0, 2, 3, 1)
     columns = images.reshape(-1, 3).astype(np.int64)
     assert statistics.sums_of(images, 3) == (columns.sum(axis=0).tolist(), (columns**2).sum(axis=0).tolist())
+
+
+def test_the_spread_of_numbers_leaves_out_missing_ones(monkeypatch):
+    monkeypatch.setattr(statistics, "_AT_ONCE", 4)
+    values = np.float32([1, 2, np.nan, 3, 4, np.inf, 5, 1e6])
+    found = statistics.spread(values)
+    kept = np.float64([1, 2, 3, 4, 5, 1e6])
+    assert (found.count, found.missing, found.least, found.most) == (6, 2, 1.0, 1e6)
+    assert (found.mean, found.std) == (pytest.approx(kept.mean()), pytest.approx(kept.std()))
+    assert statistics.spread(np.float32([np.nan])) == statistics.Spread(0, 1, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_few_different_numbers_are_counted_one_by_one(monkeypatch):
+    monkeypatch.setattr(statistics, "_AT_ONCE", 2)
+    splits = {"train": np.float32([0.5, 2, 2, np.nan, 0.5, 2]), "test": np.float32([1e10, 2])}
+    assert statistics.number_bars(splits) == [
+        ("0.5", {"train": 2, "test": 0}),
+        ("2", {"train": 3, "test": 1}),
+        ("1e+10", {"train": 0, "test": 1}),
+    ]
+    assert statistics.number_bars({"train": np.float32([np.nan])}) == []
+
+
+def test_many_different_numbers_are_counted_in_ranges(monkeypatch):
+    monkeypatch.setattr(statistics, "_AT_ONCE", 7)
+    bars = statistics.number_bars({"train": np.arange(41, dtype=np.float32), "test": np.float32([40, 0.5])})
+    assert len(bars) == 20
+    assert bars[0] == ("0 to 2", {"train": 2, "test": 1})
+    assert bars[-1] == ("38 to 40", {"train": 3, "test": 1})  # the last range has its upper bound, too
+    assert sum(counts["train"] for _, counts in bars) == 41

@@ -20,7 +20,7 @@ with Interrupt("child") as interrupt:
         for _ in range(3):
             ctypes.CDLL(None).usleep(700000)
     if sys.argv[1] == "deferred":
-        with interrupt.deferred():
+        with interrupt.deferred(*sys.argv[2:]):
             long_call()
             print(interrupt.requested.name if interrupt.requested else None, flush=True)
     else:
@@ -28,9 +28,9 @@ with Interrupt("child") as interrupt:
 """
 
 
-def child(kind):
+def child(*arguments):
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "ready\n"
     return process
@@ -74,6 +74,18 @@ def test_the_first_signal_lets_the_long_call_end_if_there_is_something_to_save_a
     assert (out, process.returncode) == ("" if code else "SIGTERM\n", code)
     assert err.startswith(said) if code else not err
     assert not code or time.monotonic() - began < 1.5
+
+
+def test_what_the_first_signal_leads_to_is_printed_during_the_long_call():
+    process = child("deferred", "stops after the current step and saves")
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline()
+    assert process.poll() is None  # the call goes on
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    end = "a second signal ends it at once, without saving"
+    assert said == f"child: SIGINT: stops after the current step and saves; {end}\n"
+    assert (process.returncode, err) == (130, "child: SIGINT again: ended without saving\n")
 
 
 def test_the_command_is_named_as_the_user_typed_it():

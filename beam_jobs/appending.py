@@ -1,0 +1,121 @@
+"""What an append takes from the data set that it extends: options that are not given, labels, the form of its images.
+
+A version of a data set is read like any other: its records are alike, whichever conversion wrote them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from beam_jobs.config import ConvertConfig
+from beam_jobs.examples.selection import ImageOptions
+from beam_jobs.sources.appended import AppendedSource
+from beam_jobs.sources.base import Source
+from pipeline.commands.text import shape_of
+from pipeline.errors import UsageError
+from pipeline.manifest import Feature, Manifest, PixelRule
+
+_FOLLOWED = ("resize", "channels", "compression", "scaled_decoding")  # options that the data set decides
+_DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
+_ENCODINGS = {"any": ("png", "jpeg")}  # of stored images: values of --image_encoding
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The version of a data set that a conversion appends to.
+
+    Attributes:
+      digest: its digest.
+      version: its number.
+    """
+
+    digest: str
+    version: int
+
+    @classmethod
+    def of(cls, parent: Manifest) -> Base:
+        """Returns the base that a manifest describes."""
+        return cls(parent.digest, parent.version)
+
+
+def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
+    """Returns the options of an append: those of the data set where none are given.
+
+    Raises:
+      UsageError: no conversion made the data set, or an option differs from its own.
+    """
+    if not parent.has_images or parent.is_in_place or not parent.source:
+        raise UsageError(
+            f"--append: {config.data_dir} was not made by a conversion, so its records may have no keys by which rows "
+            "that are there already would be found; convert all of it into another folder"
+        )
+    given = {field.name: field.default for field in dataclasses.fields(config)}
+    found: dict[str, Any] = {}
+    for name in _FOLLOWED:
+        there, here = parent.options.get(name, given[name]), getattr(config, name)
+        if here == given[name]:
+            found[name] = there
+        elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
+            said = "not given" if there == given[name] else there
+            raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
+    if all(getattr(config, name) == given[name] for name in _DEALT):
+        found |= {name: parent.options.get(name, given[name]) for name in _DEALT}
+        dealt_by = parent.options.get("seed", given["seed"])
+        if found["group_by"] and config.seed not in (given["seed"], dealt_by):
+            raise UsageError(
+                f"--append with --seed={config.seed}: --group_by={found['group_by']} dealt the groups of the data set "
+                f"to splits by seed {dealt_by}, and another would put a group in two of them; leave it out"
+            )
+        if found["group_by"]:
+            found["seed"] = dealt_by
+    stored = parent.features["image"].encoding or ""
+    known, encoding = _ENCODINGS.get(stored, (stored,)), config.image_encoding
+    if encoding == given["image_encoding"]:
+        found["image_encoding"] = "raw" if stored == "raw" else parent.options.get("image_encoding", encoding)
+    elif encoding not in known:
+        raise UsageError(
+            f"--append with --image_encoding={encoding}: the images of the data set are {' and '.join(known)}; leave "
+            "it out"
+        )
+    return dataclasses.replace(config, **found)
+
+
+def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple[ConvertConfig, Source]:
+    """Returns the options and the rows of an append, given the source that they come from.
+
+    Raises:
+      UsageError: features or labels of the source are not the data set's.
+    """
+    stored = parent.features["image"].encoding
+    if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":
+        config = dataclasses.replace(config, image_encoding="jpeg" if stored == "jpeg" else "png")
+    channels = len(parent.image_mean)
+    if config.image_encoding != "source" and not config.channels and channels in (1, 3):
+        config = dataclasses.replace(config, channels=channels)
+    return config, AppendedSource.of(source, parent)
+
+
+def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
+    """Returns the options for storing images as a data set does.
+
+    Raises:
+      UsageError: it has images of another size, or other pixels by the rule of an earlier release.
+    """
+    there = parent.features["image"]
+    if options.encoding != "raw" and parent.pixel_rule != PixelRule():
+        raise UsageError(
+            f"--append: images of the data set are {parent.pixels.words}, by the rule of an earlier release, and new "
+            f"ones would be {PixelRule().words}; convert all of them again, with --overwrite"
+        )
+    if options.shape is not None and options.shape != there.shape:
+        height, width = there.shape[:2]
+        raise UsageError(
+            f"--append: images of the data set are {_shape(there)}, those of the source {shape_of(options.shape)}; "
+            f"give --resize={height}x{width}"
+        )
+    return dataclasses.replace(options, channels=len(parent.image_mean), like=there)
+
+
+def _shape(image: Feature) -> str:
+    return shape_of(tuple(side or 0 for side in image.shape))

@@ -1,0 +1,184 @@
+"""The manifest of a version: that of its parent, and behind its shards those that an append wrote.
+
+Everything that a manifest says of all records, such as means and histograms, is computed from what the parent says and
+from the new records: no pixel of the parent is decoded again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.examples import columns
+from beam_jobs.plan import Plan
+from pipeline import images, manifest
+from pipeline.errors import DataError, RerunError
+from pipeline.files.paths import StoragePath
+from pipeline.manifest import Column, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest.manifest import rounded_up, size_histogram
+from pipeline.read.statistics import STATISTICS_SPLIT, PixelSums
+from pipeline.records import tf_example
+from pipeline.records.stream import records_of
+
+
+def parent_of(plan: Plan) -> Manifest:
+    """Returns the manifest of the version that a plan appends to.
+
+    Raises:
+      RerunError: another command has changed the data set since the plan was made.
+    """
+    found = manifest.load(plan.published_dir)
+    if plan.base is None or found.digest != plan.base.digest:
+        raise RerunError(f"{plan.published_dir}: another command changed it at the same time; run this one again")
+    return found
+
+
+Sizes = Counter[tuple[int, int]]  # {(height, width): images}
+
+
+def extended(parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_dir: StoragePath) -> Manifest:
+    """Returns the manifest of a version.
+
+    Args:
+      parent: version that it extends.
+      own: manifest of the appended records alone, without moments.
+      sizes: {split: sizes of the appended images}, exact.
+      data_dir: folder of the parent's shards, which are read if the manifest rounds the sizes of their images.
+    """
+    names = list(dict.fromkeys((*parent.splits, *own.splits)))
+    splits = {name: _joined(name, parent, own, sizes, data_dir) for name in names}
+    image = parent.features["image"]
+    return dataclasses.replace(
+        own,
+        dataset=parent.dataset,
+        features={**own.features, "image": image},
+        splits=splits,
+        source=(*parent.source, *own.source),
+        parent=parent.digest,
+        version=parent.version + 1,
+    )
+
+
+def _joined(name: str, parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_dir: StoragePath) -> SplitInfo:
+    if name not in own.splits:
+        there = parent.splits[name]
+        return dataclasses.replace(there, label_histogram=_padded(there.label_histogram, own, there))
+    added = own.splits[name]
+    if name not in parent.splits:
+        return added
+    there = parent.splits[name]
+    both = (_padded(split.label_histogram, own, split) for split in (there, added))
+    return SplitInfo(
+        (*there.shards, *added.shards),
+        tuple(map(sum, zip(*both, strict=True))),
+        size_histogram(sizes_of(parent, name, data_dir) + sizes[name]),
+        there.num_rejects + added.num_rejects,
+        there.is_labelled,
+    )
+
+
+def _padded(histogram: tuple[int, ...], own: Manifest, split: SplitInfo) -> tuple[int, ...]:
+    """Returns a label histogram with all classes; what is empty as labels are no classes stays so."""
+    classes = len(own.class_names) if split.label_histogram else 0
+    return histogram + (0,) * (classes - len(histogram))
+
+
+def _exact(sizes: dict[str, int]) -> Sizes:
+    sides = (([int(side) for side in size.split("x")], count) for size, count in sizes.items())
+    return Counter({(height, width): count for (height, width), count in sides})
+
+
+def sizes_of(made: Manifest, name: str, data_dir: StoragePath) -> Sizes:
+    """Returns {(height, width): images} of a split, from the images themselves if the manifest may round the sizes.
+
+    Raises:
+      DataError: a shard cannot be read, or holds an image that cannot be opened.
+    """
+    split, (height, width, _) = made.splits[name], made.features["image"].shape
+    if height and width:
+        return Counter({(height, width): split.num_examples})
+    sizes = _exact(split.image_sizes)
+    if any(side != rounded_up(side) for size in sizes for side in size):
+        return sizes
+    found: Sizes = Counter()
+    for shard in split.shards:
+        for offset, record in records_of(data_dir / shard.file, shard.compression):
+            try:
+                opened = images.open_file(bytes(tf_example.decode(record, ["image"])["image"][0]))
+            except (images.BadImageError, ValueError, LookupError) as error:
+                raise DataError(f"no image: {error}", path=data_dir / shard.file, offset=offset) from None
+            found[opened.height, opened.width] += 1
+    return found
+
+
+def sums_of(made: Manifest, data_dir: StoragePath) -> list[PixelSums]:
+    """Returns the sums over the pixels whose moments a manifest gives; none if it gives none.
+
+    They are exact as long as they have no more digits than a float64, some 10^10 pixels; beyond that, they are as
+    precise as the moments.
+    """
+    trained = [STATISTICS_SPLIT] if STATISTICS_SPLIT in made.splits else list(made.splits)
+    pixels = sum(h * w * n for name in trained for (h, w), n in sizes_of(made, name, data_dir).items())
+    means, deviations = (list(map(Fraction, values)) for values in (made.image_mean, made.image_std))
+    sums = [round(mean * pixels) for mean in means]
+    squares = [
+        round((deviation * deviation) * pixels + Fraction(s * s, pixels))
+        for deviation, s in zip(deviations, sums, strict=True)
+    ]
+    return [PixelSums(len(means), pixels, sums, squares)] if pixels else []
+
+
+def trained_alike(parent: Manifest, own: Manifest) -> tuple[bool, bool]:
+    """Returns whether the moments of a version are over its parent's training images, and over its own.
+
+    They are those of the split `train` if there is one in the version, else of all.
+    """
+    there, here = (STATISTICS_SPLIT in one.splits for one in (parent, own))
+    return there or not here, here or not there
+
+
+def column_parts(
+    plan: Plan, parent: Manifest, of_column: dict[str, str]
+) -> tuple[dict[str, str], dict[str, list[columns.Shard]]]:
+    """Returns the columns that a version can have, {column: feature}, and the values of its parent's records.
+
+    Only columns of the records are among them: values of a user's file or function are not known for new records.
+
+    Raises:
+      DataError: a column's file cannot be read.
+    """
+    kept = {
+        name: feature
+        for name, feature in of_column.items()
+        if name in parent.columns
+        and not parent.columns[name].is_own
+        and parent.columns[name].files.keys() == parent.splits.keys()
+    }
+    values: dict[str, list[columns.Shard]] = {}
+    for split in parent.splits:
+        place = plan.published_dir
+        shard = {feature: _packed(place, split, name, parent.columns[name]) for name, feature in kept.items()}
+        values[split] = [shard]
+    return kept, values
+
+
+def _packed(place: StoragePath, split: str, name: str, column: Column) -> columns.Packed:
+    path = place / naming.column_name(split, name, column.files[split])
+    try:
+        values: NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}", path=path) from None
+    return columns.of_numbers(values, column.values)
+
+
+def new_shards(made: Manifest, parent: Manifest) -> Iterator[ShardInfo]:
+    """Yields the shards of a version that its parent does not have."""
+    there = {shard.file for shard in parent.shards}
+    yield from (shard for shard in made.shards if shard.file not in there)

@@ -1,0 +1,190 @@
+"""Image files whose boxes other files list, as a table: what COCO and PASCAL VOC have in common.
+
+The label of an image has a 1 for each class that one of its boxes has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from beam_jobs.sources import streams
+from beam_jobs.sources.base import Files
+from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, PathTable, shown
+from beam_jobs.sources.placed_columns import PlacedColumn
+from pipeline import images
+from pipeline.commands.text import count_of, shape_of
+from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
+from pipeline.images import BadImageError
+from pipeline.manifest import Feature
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK
+
+IMAGE = "file_name"  # column of the images' paths
+_NUMBERS = pa.list_(pa.list_(pa.float64()))
+_CLASSES = pa.list_(pa.int64())
+
+
+@dataclasses.dataclass
+class Annotated:
+    """One image and what lies on it.
+
+    Attributes:
+      path: path of its file, below the root of the images.
+      size: (height, width) that its annotations name; None if they do not.
+      boxes: four numbers of each box.
+      classes: class of each box.
+      more: values of the other columns.
+      problem: reason why the row is invalid; empty if it is not.
+    """
+
+    path: bytes
+    size: tuple[int, int] | None
+    boxes: list[list[float]] = dataclasses.field(default_factory=list)
+    classes: list[int] = dataclasses.field(default_factory=list)
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class AnnotatedTable(PathTable):
+    """A table of `Annotated`.
+
+    Attributes:
+      said: (height, width) that the annotations name, int64 (n, 2); 0 where they do not.
+      problems: {row: why it is invalid}.
+    """
+
+    said: NDArray[np.int64]
+    problems: dict[int, str]
+
+    def content(self, row: int) -> tuple[bytes, str]:
+        """Returns the bytes of a row's file, and the reason if the row is invalid; one of the two is empty."""
+        if row in self.problems:
+            return b"", self.problems[row]
+        data, problem = super().content(row)
+        if not problem and self.said[row].all():
+            problem = _size_problem(data, (int(self.said[row][0]), int(self.said[row][1])))
+        return (b"", problem) if problem else (data, "")
+
+
+def _size_problem(data: bytes, said: tuple[int, int]) -> str:
+    """Returns why an image cannot have the size that its annotations name; empty if it has it, or is no image."""
+    try:
+        opened = images.open_file(data)
+    except BadImageError:
+        return ""  # the conversion says why
+    upright, turn = images.upright_size(opened), images.orientation(opened)
+    own = images.turned_size(upright, turn)
+    if said == own:
+        return ""
+    more = "; EXIF data turn it, but boxes must be those of the image as its file has it" if said == upright else ""
+    return f"its annotations are of an image of {shape_of(said)}, and the file has {shape_of(own)}{more}"
+
+
+def table_of(
+    folder: LocalPath,
+    files: Files,
+    rows: Sequence[Annotated],
+    class_names: tuple[str, ...],
+    convention: str,
+    root: LocalPath,
+    kept: Mapping[str, Feature],
+    origin: object,
+    masks: tuple[Feature, Sequence[bytes]] | None = None,
+) -> AnnotatedTable:
+    """Returns the table of images, whose files are looked up.
+
+    Args:
+      folder: folder that the files' names are relative to.
+      files: files of annotations, with their numbers of images.
+      rows: images of all files, in order.
+      class_names: names of the boxes' classes.
+      convention: what the numbers of a box are.
+      root: folder of the images.
+      kept: features of `Annotated.more`.
+      origin: value whose `repr` determines everything but paths, sizes and times of images.
+      masks: feature of the masks, and the path of each row's, below `root`; None: no masks.
+
+    Raises:
+      DataError: a path leads out of the folder of the images, or none of the files exist.
+    """
+    boxes = Feature("float32", (None, 4), convention=convention)
+    of_boxes = Feature("int64", (None,), class_names=class_names, convention="classes")
+    placed = [PlacedColumn(BOXES, (BOXES,), boxes), PlacedColumn(BOX_LABELS, (BOX_LABELS,), of_boxes, False)]
+    placed += [PlacedColumn(MASK, (IMAGE,), masks[0], is_path=True)] if masks else []
+    paths = pa.array([row.path for row in rows], pa.large_binary())
+    data = {
+        IMAGE: paths,
+        BOXES: pa.array([row.boxes for row in rows], _NUMBERS),
+        BOX_LABELS: pa.array([row.classes for row in rows], _CLASSES),
+        **{
+            name: pa.array([row.more[name] for row in rows], _CLASSES if feature.shape else pa.int64())
+            for name, feature in kept.items()
+        },
+    }
+    sizes, times = _status(root, [row.path for row in rows])
+    if not (sizes >= 0).any():
+        problem = f"{shown(rows[0].path)}: no such file; none of {count_of(len(rows), 'image')} has a file in {root}"
+        raise DataError(problem, path=folder / files.names[0], advice="--image_dir=FOLDER is the folder of the images")
+    codes = paths.dictionary_encode().indices.to_numpy()
+    return AnnotatedTable(
+        folder=folder,
+        files=files,
+        data=pa.table(data),
+        columns=Columns(IMAGE, False, "", "boxes", "", tuple(kept.items()), placed=tuple(placed)),
+        class_names=class_names,
+        root=os.fsencode(str(root)),
+        sizes=sizes,
+        times=times,
+        again=np.diff(np.maximum.accumulate(codes), prepend=-1) == 0,
+        origin=origin,
+        masks=_masks(root, masks[1]) if masks else None,
+        said=np.array([row.size or (0, 0) for row in rows], np.int64).reshape(-1, 2),
+        problems={number: row.problem for number, row in enumerate(rows) if row.problem},
+    )
+
+
+def _masks(root: LocalPath, paths: Sequence[bytes]) -> FileColumn:
+    return FileColumn(MASK, os.fsencode(str(root)), pa.array(paths, pa.large_binary()), *_status(root, paths))
+
+
+def _status(root: LocalPath, paths: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns sizes, or reasons why there is none, and modification times of files, int64 (n,) each."""
+    sizes, times = np.full(len(paths), MISSING, np.int64), np.zeros(len(paths), np.int64)
+    begin = os.fsencode(str(root))
+    for row, path in enumerate(paths):
+        if not path:
+            sizes[row] = UNNAMED
+            continue
+        inside = os.path.normpath(path)
+        if inside.startswith((b"/", b"../")) or inside == b".." or b"\0" in path:
+            raise DataError(f"{shown(path)!r} is not in the folder of the images", path=root, advice="move it there")
+        place = os.path.join(begin, path)
+        with streams.errors_of(shown(place)):
+            try:
+                found = os.stat(place)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        sizes[row] = found.st_size if stat.S_ISREG(found.st_mode) else IRREGULAR
+        times[row] = found.st_mtime_ns
+    return sizes, times
+
+
+def lines(table: AnnotatedTable) -> Iterator[str]:
+    """Yields lines about missing files and boxes that cannot be, whose rows are invalid."""
+    rows = len(table.sizes)
+    for at, what in ((np.flatnonzero(table.sizes == MISSING), "no such file"), (sorted(table.problems), "")):
+        if len(at):
+            row = int(at[0])
+            said = f"{shown(table.path(row))}: {what}" if what else table.problems[row]
+            where = table.refused(row, "").where
+            yield f"{where}: {said}; invalid rows of this kind: {len(at):,} of {rows:,}"

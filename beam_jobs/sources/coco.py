@@ -1,0 +1,191 @@
+"""Images with the boxes of COCO's annotation files: https://cocodataset.org/#format-data.
+
+Boxes of crowds (`iscrowd`) are left out: they surround many objects, and training on them as one is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from beam_jobs.sources import annotated_files, image_files, listing, streams
+from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
+from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
+from beam_jobs.sources.streams import KnownFile
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath, StoragePath
+from pipeline.manifest import Feature
+from pipeline.records import labels, splits
+
+_PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
+_SUFFIX = ".json"
+_FOLDER = "annotations"  # COCO's files lie in it, beside the folders of images
+_KINDS = f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX}, a folder of them, or a glob"
+_KEPT = {"image_id": Feature("int64")}  # by which results are compared with COCO's own files
+_NEEDED = {"images": ("id", "file_name"), "categories": ("id", "name"), "annotations": ("id", "image_id")}
+_READ = frozenset([
+    *("images", "annotations", "categories", "id", "file_name", "height", "width", "image_id", "category_id", "bbox"),
+    *("iscrowd", "name"),
+])  # fmt: skip
+_SHOWN = 60  # characters of a value in errors
+
+
+@SOURCES.named("coco")
+def open_source(options: SourceOptions) -> Source:
+    """Reads the files of annotations, looks up the images and computes their digests.
+
+    Raises:
+      UsageError: --source is missing, or --image_dir is no folder.
+      DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
+        have different categories; none of the images exist.
+    """
+    if not options.source:
+        raise UsageError(f"--source is missing: {_KINDS}")
+    wanted = f"{_PREFIX}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
+    found, names = listing.find(options.source, _is_coco, True, wanted, _KINDS)
+    folder = LocalPath(str(found))
+    by_split = splits.by_files(folder, names, options.splits)
+    names = sorted(name for files in by_split.values() for name in files)
+    if options.image_dir:
+        options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
+        if not os.path.isdir(options.image_dir):
+            raise UsageError(f"--image_dir={options.image_dir}: is not a folder")
+    known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
+    table, crowds = _load(folder, known, options)
+    unique = not table.again.any()
+    again = functools.partial(_scan, folder, known, options)
+    source = image_files.source_of(options.dataset, table, by_split, again, unique)
+    for line in annotated_files.lines(table):
+        print(line, file=sys.stderr, flush=True)
+    if crowds:
+        print(f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)", file=sys.stderr, flush=True)
+    with streams.progress_bar(int(table.sizes.clip(0).sum())) as bar:
+        described = table.files_of_images.described("images", bar.update)
+    return dataclasses.replace(source, files=(*streams.describe([(n, folder / n) for n in names]), described))
+
+
+def _is_coco(name: str) -> bool:
+    base = os.path.basename(name)
+    return (base.startswith(_PREFIX) and base.endswith(_SUFFIX)) or base == _ROBOFLOW
+
+
+def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> AnnotatedTable:
+    return _load(folder, files, options)[0]
+
+
+def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> tuple[AnnotatedTable, int]:
+    """Returns the images of all files, and the number of crowds' boxes, which are left out."""
+    root = LocalPath(options.image_dir) if options.image_dir else folder
+    if not options.image_dir and folder.name == _FOLDER:
+        root = folder.parent
+    names = tuple(file.path.name_in(folder) for file in files)
+    rows: list[Annotated] = []
+    counts, crowds, first = [], 0, None
+    for file, name in zip(files, names, strict=True):
+        content = _content(file.path)
+        file.check_unchanged()
+        categories = _categories(file.path, content)
+        first = categories if first is None else first
+        if categories != first:
+            raise DataError(
+                f"its categories differ from those of {files[0].path}",
+                path=file.path,
+                advice="convert each, then both together by --dataset=tfrecord, which joins classes by their names",
+            )
+        own, left_out = _rows(file.path, content, categories, _below(root, name, content))
+        rows += own
+        counts.append(len(own))
+        crowds += left_out
+    assert first is not None
+    of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
+    origin = (files, options)
+    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, _KEPT, origin), crowds
+
+
+def _content(path: StoragePath) -> dict[str, list[dict[str, Any]]]:
+    """Returns the lists of a file, without what is not needed: polygons are most of it."""
+    try:
+        with streams.errors_of(path), path.open("rb") as stream:
+            found = json.load(stream, object_hook=lambda item: {name: item[name] for name in item.keys() & _READ})
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON in UTF-8 ({' '.join(str(error).split())})", path=path) from None
+    for name, fields in _NEEDED.items():
+        items = found.get(name, [] if name == "annotations" else None) if isinstance(found, dict) else None
+        if not isinstance(items, list) or not (items or name == "annotations"):
+            raise DataError(f"has no list {name!r}, as COCO's files have", path=path, advice=_KINDS)
+        for number, item in enumerate(items):
+            if missing := [field for field in fields if not isinstance(item, dict) or field not in item]:
+                raise DataError(f"{name}, number {number}: has no {missing[0]!r}: {str(item)[:_SHOWN]}", path=path)
+        found[name] = items
+    return dict(found)
+
+
+def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> list[tuple[Any, str]]:
+    """Returns (id, name) of the categories, by id."""
+    found = [(item["id"], str(item["name"])) for item in content["categories"]]
+    for what, values in (("id", [number for number, _ in found]), ("name", [name for _, name in found])):
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise DataError(f"two categories have the {what} {twice!r}", path=path, advice="join them")
+    if pair := next(iter(labels.alike([name for _, name in found])), None):
+        raise DataError(f"categories {' and '.join(map(ascii, pair))} look alike", path=path, advice="rename one")
+    if not all(isinstance(number, int) for number, _ in found):
+        raise DataError("the ids of its categories are not whole numbers", path=path)
+    return sorted(found)
+
+
+def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]]) -> str:
+    """Returns the folder below the root in which a file's images are: the first that holds its first image."""
+    stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX)
+    first = str(content["images"][0]["file_name"])
+    places = [stem, f"images/{stem}", os.path.dirname(name), "", "images"]
+    for place in dict.fromkeys(places):
+        if os.path.isfile(os.path.join(str(root), place, first)):
+            return place
+    return ""
+
+
+def _rows(
+    path: StoragePath, content: dict[str, list[dict[str, Any]]], categories: Sequence[tuple[Any, str]], below: str
+) -> tuple[list[Annotated], int]:
+    """Returns the images of a file with their boxes, and the number of crowds' boxes."""
+    rows: dict[Any, Annotated] = {}
+    for item in content["images"]:
+        if item["id"] in rows:
+            raise DataError(f"two images have the id {item['id']!r}", path=path)
+        if not isinstance(item["id"], int):
+            raise DataError(f"an image has the id {item['id']!r}, which is no whole number", path=path)
+        height, width = item.get("height"), item.get("width")
+        is_sized = isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0
+        place = os.fsencode(os.path.join(below, str(item["file_name"])))
+        size = (int(height or 0), int(width or 0)) if is_sized else None
+        rows[item["id"]] = Annotated(place, size, more={"image_id": item["id"]})
+    numbers = {number: label for label, (number, _) in enumerate(categories)}
+    crowds = 0
+    for item in content["annotations"]:
+        said = f"annotation {item['id']!r}"
+        if item["image_id"] not in rows:
+            raise DataError(f"{said}: there is no image {item['image_id']!r}", path=path)
+        if item.get("category_id") not in numbers:
+            raise DataError(f"{said}: there is no category {item.get('category_id')!r}", path=path)
+        if item.get("iscrowd"):
+            crowds += 1
+            continue
+        box, row = item.get("bbox"), rows[item["image_id"]]
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(number) for number in box):
+            row.problem = row.problem or f"{said}: its bbox is {str(box)[:_SHOWN]}, not four numbers"
+        elif box[2] < 0 or box[3] < 0:
+            row.problem = row.problem or f"{said}: its bbox is {box}, of a negative size"
+        else:
+            row.boxes.append(box)
+            row.classes.append(numbers[item["category_id"]])
+    return list(rows.values()), crowds
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,289 @@
+"""What may be wrong with the data although they are what the manifest says: equal images, rare classes, odd images."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from beam_jobs.report.card import Doubt
+from beam_jobs.validation.near import MOST_BITS, NearTwins
+from beam_jobs.validation.twins import MOST_PAIRS, Twin, Twins
+from pipeline.commands.text import count_of, some_of
+from pipeline.errors import PipelineError
+from pipeline.files.paths import StoragePath
+from pipeline.manifest import Manifest
+from pipeline.random_access import RandomAccess
+
+LEAKS, DUPLICATES, LABELS, NEAR = "leaks", "duplicates", "labels", "near"
+KINDS = (LEAKS, DUPLICATES, LABELS, NEAR)  # that --fail_on takes
+_PICTURED = 12  # pairs on the card, of each finding
+_FEW = 10  # records of a class in a split
+_RARE = 0.1  # of the median of all classes
+_MOST_NAMED = 5  # classes
+_KEPT_EXTREMES = 3  # of each kind and side, per shard and listed
+_MANY_NEAR = 0.1  # pairs per record
+_ENOUGH = 100  # images of which some may be odd
+_FENCE = 3  # interquartile ranges beyond the quartiles: Tukey's outer fences
+_LEAST_RANGE = 8  # grey levels: of images that are nearly all alike, the quartiles are as good as one
+_SMALL = 4  # times smaller or larger than the median, by the side of a square of the same area
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A record: base name of its shard, its number there, its key and its label as text; "" for what is unknown."""
+
+    file: str
+    record: int
+    key: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        known = [f"key {self.key!r}"] * bool(self.key) + [f"label {self.label}"] * bool(self.label)
+        return f"{self.file}, record {self.record}" + (f" ({', '.join(known)})" if known else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that may be wrong with the data.
+
+    Attributes:
+      kind: `leaks`, `duplicates`, `labels`, `near` (in two splits), `near_duplicates` (in one), `classes`, `brightness`
+        or `sizes`.
+      text: description, with figures.
+      count: number of records or classes concerned.
+      places: records as examples, each a pair of records with equal images or a single record.
+    """
+
+    kind: str
+    text: str
+    count: int
+    places: tuple[tuple[Place, ...], ...] = ()
+
+
+@dataclasses.dataclass
+class Extremes:
+    """The records with the smallest and largest values of something.
+
+    Attributes:
+      ends: (value, number of the shard, number of the record), unordered.
+    """
+
+    ends: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
+
+    def add(self, value: float, shard: int, record: int) -> None:
+        """Adds a record's value; most values are forgotten again."""
+        self.ends.append((value, shard, record))
+        if len(self.ends) > 64:
+            self.trim()
+
+    def trim(self) -> None:
+        """Forgets all but the outermost values."""
+        self.ends.sort()
+        if len(self.ends) > 2 * _KEPT_EXTREMES:
+            self.ends = self.ends[:_KEPT_EXTREMES] + self.ends[-_KEPT_EXTREMES:]
+
+    def outside(self, low: float, high: float) -> list[tuple[float, int, int]]:
+        """Returns the kept values below `low` or above `high`, at most a few of each."""
+        ordered = sorted(set(self.ends))
+        below, above = [e for e in ordered if e[0] < low], [e for e in ordered if e[0] > high]
+        return below[:_KEPT_EXTREMES] + above[::-1][:_KEPT_EXTREMES]
+
+
+def of_twins(
+    found: Iterable[Twins], manifest: Manifest
+) -> Iterator[tuple[Finding, Sequence[tuple[tuple[int, int], ...]]]]:
+    """Yields findings about equal images, each with its pairs of (shard, record)."""
+    total = sum({part.bucket: part for part in found}.values(), Twins())
+    names, splits = list(manifest.splits), list(manifest.splits.values())
+    for (one, other), (of_one, of_other) in sorted(total.across.items()):
+        pairs = [
+            p
+            for p in total.pairs
+            if p.is_leak and {_split(manifest, p.first), _split(manifest, p.second)} == {one, other}
+        ]
+        parts = [
+            f"{n:,} of {names[i]} ({n / splits[i].num_examples:.2%})" for i, n in ((other, of_other), (one, of_one))
+        ]
+        text = f"{names[one]} and {names[other]} share images, by their pixels: {' and '.join(parts)}"
+        yield Finding(LEAKS, text, of_one + of_other), _places(pairs)
+    for split, count in sorted(total.within.items()):
+        pairs = [p for p in total.pairs if not p.is_leak and _split(manifest, p.first) == split]
+        repeat = f"({count / splits[split].num_examples:.2%}) {'repeats' if count == 1 else 'repeat'}"
+        text = f"{count_of(count, 'record')} of {names[split]} {repeat} the image of an earlier one, by its pixels"
+        yield Finding(DUPLICATES, text, count), _places(pairs)
+    if total.disputed:
+        text = f"{count_of(total.disputed, 'image')} with several labels: records with equal pixels differ in them"
+        yield Finding(LABELS, text, total.disputed), _places([p for p in total.pairs if p.differ])
+
+
+def of_near(found: NearTwins | None, manifest: Manifest) -> Iterator[tuple[Finding, Any]]:
+    """Yields findings about nearly equal images, each with its pairs of (shard, record)."""
+    names = list(manifest.splits)
+    for (one, other), count in sorted(found.counts.items(), key=lambda item: item[0][0] == item[0][1]) if found else ():
+        assert found is not None
+        splits = {one, other}
+        pairs = [p for p in found.pairs if {_split(manifest, p.first), _split(manifest, p.second)} == splits]
+        least = "at least " if found.is_cut else ""
+        where = f"one in {names[one]}, one in {names[other]}" if one != other else f"in {names[one]}"
+        text = (
+            f"{least}{count_of(count, 'pair')} of nearly equal images, {where}: at most {MOST_BITS} of the 64 bits of "
+        )
+        text += "their perceptual hashes differ"
+        if count > _MANY_NEAR * sum(split.num_examples for split in manifest.splits.values()):
+            text += "; of digits and drawings so many say little"
+        yield Finding(NEAR if one != other else "near_duplicates", text, count), _places(pairs)
+
+
+def _split(manifest: Manifest, place: tuple[int, int]) -> int:
+    return int(np.repeat(range(len(manifest.splits)), [len(s.shards) for s in manifest.splits.values()])[place[0]])
+
+
+def _places(pairs: Iterable[Twin]) -> Sequence[tuple[tuple[int, int], ...]]:
+    return [(pair.first, pair.second) for pair in pairs][:MOST_PAIRS]
+
+
+def of_classes(manifest: Manifest) -> Iterator[Finding]:
+    """Yields findings about classes with few records in a split."""
+    for name, split in manifest.splits.items():
+        counts = np.array(split.label_histogram, np.int64)
+        if not counts.any():
+            continue
+        few = np.flatnonzero((counts > 0) & (counts < _FEW) & (counts < _RARE * np.median(counts[counts > 0]))).tolist()
+        none = [
+            i for i in np.flatnonzero(counts == 0).tolist() if any(_of(other, i) for other in manifest.splits.values())
+        ]
+        for found, what in ((few, f"fewer than {_FEW} records"), (none, "no record")):
+            if len(found):
+                named = [f"{_class(manifest, i)} ({counts[i]})" if counts[i] else _class(manifest, i) for i in found]
+                text = (
+                    f"{count_of(len(found), 'class', 'classes')} of {name} with {what}: {some_of(named, _MOST_NAMED)}"
+                )
+                yield Finding("classes", text, len(found))
+
+
+def _of(split: Any, label: int) -> int:
+    return split.label_histogram[label] if label < len(split.label_histogram) else 0
+
+
+def _class(manifest: Manifest, label: int) -> str:
+    return manifest.class_names[label] if label < len(manifest.class_names) else str(label)
+
+
+def of_brightness(levels: Counter[int], extremes: Extremes) -> Iterator[tuple[Finding, Any]]:
+    """Yields a finding about images that are far darker or brighter than most.
+
+    Args:
+      levels: {mean of an image's pixels, rounded: images}.
+      extremes: means of the darkest and brightest images.
+    """
+    if levels.total() < _ENOUGH:
+        return
+    values = np.repeat(*(np.array(column) for column in zip(*sorted(levels.items()), strict=True)))
+    low, high = np.quantile(values, (0.25, 0.75)).tolist()
+    reach = _FENCE * max(high - low, _LEAST_RANGE)
+    odd = sum(count for level, count in levels.items() if not low - reach <= level <= high + reach)
+    if odd:
+        text = (
+            f"{count_of(odd, 'image')} far darker or brighter than most (half of them: mean of the pixels {low:.0f} to "
+        )
+        text += f"{high:.0f}, these: below {low - reach:.0f} or above {high + reach:.0f})"
+        found = extremes.outside(low - reach, high + reach)
+        yield Finding("brightness", text, odd), [((shard, record),) for _, shard, record in found]
+
+
+def of_sizes(sizes: Counter[tuple[int, int]], extremes: Extremes) -> Iterator[tuple[Finding, Any]]:
+    """Yields a finding about images that are far smaller or larger than most.
+
+    Args:
+      sizes: {(height, width): images}.
+      extremes: sides of squares of the area of the smallest and largest images.
+    """
+    if sizes.total() < _ENOUGH or len(sizes) < 2:
+        return
+    sides = sorted((side_of(*size), count) for size, count in sizes.items())
+    middle = float(np.quantile(np.repeat(*(np.array(column) for column in zip(*sides, strict=True))), 0.5))
+    odd = sum(count for side, count in sides if not middle / _SMALL <= side <= middle * _SMALL)
+    if odd:
+        text = f"{count_of(odd, 'image')} more than {_SMALL} times smaller or larger than most, a square of whose area "
+        text += f"has sides of {middle:.0f} pixels"
+        found = extremes.outside(middle / _SMALL, middle * _SMALL)
+        yield Finding("sizes", text, odd), [((shard, record),) for _, shard, record in found]
+
+
+def side_of(height: int, width: int) -> float:
+    """Returns the side of a square with the area of an image."""
+    return float(np.sqrt(height * width))
+
+
+def located(
+    data_dir: StoragePath, manifest: Manifest, found: Iterable[tuple[Finding, Sequence[tuple[tuple[int, int], ...]]]]
+) -> tuple[Finding, ...]:
+    """Returns findings with their records, of which each is read once for its key and label, where it can be found."""
+    pairs = list(found)
+    wanted = {place for _, groups in pairs for group in groups for place in group}
+    named: dict[tuple[int, int], Place] = {}
+    first = 0
+    for name, split in manifest.splits.items():
+        shards = range(first, first + len(split.shards))
+        first += len(shards)
+        own = sorted(place for place in wanted if place[0] in shards)
+        examples: Any = None
+        with contextlib.suppress(PipelineError):  # compressed as one stream, or damaged: then the number must do
+            examples = RandomAccess(data_dir.url, name, decode=False) if own else None
+        before = np.cumsum([0, *(shard.num_examples for shard in split.shards)])
+        for shard, record in own:
+            file = split.shards[shard - shards.start].file
+            named[shard, record] = Place(file, record)
+            with contextlib.suppress(PipelineError):
+                if examples is not None:
+                    named[shard, record] = _place(
+                        examples[int(before[shard - shards.start]) + record], file, record, manifest
+                    )
+    return tuple(
+        dataclasses.replace(finding, places=tuple(tuple(named[place] for place in group) for group in groups))
+        for finding, groups in pairs
+    )
+
+
+def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Finding]) -> list[Doubt]:
+    """Returns findings as the card shows them, with the images of the first records of each."""
+    split_of = {shard.file: name for name, split in manifest.splits.items() for shard in split.shards}
+    first_of: dict[str, int] = {}
+    for split in manifest.splits.values():
+        ends = np.cumsum([shard.num_examples for shard in split.shards]).tolist()
+        first_of |= {s.file: end - s.num_examples for s, end in zip(split.shards, ends, strict=True)}
+
+    @functools.cache
+    def opened(split: str) -> RandomAccess:
+        return RandomAccess(data_dir.url, split, decode=False)
+
+    doubts = []
+    for finding in findings:
+        groups = []
+        for places in finding.places[:_PICTURED]:
+            with contextlib.suppress(PipelineError):  # compressed as one stream, without access by number
+                examples = [opened(split_of[place.file])[first_of[place.file] + place.record] for place in places]
+                groups.append([(_caption(p, split_of), e["image"]) for p, e in zip(places, examples, strict=True)])
+        doubts.append(Doubt(finding.text, groups))
+    return doubts
+
+
+def _caption(place: Place, split_of: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, (split_of[place.file], place.label, place.key or f"record {place.record}")))
+
+
+def _place(example: dict[str, Any], file: str, record: int, manifest: Manifest) -> Place:
+    label = example.get("label")
+    if label is None:
+        text = ""
+    elif np.ndim(label):
+        text = ", ".join(_class(manifest, i) for i in np.flatnonzero(label).tolist()) or "none"
+    else:
+        text = _class(manifest, int(label)) if manifest.features["label"].is_class else f"{float(label):g}"
+    return Place(file, record, bytes(example.get("key", b"")).decode(errors="backslashreplace"), text)

@@ -1,0 +1,93 @@
+"""Versions of one data set that a run trains on, one after another, as a mixture in which each has all rows in turn.
+
+So a run moves to another version as a mixture's weights change: at a step that is fixed beforehand, with each version's
+own epochs, and with nothing to remember but the step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.files.paths import PathLike, with_version
+from pipeline.manifest import manifest as manifests
+from pipeline.manifest.sources import WITH_SPLIT, flags_for, parse_sources
+
+Chain = tuple[tuple[int, str], ...]  # (first step, digest) of each version
+
+
+def of_order(order: Mapping[str, Any]) -> Chain | None:
+    """Returns the versions of a stored order, one for a single data set; None for other mixtures.
+
+    Args:
+      order: fields of its spec.
+    """
+    if "sources" not in order:
+        return ((0, order["manifest_digest"]),)
+    found: list[tuple[int, str]] = []
+    for first, rows in order.get("schedule") or ():
+        filled = [source for source, count in enumerate(rows) if count]
+        if filled != [len(found)]:
+            return None
+        found.append((int(first), str(order[f"source {len(found)}: manifest_digest"])))
+    return tuple(found) if len(found) == order["sources"] else None
+
+
+def flags_of(place: str, chain: Chain) -> dict[str, str]:
+    """Returns the flags `data_dir` and `mixture_schedule` that train on versions in a folder, one after another."""
+    names = [f"{place}@{digest[:12]}" for _, digest in chain]
+    if len(chain) == 1:
+        return {"data_dir": names[0], "mixture_schedule": ""}
+    turns = [
+        f"{first}:{','.join(f'{name}={int(number == turn)}' for number, name in enumerate(names))}"
+        for turn, (first, _) in enumerate(chain)
+    ]
+    return {"data_dir": ",".join(f"{name}=1" for name in names), "mixture_schedule": ";".join(turns)}
+
+
+def are_versions(folders: Sequence[PathLike]) -> bool:
+    """Returns whether several data sets are named as versions of one."""
+    named = [with_version(folder) for folder in folders]
+    return len(named) > 1 and len({place for place, _ in named}) == 1 and all(version for _, version in named)
+
+
+def pinned(flags: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run's flags with the versions that it was trained on, where its data sets have newer ones by now.
+
+    Args:
+      flags: the run's flags, by name.
+      order: fields of the spec of its order.
+    """
+    text = str(flags.get("data_dir"))
+    given = parse_sources(text)
+    if isinstance(given, str):
+        return {**flags, "data_dir": _pinned(given, order.get("manifest_digest"))}
+    if len(given) != order.get("sources"):
+        return dict(flags)
+    parts = []
+    for number, (source, weight) in enumerate(given):
+        match = WITH_SPLIT.fullmatch(os.fspath(source))
+        place, split = (match["folder"], f":{match['split']}") if match else (os.fspath(source), "")
+        parts.append(f"{_pinned(place, order.get(f'source {number}: manifest_digest'))}{split}={weight!r}")
+    now = ",".join(parts)
+    return {**flags_for(now, flags), "data_dir": now} if parse_sources(now) != given else dict(flags)
+
+
+def _pinned(data_dir: str, digest: Any) -> str:
+    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is."""
+    place, version = with_version(data_dir)
+    try:
+        if version is not None or not isinstance(digest, str) or manifests.load(place).digest == digest:
+            return data_dir
+        manifests.load(named := f"{place}@{digest[:12]}")
+    except (DataError, OSError):  # what is wrong with the data is said when they are needed
+        return data_dir
+    return named
+
+
+def in_words(chain: Iterable[tuple[int, str]], numbers: Mapping[str, int]) -> str:
+    """Returns the versions as text: `version 1, from step 48 on version 2`."""
+    parts = [f"{f'from step {first} on ' if first else ''}version {numbers[digest]}" for first, digest in chain]
+    return ", ".join(parts)

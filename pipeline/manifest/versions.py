@@ -1,0 +1,114 @@
+"""The versions of a data set: one folder, in which each append adds shards and a manifest, and changes nothing else.
+
+A version is a manifest. The newest is `manifest.json`; those before it are in `versions/`, as `<number>-<digest>.json`,
+each with its card. A manifest names its parent by digest. A version's shards are its parent's, in the same order, and
+behind them its own, whose names have its number. `rejects.jsonl` grows in the same way: a version's invalid rows are
+its first lines, as many as its manifest counts. Who made a version, and when, is in `versions/log.jsonl`: it is no part
+of the data, so no digest covers it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import getpass
+import json
+import socket
+from collections.abc import Iterator
+
+from pipeline.errors import DataError
+from pipeline.files.paths import PathLike, StoragePath, folder
+from pipeline.files.remote import RemotePath
+from pipeline.manifest import manifest as manifests
+from pipeline.manifest import naming
+from pipeline.manifest.manifest import Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """An entry of the log.
+
+    Attributes:
+      digest: digest of the version.
+      time: time at which it was made, ISO 8601 with its zone.
+      user, host: person and machine that made it.
+    """
+
+    digest: str
+    time: str
+    user: str
+    host: str
+
+    @classmethod
+    def now(cls, digest: str) -> Made:
+        """Returns the entry of a version that this process makes."""
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError):  # a container may run under a number without a name
+            user = ""
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(digest, time, user, socket.gethostname())
+
+    def line(self) -> bytes:
+        """Returns the entry as a line of the log."""
+        return (json.dumps(dataclasses.asdict(self), sort_keys=True) + "\n").encode()
+
+
+def all_of(data_dir: PathLike | RemotePath) -> list[Manifest]:
+    """Returns the manifests of all versions, the oldest first; one for a data set that nothing was appended to.
+
+    Raises:
+      DataError: there is no data set, or a manifest cannot be read.
+    """
+    place = folder(data_dir)
+    found = {made.digest: made for made in (*older_in(place), manifests.load(place))}
+    return sorted(found.values(), key=lambda made: made.version)
+
+
+def older_in(place: StoragePath) -> Iterator[Manifest]:
+    """Yields the manifests in a folder's `versions/`, in no order.
+
+    Raises:
+      DataError: one cannot be read.
+    """
+    for name in manifests.version_names(place):
+        path = place / naming.VERSIONS / name
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"cannot be read: {error}", path=path) from None
+        yield manifests.parse(text, str(path))
+
+
+def is_newest(place: StoragePath, made: Manifest) -> bool:
+    """Returns whether a manifest is the newest of its folder.
+
+    Raises:
+      DataError: the newest cannot be read.
+    """
+    return not manifests.version_names(place) or manifests.load(place).digest == made.digest
+
+
+def descends(place: StoragePath, made: Manifest, ancestor: str) -> bool:
+    """Returns whether a version extends the one with the digest `ancestor`, over any number of versions."""
+    parents = {one.digest: one.parent for one in all_of(place)}
+    at = made.parent
+    while at and at != ancestor:
+        at = parents.get(at, "")
+    return bool(at)
+
+
+def log_of(place: StoragePath) -> dict[str, Made]:
+    """Returns {digest: entry of the log}; without versions whose entry is lost, and those made before there was one."""
+    try:
+        lines = (place / naming.LOG).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    found = {}
+    for line in lines:
+        try:
+            entry = Made(**json.loads(line))
+        except (ValueError, TypeError):  # a line that was cut by a full disk
+            continue
+        found[entry.digest] = entry
+    return found

@@ -1,0 +1,198 @@
+"""A data set that grows while a run goes on, in real processes: appends are killed, runs resume and move."""
+
+import shutil
+import signal
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from pipeline import input_fn, manifest
+from pipeline.manifest import naming
+from tests import forked
+from tests.lanes import some_slow
+from tests.runs import checkpoint_bytes, finish, start, wait_for_step
+
+KILLED_IN_PUBLISH = """
+import os, pathlib, signal, sys
+from beam_jobs import convert
+from beam_jobs.sink import staging
+
+left, publish = [int(sys.argv[1])], staging.publish_version
+
+def counted(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def killed(*arguments):
+    os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
+    publish(*arguments)
+
+staging.publish_version = killed
+convert.main(sys.argv[2:])
+"""
+
+
+def write_images(folder, numbers, splits=("train",)):
+    for split in splits:
+        for number in numbers:
+            place = folder / split / "ab"[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            draw = np.random.default_rng([number, len(split)])
+            pixels = draw.integers(0, 128, (12, 12, 1), np.uint8) + np.uint8(120 * (number % 2))
+            PIL.Image.fromarray(pixels[:, :, 0]).save(place / f"{number}.png")
+    return folder
+
+
+def convert(source, data, *flags):
+    process = forked.Process(
+        ["-m", "beam_jobs.convert", "--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags]
+    )
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, ""), err
+    return out
+
+
+def files_of(folder):
+    """Returns {name: bytes} of a data set's files, without cards and the log, which have times and commands."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name != naming.LOG and ".html" not in name}
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """A data set, the same one with an append, and the source of that."""
+    folder = tmp_path_factory.mktemp("grown")
+    source = write_images(folder / "source", range(70), ["train", "test"])
+    more = write_images(folder / "more", range(100, 130))
+    convert(source, folder / "old", "--num_shards=train:3,test:1", "--image_encoding=raw")
+    shutil.copytree(folder / "old", folder / "new")
+    convert(more, folder / "new", "--append", "--num_shards=2")
+    return folder
+
+
+# 1 to 6: shards and their CRCs; 7, 8: columns; then the old manifest's copy, its card, the log, the manifest.
+@pytest.mark.parametrize("moment", some_slow([*range(1, 17)], [1, 4, 8, 10, 12]))
+def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_finishes(moment, grown, tmp_path):
+    old, clean = grown / "old", grown / "new"
+    out = shutil.copytree(old, tmp_path / "out")
+    flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
+    process = forked.Process(["-c", KILLED_IN_PUBLISH, moment, *flags])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = files_of(old)
+    outdated = {naming.MANIFEST, *naming.TFDS_FILES}
+    assert {name: data for name, data in kept.items() if name not in outdated}.items() <= files_of(out).items()
+    assert manifest.load(f"{out}@1") == manifest.load(old)
+    assert manifest.load(out).version in (1, 2)
+    if manifest.load(out).version == 1:
+        assert kept.items() <= files_of(out).items()
+    convert(grown / "more", out, "--append", "--num_shards=2")
+    assert files_of(out) == files_of(clean)
+    assert (out / naming.CARD).exists()
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+def test_shards_of_a_killed_append_do_not_stay_beside_those_of_another(grown, tmp_path):
+    out = shutil.copytree(grown / "old", tmp_path / "out")
+    flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
+    process = forked.Process(["-c", KILLED_IN_PUBLISH, 8, *flags])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert (out / "train-v2-00001-of-00002.tfrecord").exists()
+    convert(grown / "more", out, "--append", "--num_shards=3")
+    added = sorted(path.name for path in out.glob("train-v2-*"))
+    assert added == [f"train-v2-0000{number}-of-00003.tfrecord" for number in range(3)]
+    assert {path.name for path in (out / naming.SIDECARS).glob("*v2*")} == {
+        f"crcs.train-v2-0000{number}-of-00003.tf-record" for number in range(3)
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_do_not_depend_on_the_number_of_workers(workers, grown, tmp_path):
+    out = shutil.copytree(grown / "old", tmp_path / "out")
+    mode = [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]
+    convert(grown / "more", out, "--append", "--num_shards=2", *mode)
+    assert files_of(out) == files_of(grown / "new")
+
+
+FLAGS = (
+    "--global_batch_size=20",
+    "--checkpoint_every=5",
+    "--log_every=1",
+    "--eval_every=0",
+    "--augment=shift(pixels=1)",
+)
+IN_EPOCH = 4  # of 70 records; of version 2, 5
+
+
+def ends(process):
+    code, out, err = finish(process)[0]
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(grown, tmp_path):
+    data, still = shutil.copytree(grown / "old", tmp_path / "data"), grown / "old"
+    run, calm = tmp_path / "run", tmp_path / "calm"
+    ends(start(still, calm, *FLAGS, "--train_steps=30"))
+
+    killed = start(data, run, *FLAGS, "--train_steps=30")
+    wait_for_step(killed, 12)
+    killed.kill()
+    finish(killed)
+    convert(grown / "more", data, "--append", "--num_shards=2")
+    out = ends(start(data, run, *FLAGS, "--train_steps=30"))
+    assert f"trains on version 1 of {data}\n" in out
+    assert (
+        f"the newest is version 2, of 30 more examples; to move to it at the end of an epoch: --data_dir={data}@2"
+        in out
+    )
+    assert checkpoint_bytes(run, 30) == checkpoint_bytes(calm, 30)
+
+    twin = shutil.copytree(run, tmp_path / "twin")
+    out = ends(start(f"{data}@2", twin, *FLAGS, "--train_steps=60"))
+    assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
+    for step in (31, 40, 52):
+        killed = start(f"{data}@2" if step < 50 else data, run, *FLAGS, "--train_steps=60")
+        wait_for_step(killed, step)
+        killed.kill()
+        finish(killed)
+    out = ends(start(data, run, *FLAGS, "--train_steps=60"))
+    assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
+    assert "the newest" not in out
+    assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
+    assert checkpoint_bytes(run, 60) != checkpoint_bytes(run, 55)
+
+
+def test_each_version_has_its_records_once_per_epoch(grown):
+    old, new = (f"{grown / 'new'}@{version}" for version in (1, 2))
+    start_of_second = 3 * IN_EPOCH
+    schedule = [(0, {old: 1, new: 0}), (start_of_second, {old: 0, new: 1})]
+    options = {"global_batch_size": 20, "training": True, "features": ("key",), "seed": 3}
+    batches = input_fn([(old, 1), (new, 1)], schedule=schedule, **options)
+    steps = [
+        {key for key, weight in zip(features["key"], weights, strict=True) if weight}
+        for _, (features, _, weights) in zip(range(start_of_second + 10), batches.as_numpy_iterator(), strict=False)
+    ]
+    alone = input_fn(old, **options).as_numpy_iterator()
+    for keys, (features, _, weights) in zip(steps[:start_of_second], alone, strict=False):
+        assert keys == {key for key, weight in zip(features["key"], weights, strict=True) if weight}
+    for first, count, records in ((0, IN_EPOCH, 70), (8, IN_EPOCH, 70), (12, 5, 100), (17, 5, 100)):
+        epoch = [key for keys in steps[first : first + count] for key in keys]
+        assert (len(epoch), len(set(epoch))) == (records, records)
+
+
+def test_another_command_reads_the_version_that_a_run_was_trained_on(grown, tmp_path):
+    data, run = shutil.copytree(grown / "old", tmp_path / "data"), tmp_path / "run"
+    ends(start(data, run, *FLAGS, "--train_steps=10"))
+    more = write_images(tmp_path / "tests", range(200, 210), ["test"])
+    convert(more, data, "--append")
+    process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}"])
+    assert "(70 examples" in ends(process)
+    process = forked.Process(["-m", "trainer.replay", f"--model_dir={run}", "--step=7"])
+    ends(process)

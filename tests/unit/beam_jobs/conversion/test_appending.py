@@ -1,0 +1,293 @@
+import json
+import re
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs.sink import sink_of
+from pipeline import manifest
+from pipeline.manifest import naming, versions
+
+
+def write_images(folder, numbers, classes=("cat", "dog"), splits=("train", "test"), size=(8, 8), kind="png"):
+    """Writes one image per number and split into a folder per class; returns the folder."""
+    for split in splits:
+        for number in numbers:
+            place = folder / split / classes[number % len(classes)]
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (*size, 3), np.uint8)
+            PIL.Image.fromarray(pixels).save(place / f"{number}.{kind}")
+    return folder
+
+
+def files_of(folder):
+    """Returns {name: bytes} of the files in a data set's folder, without cards and the log of versions."""
+    skipped = (naming.LOG, naming.CARD)
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name not in skipped and ".html" not in name}
+
+
+@pytest.fixture
+def data(convert, tmp_path):
+    """A data set of 20 images in 2 + 1 shards; `grow` appends a source to it."""
+    write_images(tmp_path / "a", range(12), splits=["train"])
+    write_images(tmp_path / "a", range(12, 20), splits=["test"])
+    found = convert(
+        "--dataset=image_folder",
+        f"--source={tmp_path / 'a'}",
+        f"--data_dir={tmp_path / 'data'}",
+        "--num_shards=train:2,test:1",
+    )
+    assert found.code == 0
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def grow(convert):
+    def call(source, data, *flags):
+        return convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--append", *flags)
+
+    return call
+
+
+def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data, grow, convert, tmp_path):
+    before, first = files_of(data), manifest.load(data)
+    source = write_images(tmp_path / "b", range(20, 26), classes=("dog", "ant"), splits=["train"])
+    found = grow(source, data, "--num_shards=2", "--seed=5")
+    assert (found.code, found.err) == (0, "")
+    assert "behind those that it has: 'ant' = 2\n" in found.out
+    assert f"version 2 ({manifest.load(data).short}) of image_folder is in {data}, with 6 more examples:" in found.out
+    after = files_of(data)
+    outdated = {naming.MANIFEST, *naming.TFDS_FILES}
+    assert {name: bytes_ for name, bytes_ in before.items() if name not in outdated}.items() <= after.items()
+    assert after[naming.version_name(1, first.digest)] == before[naming.MANIFEST]
+    assert not outdated & after.keys() - {naming.MANIFEST}
+    added = sorted(name for name in after.keys() - before.keys() if name.endswith(".tfrecord"))
+    assert added == ["train-v2-00000-of-00002.tfrecord", "train-v2-00001-of-00002.tfrecord"]
+
+    made = manifest.load(data)
+    assert (made.version, made.parent, made.format_version) == (2, first.digest, 7)
+    assert manifest.load(f"{data}@1") == first == manifest.load(f"{data}@{first.digest[:8]}")
+    assert manifest.load(f"{data}@2") == made == manifest.load(f"{data}/@{made.digest}")
+    assert made.splits["train"].shards[:2] == first.splits["train"].shards
+    assert made.splits["test"].shards == first.splits["test"].shards
+    assert made.class_names == ("cat", "dog", "ant")
+    assert made.splits["train"].label_histogram == (6, 9, 3)
+    assert made.splits["test"].label_histogram == (4, 4, 0)
+    assert made.source[: len(first.source)] == first.source
+    assert [file.file for file in made.source[len(first.source) :]] == ["train/ant", "train/dog"]
+
+    both = write_images(tmp_path / "whole", range(12), splits=["train"])
+    write_images(both, range(12, 20), splits=["test"])
+    write_images(both, range(20, 26), classes=("dog", "ant"), splits=["train"])
+    convert("--dataset=image_folder", f"--source={both}", f"--data_dir={tmp_path / 'all'}")
+    whole = manifest.load(tmp_path / "all")
+    assert (made.image_mean, made.image_std) == (whole.image_mean, whole.image_std)
+    assert made.splits["train"].image_sizes == whole.splits["train"].image_sizes
+    labels = [np.load(data / naming.column_name("train", "label", made.columns["label"].files["train"]))]
+    assert (
+        labels[0][:12].tolist()
+        == np.load(data / naming.column_name("train", "label", first.columns["label"].files["train"])).tolist()
+    )
+    assert np.bincount(labels[0]).tolist() == [6, 9, 3]
+
+
+def test_a_third_version_and_the_log(data, grow, tmp_path):
+    grow(write_images(tmp_path / "b", range(20, 26)), data)
+    grow(write_images(tmp_path / "c", range(30, 34), splits=["validation"]), data)
+    first, second, third = versions.all_of(data)
+    assert [made.version for made in (first, second, third)] == [1, 2, 3]
+    assert third.parent == second.digest
+    assert sorted(third.splits) == ["test", "train", "validation"]
+    assert [shard.file for shard in third.splits["validation"].shards] == ["validation-v3-00000-of-00001.tfrecord"]
+    assert versions.descends(data, third, first.digest)
+    assert not versions.descends(data, first, third.digest)
+    log = versions.log_of(data)
+    assert log.keys() == {second.digest, third.digest}
+    assert log[second.digest].time <= log[third.digest].time
+    assert json.loads((data / naming.LOG).read_text().splitlines()[0])["digest"] == second.digest
+
+
+def test_rows_that_are_there_are_invalid(data, grow, tmp_path):
+    grown = write_images(tmp_path / "grown", range(12), splits=["train"])
+    write_images(grown, range(40, 43), splits=["train"])
+    before = files_of(data)
+    refused = grow(grown, data)
+    assert refused.code == 65 or refused.code == 1
+    assert "12 invalid rows, over --max_rejects=0" in refused.err
+    assert "its key, 'train/cat/0.png', is in the data set" in refused.err
+    assert len((data / naming.REJECTS).read_text().splitlines()) == 12
+    assert {name: files_of(data)[name] for name in before} == before
+    assert grow(grown, data, "--max_rejects=12").code == 0
+    made = manifest.load(data)
+    assert made.splits["train"].num_examples == 15
+    assert made.splits["train"].num_rejects == 12
+    assert manifest.load(f"{data}@1").splits["train"].num_rejects == 0
+    lines = [json.loads(line) for line in (data / naming.REJECTS).read_text().splitlines()]
+    assert len(lines) == 12
+    assert not list(data.glob(".*"))
+
+
+def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(8), splits=["train"]), tmp_path / "data"
+    (source / "train/cat/bad.png").write_bytes(b"no image")
+    convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--max_rejects=1")
+    more = write_images(tmp_path / "b", range(8, 12), splits=["train"])
+    (more / "train/cat/0worse.png").write_bytes(b"no image")
+    assert grow(more, data, "--max_rejects=1").code == 0
+    files = [json.loads(line)["file"] for line in (data / naming.REJECTS).read_text().splitlines()]
+    assert files == ["train/cat/bad.png", "train/cat/0worse.png"]
+    assert [one.splits["train"].num_rejects for one in versions.all_of(data)] == [1, 2]
+
+
+def test_the_same_append_again_has_nothing_to_do(data, grow, tmp_path):
+    source = write_images(tmp_path / "b", range(20, 26))
+    grow(source, data)
+    before = files_of(data)
+    (data / naming.CARD).unlink()
+    again = grow(source, data)
+    assert again.code == 0
+    assert "appended by the same options; nothing to do" in again.out
+    assert files_of(data) == before
+    assert manifest.load(data).digest in (data / naming.CARD).read_text()
+    assert grow(source, data, "--seed=3").code != 0  # another append of rows that are there
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--resize=4x4", "--image_encoding=png"], "the image is 4x4x3, those of the data set are 8x8x3"),
+        (["--image_encoding=raw"], "--image_encoding=raw: the images of the data set are png; leave it out"),
+        (["--image_encoding=jpeg"], "--image_encoding=jpeg: the images of the data set are png; leave it out"),
+        (["--compression=GZIP"], "--compression=GZIP: it is not given in the data set; leave it out"),
+        (["--channels=1", "--image_encoding=png"], "--channels=1: it is not given in the data set; leave it out"),
+        (["--passes=2"], "--append with --passes=2"),
+        (["--overwrite"], "--append with --overwrite=True"),
+        (["--columns=none"], "--append with --columns=none"),
+    ],
+)
+def test_what_differs_is_refused_by_name(data, grow, tmp_path, flags, text):
+    source, before = write_images(tmp_path / "b", range(20, 26)), files_of(data)
+    found = grow(source, data, *flags)
+    assert found.code != 0
+    assert text in found.err
+    assert "Traceback" not in found.err
+    assert files_of(data) == before
+
+
+def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
+    source = write_images(tmp_path / "b", range(20, 26))
+    PIL.Image.new("RGB", (8, 8)).save(source / "train/cat/99.jpg")
+    PIL.Image.new("RGB", (9, 8)).save(source / "train/cat/98.png")
+    found = grow(source, data, "--max_rejects=2")
+    assert found.code == 0
+    reasons = {json.loads(line)["reason"] for line in (data / naming.REJECTS).read_text().splitlines()}
+    assert reasons == {
+        "the image is jpeg, those of the data set are png (--image_encoding changes it)",
+        "the image is 8x9x3, those of the data set are 8x8x3",
+    }
+    assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
+
+
+def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = [
+        "--image_encoding=raw",
+        "--resize=6x6",
+        "--compression=GZIP",
+        "--split=train:0.5,test:0.5",
+        "--channels=1",
+    ]
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    assert grow(write_images(tmp_path / "b", range(40, 80), splits=["x"]), data).code == 0
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert made.features == first.features
+    assert {shard.compression for shard in made.shards} == {"GZIP"}
+    assert made.splits.keys() == first.splits.keys() == {"train", "test"}
+    assert made.options["split"] == first.options["split"]
+    assert sum(split.num_examples for split in made.splits.values()) == 80
+    assert {name[:9] for name in files_of(data) if name.endswith(".gz")} >= {"train-v2-", "test-v2-0"}
+
+
+def test_a_group_stays_in_its_split(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more = write_images(tmp_path / "b", range(40, 80), splits=["x"])
+    refused = grow(more, data, "--seed=8")
+    assert (refused.code, "--seed=8: --group_by=file:" in refused.err) == (2, True)
+    assert grow(more, data).code == 0
+    groups = {}
+    for path in data.rglob("*.tfrecord"):
+        found = {key[-1] for key in re.findall(rb"x/(?:cat|dog)/(\d+)\.png", path.read_bytes())}
+        groups.setdefault(path.name.partition("-")[0], set()).update(found)
+    assert len(groups["train"]) + len(groups["test"]) == 10
+    assert not groups["train"] & groups["test"]
+
+
+def test_there_is_nothing_to_append_to(grow, tmp_path):
+    found = grow(write_images(tmp_path / "b", range(4)), tmp_path / "none")
+    assert found.code != 0
+    assert "holds no data set to append to" in found.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):
+    source = write_images(tmp_path / "b", range(20, 26))
+    assert "names a version; write to the folder of all" in grow(source, f"{data}@1").err
+    assert "names a version" in convert("--dataset=digits", f"--data_dir={data}@1", "--dry_run").err
+
+
+def test_stores_are_refused(grow, tmp_path):
+    found = grow(write_images(tmp_path / "b", range(4)), "s3://bucket/data")
+    assert found.code != 0
+    assert "versions are made in a local or mounted folder" in found.err
+
+
+def test_overwriting_removes_all_versions(data, grow, convert, tmp_path):
+    for number, name in enumerate("bc"):
+        grow(write_images(tmp_path / name, range(20 + 6 * number, 26 + 6 * number)), data)
+    assert len(versions.all_of(data)) == 3
+    flags = ["--dataset=image_folder", f"--source={tmp_path / 'a'}", "--num_shards=1"]
+    assert convert(*flags, f"--data_dir={data}", "--overwrite").code == 0
+    convert(*flags, f"--data_dir={tmp_path / 'clean'}")
+    assert files_of(data) == files_of(tmp_path / "clean")
+    assert not (data / naming.VERSIONS).exists()
+
+
+def test_another_command_that_appends_is_refused(data, grow, tmp_path):
+    with sink_of(str(data)).locked():
+        found = grow(write_images(tmp_path / "b", range(20, 26)), data)
+    assert found.code != 0
+    assert "another command is writing there" in found.err
+
+
+def test_a_dry_run_writes_nothing(data, grow, tmp_path):
+    before = files_of(data)
+    found = grow(write_images(tmp_path / "b", range(20, 26), classes=["eel"]), data, "--dry_run")
+    assert found.code == 0
+    assert "version 1, 20 examples, would be followed by version 2" in found.out
+    assert "'eel' = 2" in found.out
+    assert files_of(data) == before
+
+
+def test_more_sizes_than_a_manifest_lists(convert, grow, tmp_path):
+    data, first, more = tmp_path / "data", tmp_path / "a", tmp_path / "b"
+    for folder, start in ((first, 0), (more, 70)):
+        for number in range(start, start + 110):
+            place = folder / "train" / "x"
+            place.mkdir(parents=True, exist_ok=True)
+            PIL.Image.new("L", (8 + number % 130, 8), number % 256).save(place / f"{number}-{start}.png")
+    convert("--dataset=image_folder", f"--source={first}", f"--data_dir={data}")
+    grow(more, data)
+    both = tmp_path / "both"
+    for folder in (first, more):
+        for path in folder.rglob("*.png"):
+            (both / "train/x").mkdir(parents=True, exist_ok=True)
+            (both / "train/x" / path.name).write_bytes(path.read_bytes())
+    convert("--dataset=image_folder", f"--source={both}", f"--data_dir={tmp_path / 'whole'}")
+    made, whole = manifest.load(data), manifest.load(tmp_path / "whole")
+    assert made.splits["train"].image_sizes == whole.splits["train"].image_sizes
+    assert (made.image_mean, made.image_std) == (whole.image_mean, whole.image_std)
+    assert sorted(made.columns) == sorted(whole.columns)

@@ -1,0 +1,148 @@
+"""Which versions of its data a run trains on: those on which it began, and others from the end of an epoch on.
+
+A data set may have grown since a run began. The run resumes on its own version, whose order its checkpoints have. It
+moves to a later one if --data_dir names that: then the step at which it moves is the end of the epoch that the newest
+checkpoint is in, by which the flags, and so all later checkpoints, are those of a mixture in turns
+(`pipeline.manifest.succession`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipeline import manifest as manifests
+from pipeline.commands import aliases
+from pipeline.errors import DataError, PipelineError
+from pipeline.files.paths import folder, with_version
+from pipeline.files.remote import in_command
+from pipeline.manifest import Manifest, succession, versions
+from pipeline.manifest.sources import parse_sources
+from pipeline.manifest.succession import Chain
+from pipeline.order import order as orders
+from pipeline.resolved import resolve_all
+from trainer import lazy_imports, plan
+from trainer.checkpoint import files
+from trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.reader import Record
+    from trainer.task import Task
+
+
+def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], object]) -> TrainConfig:
+    """Returns the flags of a run with the versions of its data that it trains on.
+
+    A data set that nothing was appended to needs none; a new run on another takes the newest, unless it names one.
+
+    Args:
+      config: flags of the run, as the user gave them.
+      task: class of the task, as for `trainer.plan.make`.
+      say: prints a line about versions.
+
+    Raises:
+      DataError: the data, or a version of them, cannot be read.
+      UsageError: the run cannot move to the version that --data_dir names.
+    """
+    if not _has_versions(config):
+        return config
+    record = None if config.run.fresh else _newest(config)
+    given = parse_sources(config.data.data_dir)
+    if not isinstance(given, str):
+        return config if record is None else _pinned(config, record.content["order"], say)
+    if record is not None:
+        return _in_turns(config, task, record, given, say)
+    return _with(config, with_version(given)[0], ((0, manifests.load(given).digest),))
+
+
+def _has_versions(config: TrainConfig) -> bool:
+    """Returns whether one of the data sets has other versions than the newest."""
+    places = {with_version(source.data_dir)[0] for source in config.data.sources}
+    with contextlib.suppress(DataError, OSError):  # what is wrong with the data is said when they are needed
+        return any(manifests.version_names(folder(place)) for place in places)
+    return False
+
+
+def _in_turns(
+    config: TrainConfig, task: type[Task] | None, record: Record, given: str, say: Callable[[str], object]
+) -> TrainConfig:
+    """Returns the flags of a run on one data set with its versions; `given` is --data_dir. See `settled`."""
+    chain, (place, version) = succession.of_order(record.content["order"]), with_version(given)
+    every = {made.digest: made for made in versions.all_of(place)}
+    if chain is None or not {digest for _, digest in chain} <= every.keys():
+        return config  # the order differs, which the checkpoint's check tells
+    wanted = chain[-1][1] if version is None else manifests.load(given).digest
+    if wanted != chain[-1][1]:
+        if config.order.allow_order_change or not versions.descends(folder(place), every[wanted], chain[-1][1]):
+            return config
+        chain = _moved(_with(config, place, chain), task, record, chain, wanted)
+    newest = max(every.values(), key=lambda made: made.version)
+    for line in _lines(place, chain, every, newest):
+        say(line)
+    return _with(config, place, chain)
+
+
+def _newest(config: TrainConfig) -> Record | None:
+    """Returns the record of the newest checkpoint in the run's folder; None if there is none that can be read."""
+    with contextlib.suppress(PipelineError, OSError):
+        paths = files.candidates(config.run.folder.path, None)
+        with lazy_imports.loading():
+            from trainer.checkpoint import reader  # noqa: PLC0415, here because it loads TensorFlow
+        for path in paths:
+            with contextlib.suppress(reader.UnreadableError):
+                return reader.read(path)
+    return None
+
+
+def _with(config: TrainConfig, place: str, chain: Chain) -> TrainConfig:
+    flags = succession.flags_of(place, chain)
+    data = dataclasses.replace(config.data, data_dir=flags["data_dir"])
+    order = dataclasses.replace(config.order, mixture_schedule=flags["mixture_schedule"])
+    return dataclasses.replace(config, data=data, order=order)
+
+
+def _moved(config: TrainConfig, task: type[Task] | None, record: Record, chain: Chain, wanted: str) -> Chain:
+    """Returns the versions with another one, which begins where an epoch of the last one ends."""
+    first = chain[-1][0]
+    if first and record.step <= first:  # the last one has not begun, and so need not
+        return (*chain[:-1], (first, wanted))
+    last = resolve_all(plan.request_of(config, task)).parts[-1]
+    spec = last.spec
+    in_epoch = orders.steps_per_epoch(last.order.num_records, spec.global_batch_size, spec.remainder)
+    epochs = max(1, -(-(record.step - first) // in_epoch))
+    return (*chain, (first + epochs * in_epoch, wanted))
+
+
+def _lines(place: str, chain: Chain, every: dict[str, Manifest], newest: Manifest) -> list[str]:
+    """Returns lines on the versions that a run trains on, and on how to move to the newest."""
+    numbers = {digest: made.version for digest, made in every.items()}
+    first, last = every[chain[0][1]], chain[-1][1]
+    found = [f"trains on {succession.in_words(chain, numbers)} of {place}"] if chain != ((0, newest.digest),) else []
+    if len(chain) > 1:
+        found.append(
+            f"its epochs, as in --epochs, stay as long as those of version {first.version}, by whose mean and "
+            "deviation recipes normalise; each version's own epochs have each of its records once"
+        )
+    if last != newest.digest:
+        at = in_command(f"{place}@{newest.version}", "--data_dir")
+        found.append(
+            f"the newest is version {newest.version}, of {_count(newest) - _count(every[last]):,} more examples; to "
+            f"move to it at the end of an epoch: {at}"
+        )
+    return found
+
+
+def _count(made: Manifest) -> int:
+    return sum(split.num_examples for split in made.splits.values())
+
+
+def _pinned(config: TrainConfig, order: Any, say: Callable[[str], object]) -> TrainConfig:
+    """Returns the flags of a mixture with the versions on which it began, where its data sets have newer ones."""
+    flags = aliases.stored(dataclasses.asdict(config))
+    now = succession.pinned(flags, order)
+    if now["data_dir"] == flags["data_dir"]:
+        return config
+    say(f"trains on the versions on which it began: --data_dir={now['data_dir']}")
+    return TrainConfig.of_stored(dataclasses.asdict(config), **{n: v for n, v in now.items() if flags.get(n) != v})
