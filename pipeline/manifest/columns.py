@@ -241,7 +241,7 @@ class Columns(Mapping[str, Values]):
 
 
 def label_numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, Values]:
-    """Returns {split: labels of its records} if labels are numbers to predict; empty if they are not, or no column.
+    """Returns {split: labels of its records} of splits that have any, if they are numbers to predict and a column.
 
     Raises:
       DataError: a file of the column is missing, cut, or of another conversion.
@@ -249,7 +249,8 @@ def label_numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, Values]:
     label, column = manifest.features.get("label"), manifest.columns.get("label")
     if label is None or label.dtype != "float32" or label.shape or column is None:
         return {}
-    return {split: Columns(data_dir, manifest, select(manifest, split))["label"] for split in manifest.splits}
+    labelled = [split for split in manifest.splits if split in column.files]
+    return {split: Columns(data_dir, manifest, select(manifest, split))["label"] for split in labelled}
 
 
 def _firsts(shards: Sequence[Any]) -> Iterator[tuple[Any, int]]:
