@@ -101,9 +101,9 @@ class Predictor:
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """The outputs that a table has, if they are not classes: {name: numbers in each row, None for a single one}.
+        """{output: numbers in each row of a table, None for a single one}.
 
-        Empty if one of them is no number and no vector of a known length.
+        Empty if the outputs are classes, or one of them is no number and no vector of a known length.
         """
         kinds = {name: (tf.as_dtype(kind), sides) for name, (kind, *sides) in self._kinds.items()}
         if self.class_names or any(
