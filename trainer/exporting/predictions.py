@@ -101,7 +101,7 @@ class Predictor:
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """{output: numbers in each row of a table, None for a single one}.
+        """Numbers in each row of a table, by output; None for a single one.
 
         Empty if the outputs are classes, or one of them is no number and no vector of a known length.
         """
