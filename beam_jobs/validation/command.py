@@ -133,12 +133,12 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
         print(f"note: {note}")
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
-    if bad := [finding for finding in report.findings if finding.kind in config.kinds_to_fail_on]:
-        found = "; ".join(finding.text for finding in bad)
-        raise DataError(f"--fail_on={config.fail_on}: {found}", path=shown)
     if config.card:
         doubts = doubts_of(data_dir, content, report.findings) if config.deep else None
         _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content, doubts)
+    if bad := [finding for finding in report.findings if finding.kind in config.kinds_to_fail_on]:
+        found = "; ".join(finding.text for finding in bad)
+        raise DataError(f"--fail_on={config.fail_on}: {found}", path=shown)
 
 
 def _write_card(

@@ -118,7 +118,7 @@ def of_twins(
         text = f"{count_of(count, 'record')} of {names[split]} {repeat} the image of an earlier one, by its pixels"
         yield Finding(DUPLICATES, text, count), _places(pairs)
     if total.disputed:
-        text = f"{count_of(total.disputed, 'image')} with several labels: records with equal pixels differ in them"
+        text = f"{count_of(total.disputed, 'image')} with conflicting labels: records of equal pixels differ"
         yield Finding(LABELS, text, total.disputed), _places([p for p in total.pairs if p.differ])
 
 

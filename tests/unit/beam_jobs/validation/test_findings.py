@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import random
+import pathlib
 import re
 from collections import Counter
 
@@ -231,7 +232,8 @@ def test_all_pairs_are_listed_where_they_make_the_command_fail(tmp_path, run):
     assert error == ""
     assert len([line for line in lines if line.startswith("  train")]) == 3
     assert "  and more; --report=FILE lists 10" in lines
-    lines, error = run("--deep", made, "--fail_on=duplicates")
+    lines, error = run("--deep", made, "--fail_on=duplicates", "--card")
+    assert "repeat the image of an earlier one" in (pathlib.Path(made) / "card.html").read_text()
     pairs = [line for line in lines if line.startswith("  train")]
     assert len(pairs) == 10
     place = r"train-0000\d-of-00002\.tfrecord, record \d+ \(key 't.parquet#\d+', label class \d\)"
