@@ -4,9 +4,9 @@ import base64
 import io
 import itertools
 import json
+import pathlib
 import pickle
 import random
-import pathlib
 import re
 from collections import Counter
 
@@ -180,7 +180,7 @@ def test_planted_leaks_are_found_named_and_fail_the_command_if_asked(tmp_path, r
     found = [line for line in lines if line.startswith("found: ")]
     assert "test and train share images, by their pixels: 1 of train (0.83%) and 1 of test (25.00%)" in found[0]
     assert "1 record of train (0.83%) repeats the image of an earlier one" in found[1]
-    assert "1 image with several labels" in found[2]
+    assert "1 image with conflicting labels" in found[2]
     assert len(found) == 3
     kinds = findings_in(tmp_path / "report.json")
     assert [keys_of(kinds[name]) for name in ("leaks", "duplicates", "labels")] == [[[41, 122]], [[3, 85]], [[3, 85]]]
