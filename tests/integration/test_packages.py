@@ -305,6 +305,7 @@ USES: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "page,train": (TRAIN, "watch run --json"),
     "export,train": (TRAIN, "export --model_dir=run --output=exported --format=onnx"),
     "convert,images": (("-c", PHOTOS, "heic", "avif"), CONVERT, "validate data"),
+    "convert,near": (("-c", PHOTOS, "png"), CONVERT, "validate data --deep --near"),
     "convert,demo": ("convert --dataset=digits --data_dir=again", "validate again"),
     "demo,train": (TRAIN, "inspect digits --png=batch.png"),
     "convert,docs,train": (
