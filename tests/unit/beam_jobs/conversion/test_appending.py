@@ -226,6 +226,48 @@ def test_a_group_stays_in_its_split(convert, grow, tmp_path):
     assert not groups["train"] & groups["test"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--split=train:0.8,test:0.2", r"--group_by=file:(\d)\.png"], "--split=train:0.8,test:0.2: --group_by=file:"),
+        (["--split=train:0.5,test:0.5", "--group_by=file:.*"], "--group_by=file:.*: --group_by=file:"),
+        (["--folds=3"], "--folds=3: --group_by=file:"),
+    ],
+)
+def test_what_would_deal_groups_otherwise_is_refused(convert, grow, tmp_path, flags, text):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more, before = write_images(tmp_path / "b", range(40, 80), splits=["x"]), files_of(data)
+    found = grow(more, data, *flags)
+    assert (found.code, text in found.err) == (2, True), found.err
+    assert files_of(data) == before
+    assert grow(more, data, *options[:2]).code == 0  # the data set's own, without its seed
+    assert manifest.load(data).options["seed"] == 7
+
+
+def test_groups_that_strata_shared_out_do_not_grow(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--stratify=label")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more, before = write_images(tmp_path / "b", range(40, 47), splits=["x"]), files_of(data)
+    for flags in ((), options):
+        found = grow(more, data, *flags)
+        assert (found.code, "could come into another split" in found.err) == (2, True), found.err
+    assert files_of(data) == before
+
+
+def test_one_row_may_leave_splits_without_a_new_one(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5",)
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    found = grow(write_images(tmp_path / "b", [77], splits=["x"]), data)
+    assert (found.code, found.err) == (0, "")
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert sum(split.num_examples for split in made.splits.values()) == 41
+    assert len(made.shards) == len(first.shards) + 1
+
+
 def test_there_is_nothing_to_append_to(grow, tmp_path):
     found = grow(write_images(tmp_path / "b", range(4)), tmp_path / "none")
     assert found.code != 0
