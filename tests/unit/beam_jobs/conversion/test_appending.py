@@ -6,7 +6,7 @@ import PIL.Image
 import pytest
 
 from beam_jobs.sink import sink_of
-from pipeline import manifest
+from pipeline import RandomAccess, manifest
 from pipeline.manifest import naming, versions
 
 
@@ -208,6 +208,53 @@ def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_pa
     assert made.options["split"] == first.options["split"]
     assert sum(split.num_examples for split in made.splits.values()) == 80
     assert {name[:9] for name in files_of(data) if name.endswith(".gz")} >= {"train-v2-", "test-v2-0"}
+
+
+def write_placed(folder, numbers, classes, masks=0):
+    """Writes a table of images, whose row N has N boxes, or a mask of so many classes; returns its flag."""
+    folder.mkdir()
+    rows = []
+    for number in numbers:
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
+        row = {"file": f"{number}.png", "of": [classes[i % len(classes)] for i in range(number)]}
+        rows.append(row | {"boxes": [[0, 0, 4, 4]] * number, "mask": f"m{number}.png"})
+        if masks:
+            PIL.Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) % masks).save(folder / f"m{number}.png")
+    (folder / "t.jsonl").write_text("".join(json.dumps(row | ({} if masks else {"label": "x"})) + "\n" for row in rows))
+    return [f"--source={folder / 't.jsonl'}"]
+
+
+BOXES = ["--boxes_column=boxes", "--box_labels_column=of", "--box_format=yxyx"]
+
+
+def test_boxes_are_appended_with_their_classes_by_name(convert, tmp_path):
+    table, data = ["--dataset=image_table", f"--data_dir={tmp_path / 'data'}"], tmp_path / "data"
+    assert convert(*table, *write_placed(tmp_path / "a", range(1, 4), ["cat", "dog"]), *BOXES).code == 0
+    more = write_placed(tmp_path / "b", range(5, 7), ["dog", "ant"])
+    refused = convert(*table, *more, *BOXES[:2], "--append")
+    assert "'boxes' is float32 (yxyx) in the data set and float32 (rel_yxyx) in the source" in refused.err
+    found = convert(*table, *more, *BOXES, "--append")
+    assert (found.code, "classes of boxes that the data set does not have" in found.out) == (0, True), found.err
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert made.features["box_labels"].class_names == ("cat", "dog", "ant")
+    assert (made.features["boxes"].shape, first.features["boxes"].shape) == ((6, 4), (3, 4))
+    assert made.features["box_labels"].shape == (6,)
+    shown = {tuple(record["box_labels"].tolist()) for record in RandomAccess(data, "train")}
+    assert shown == {(0,), (0, 1), (0, 1, 0), (1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2)}
+
+
+def test_masks_are_appended_with_more_classes(convert, tmp_path):
+    table, data = ["--dataset=image_table", "--mask_column=mask", f"--data_dir={tmp_path / 'data'}"], tmp_path / "data"
+    assert convert(*table, *write_placed(tmp_path / "a", range(1, 4), ["x"], 2)).code == 0
+    more = write_placed(tmp_path / "b", range(5, 7), ["x"], 4)
+    assert "filled with 255 in the source" in convert(*table, *more, "--mask_fill=255", "--append").err
+    found = convert(*table, *more, "--append")
+    assert found.code == 0, found.err
+    made = manifest.load(data)
+    assert made.class_names == made.features["mask"].class_names == ("0", "1", "2", "3")
+    assert manifest.load(f"{data}@1").class_names == ("0", "1")
+    assert (made.features["mask"].shape, made.splits["train"].num_examples) == ((8, 8, 1), 5)
 
 
 def test_a_group_stays_in_its_split(convert, grow, tmp_path):
