@@ -59,16 +59,11 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
-    if all(getattr(config, name) == given[name] for name in _DEALT):
-        found |= {name: parent.options.get(name, given[name]) for name in _DEALT}
-        dealt_by = parent.options.get("seed", given["seed"])
-        if found["group_by"] and config.seed not in (given["seed"], dealt_by):
-            raise UsageError(
-                f"--append with --seed={config.seed}: --group_by={found['group_by']} dealt the groups of the data set "
-                f"to splits by seed {dealt_by}, and another would put a group in two of them; leave it out"
-            )
-        if found["group_by"]:
-            found["seed"] = dealt_by
+    dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
+    if dealt["group_by"]:
+        found |= dealt | {"seed": _seed_of_groups(config, parent, dealt, given)}
+    elif all(getattr(config, name) == given[name] for name in _DEALT):
+        found |= dealt
     stored = parent.features["image"].encoding or ""
     known, encoding = _ENCODINGS.get(stored, (stored,)), config.image_encoding
     if encoding == given["image_encoding"]:
@@ -79,6 +74,30 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
             "it out"
         )
     return dataclasses.replace(config, **found)
+
+
+def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:
+    """Returns the seed that dealt the groups of a data set to splits, by which those of new rows find the same ones.
+
+    Raises:
+      UsageError: an option would deal them otherwise; or what was dealt depended on the other rows.
+    """
+    group_by, seed = dealt["group_by"], int(parent.options.get("seed", given["seed"]))
+    if dealt["stratify"]:
+        raise UsageError(
+            f"--append: --group_by={group_by} with --stratify={dealt['stratify']} shared out the groups of the data "
+            "set in the order of its rows, so that a group of new rows could come into another split than its rows "
+            "that are there; convert all rows together into another folder"
+        )
+    for name, there in {**dealt, "seed": seed}.items():
+        here = getattr(config, name)
+        if here not in (given[name], there):
+            raise UsageError(
+                f"--append with --{name}={here}: --group_by={group_by} dealt the groups of the data set to splits by "
+                f"{name} {there if there != given[name] or name == 'seed' else '(not given)'}, and another would put a "
+                "group in two of them; leave it out"
+            )
+    return seed
 
 
 def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple[ConvertConfig, Source]:

@@ -181,6 +181,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         config.seed,
         config.group_by,
         config.stratify,
+        may_be_empty=parent is not None,
     )
     if parent is not None:
         config, source = appending.source_for(config, source, parent)

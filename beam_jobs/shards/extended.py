@@ -21,8 +21,8 @@ from beam_jobs.plan import Plan
 from pipeline import images, manifest
 from pipeline.errors import DataError, RerunError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Column, Manifest, ShardInfo, SplitInfo, naming
-from pipeline.manifest.manifest import rounded_up, size_histogram
+from pipeline.manifest import Column, Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest.manifest import MASK, rounded_up, size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, PixelSums
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
@@ -55,15 +55,26 @@ def extended(parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_d
     names = list(dict.fromkeys((*parent.splits, *own.splits)))
     splits = {name: _joined(name, parent, own, sizes, data_dir) for name in names}
     image = parent.features["image"]
+    placed = {name: _both(name, parent, own) for name, feature in own.features.items() if feature.convention}
+    has_classes = not own.features["label"].is_class or any(split.label_histogram for split in own.splits.values())
+    is_of_masks = MASK in placed and not has_classes
     return dataclasses.replace(
         own,
         dataset=parent.dataset,
-        features={**own.features, "image": image},
+        class_names=placed[MASK].class_names if is_of_masks else own.class_names,
+        features={**own.features, **placed, "image": image},
         splits=splits,
         source=(*parent.source, *own.source),
         parent=parent.digest,
         version=parent.version + 1,
     )
+
+
+def _both(name: str, parent: Manifest, own: Manifest) -> Feature:
+    """Returns a mask, boxes or points of a version: the classes and the largest number of both."""
+    there, here = parent.features[name], own.features[name]
+    most = there.shape if name == MASK else (max(there.shape[0] or 0, here.shape[0] or 0), *there.shape[1:])
+    return dataclasses.replace(there, shape=most, class_names=max(there.class_names, here.class_names, key=len))
 
 
 def _joined(name: str, parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_dir: StoragePath) -> SplitInfo:

@@ -18,7 +18,7 @@ from pipeline.commands.text import some_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest
-from pipeline.manifest.manifest import IMAGE_FEATURES
+from pipeline.manifest.manifest import BOX_LABELS, IMAGE_FEATURES, MASK
 
 _MOST_CLASSES = 8  # in a message
 
@@ -30,11 +30,13 @@ class AppendedSource(Source):
     Attributes:
       inner: source of the rows.
       numbers: label in the data set for each of the source's classes; empty if labels are not classes.
+      box_numbers: class in the data set for each of the source's classes of boxes; empty if they are numbers there.
       known: file with the hashes of the data set's keys, which no row may have; None: rows are not compared yet.
     """
 
     inner: Source
     numbers: tuple[int, ...] = ()
+    box_numbers: tuple[int, ...] = ()
     known: StoragePath | None = None
 
     @classmethod
@@ -45,12 +47,20 @@ class AppendedSource(Source):
           UsageError: its features or labels differ from the data set's.
         """
         _check_features(inner, parent)
-        names, numbers = list(parent.class_names), tuple[int, ...]()
-        if inner.label.is_class:
-            names += [name for name in inner.class_names if name not in names]
-            numbers = tuple(names.index(name) for name in inner.class_names)
+        names, numbers = parent.class_names, tuple[int, ...]()
+        if MASK in parent.features and inner.label.is_class and not any(s.has_labels for s in parent.splits.values()):
+            names = ()  # those of the masks
+        elif inner.label.is_class:
+            names, numbers = _joined_classes(parent.class_names, inner.class_names)
+        features, box_numbers = dict(inner.features), tuple[int, ...]()
+        for name in {MASK, BOX_LABELS} & features.keys():
+            there, here = parent.features[name].class_names, features[name].class_names
+            joined, box_numbers = _joined_classes(there, here) if name == BOX_LABELS else (here, box_numbers)
+            if here or there != _numbered(len(there)):  # else they are numbers, and each version has its highest
+                features[name] = dataclasses.replace(features[name], class_names=joined if here else there)
         shared = {field.name: getattr(inner, field.name) for field in dataclasses.fields(Source)}
-        return cls(**{**shared, "class_names": tuple(names)}, inner=inner, numbers=numbers)
+        shared |= {"class_names": names, "features": features}
+        return cls(**shared, inner=inner, numbers=numbers, box_numbers=box_numbers)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the source's chunks."""
@@ -68,16 +78,35 @@ class AppendedSource(Source):
         """Returns rows; those whose key the data set has are bad."""
         block = self.inner.read(split, rows)
         if self.numbers != tuple(range(len(self.numbers))):
-            numbers, labels = np.array(self.numbers, np.int64), block.labels
-            is_class = (labels >= 0) & (labels < len(numbers))
-            # What is no class of the source becomes -1, which is none of the data set either.
-            block = dataclasses.replace(block, labels=np.where(is_class, numbers[np.where(is_class, labels, 0)], -1))
+            block = dataclasses.replace(block, labels=_renumbered(block.labels, self.numbers))
+        if self.box_numbers != tuple(range(len(self.box_numbers))):
+            of_boxes = [_renumbered(classes, self.box_numbers) for classes in block.extra[BOX_LABELS]]
+            block = dataclasses.replace(block, extra={**block.extra, BOX_LABELS: of_boxes})
         if self.known is None:
             return block
         keys = [bytes(key) for key in (block.keys if isinstance(block.keys, list) else block.keys.tolist())]
         there = np.flatnonzero(_table(self.known).has(keys)).tolist()
         said = {row: f"its key, {keys[row].decode(errors='backslashreplace')!r}, is in the data set" for row in there}
         return dataclasses.replace(block, bad={**said, **block.bad})
+
+
+def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the classes of a data set with those of a source behind them, and the number in it of each of these."""
+    names = (*there, *(name for name in here if name not in there))
+    return names, tuple(map(names.index, here))
+
+
+def _renumbered(classes: NDArray[np.int64], numbers: tuple[int, ...]) -> NDArray[np.int64]:
+    """Returns a data set's numbers of a source's classes; -1, which is none of both, for what is no class."""
+    if not numbers:
+        return classes
+    is_class = (classes >= 0) & (classes < len(numbers))
+    return np.where(is_class, np.array(numbers, np.int64)[np.where(is_class, classes, 0)], -1)
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    """Returns the names of classes that are called by their numbers."""
+    return tuple(map(str, range(count)))
 
 
 @functools.lru_cache(maxsize=1)  # a worker makes many shards of one conversion
@@ -90,7 +119,7 @@ def _check_features(source: Source, parent: Manifest) -> None:
     there = {name: feature for name, feature in parent.features.items() if name not in IMAGE_FEATURES}
     for name in sorted(there.keys() | source.features.keys()):
         was, here = there.get(name), source.features.get(name)
-        if was != here:
+        if _alike(name, was) != _alike(name, here):
             advice = "" if here else f"; --keep_columns={','.join(there)} keeps what it has"
             raise UsageError(
                 f"--append: feature {name!r} is {_words(was)} in the data set and {_words(here)} in the source; all "
@@ -111,13 +140,31 @@ def _words(feature: Feature | None) -> str:
     if feature is None:
         return "missing"
     classes = f" of {len(feature.class_names)} classes" if feature.class_names else ""
-    return f"{feature}{classes}"
+    if not feature.convention:
+        return f"{feature}{classes}"
+    fill = f", filled with {feature.fill}" if feature.fill else ""
+    return f"{feature.dtype} ({feature.convention}){classes}{fill}"
+
+
+def _alike(name: str, feature: Feature | None) -> Feature | None:
+    """Returns what must be equal of a feature: records differ in their number of boxes, and classes have names."""
+    if feature is None or not feature.convention:
+        return feature
+    names = feature.class_names if name == MASK and feature.class_names != _numbered(len(feature.class_names)) else ()
+    return dataclasses.replace(feature, shape=(), class_names=names)
 
 
 def added_classes(source: Source, parent: Manifest) -> list[str]:
-    """Returns a line about the classes that a data set gets by an append; empty if it has them all."""
-    names = source.class_names[len(parent.class_names) :] if source.label.is_class else ()
-    if not names:
-        return []
-    shown = [f"{name!r} = {len(parent.class_names) + number}" for number, name in enumerate(names)]
-    return [f"note: classes that the data set does not have, behind those that it has: {some_of(shown, _MOST_CLASSES)}"]
+    """Returns lines about the classes that a data set gets by an append; empty if it has them all."""
+    of_boxes = source.features.get(BOX_LABELS)
+    pairs = [
+        ("classes", parent.class_names, source.class_names if source.label.is_class else ()),
+        ("classes of boxes", parent.features[BOX_LABELS].class_names, of_boxes.class_names) if of_boxes else None,
+    ]
+    found = []
+    for what, there, names in filter(None, pairs):
+        shown = [f"{name!r} = {number}" for number, name in enumerate(names) if number >= len(there)]
+        if shown:
+            behind = "that the data set does not have, behind those that it has"
+            found.append(f"note: {what} {behind}: {some_of(shown, _MOST_CLASSES)}")
+    return found

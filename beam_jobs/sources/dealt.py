@@ -74,7 +74,12 @@ class ResplitSource(DealtSource):
 
 
 def resplit(
-    source: Source, fractions: dict[str, float], seed: int = 0, group_by: str = "", stratify: str = ""
+    source: Source,
+    fractions: dict[str, float],
+    seed: int = 0,
+    group_by: str = "",
+    stratify: str = "",
+    may_be_empty: bool = False,
 ) -> Source:
     """Returns the source with new splits, or the source itself if there are no `fractions`.
 
@@ -82,6 +87,7 @@ def resplit(
       source: source of the rows.
       fractions: {split: fraction of the rows}.
       seed, group_by, stratify: see `Dealing`.
+      may_be_empty: whether a split may get no row, and is left out: a few rows are appended to a data set that has it.
 
     Raises:
       UsageError: a split gets no row, or strata are labels that are no classes.
@@ -93,6 +99,8 @@ def resplit(
         raise UsageError(f"--stratify={LABEL}: needs one class per row; the labels are {source.label}")
     dealing = Dealing(tuple(fractions.items()), seed, group_by, stratify)
     splits = {split: len(_rows(source, dealing, split)) for split in fractions}
+    if may_be_empty:
+        splits = {split: rows for split, rows in splits.items() if rows}
     for split, rows in splits.items():
         if not rows:
             total = count_of(sum(source.splits.values()), "row")

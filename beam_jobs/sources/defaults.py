@@ -91,6 +91,9 @@ def chosen(
             fill = _fill(name, text, pa.string(), "" if is_split else "names no split", ("",))
         elif name == used.label:
             fill = _label(name, text, found, used, class_names, options.na_is_class)
+        elif name not in kept:  # of groups, strata, boxes or points; an empty text is no group
+            is_text = pa.types.is_string(found) or pa.types.is_large_string(found)
+            fill = _fill(name, text, found, "", ("",) if is_text else ())
         else:
             fill = _kept(name, text, found, kept[name], name in used.given)
         fills.append(fill)

@@ -6,7 +6,7 @@ import PIL.Image
 import pytest
 
 from beam_jobs.sink import sink_of
-from pipeline import manifest
+from pipeline import RandomAccess, manifest
 from pipeline.manifest import naming, versions
 
 
@@ -210,6 +210,53 @@ def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_pa
     assert {name[:9] for name in files_of(data) if name.endswith(".gz")} >= {"train-v2-", "test-v2-0"}
 
 
+def write_placed(folder, numbers, classes, masks=0):
+    """Writes a table of images, whose row N has N boxes, or a mask of so many classes; returns its flag."""
+    folder.mkdir()
+    rows = []
+    for number in numbers:
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
+        row = {"file": f"{number}.png", "of": [classes[i % len(classes)] for i in range(number)]}
+        rows.append(row | {"boxes": [[0, 0, 4, 4]] * number, "mask": f"m{number}.png"})
+        if masks:
+            PIL.Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) % masks).save(folder / f"m{number}.png")
+    (folder / "t.jsonl").write_text("".join(json.dumps(row | ({} if masks else {"label": "x"})) + "\n" for row in rows))
+    return [f"--source={folder / 't.jsonl'}"]
+
+
+BOXES = ["--boxes_column=boxes", "--box_labels_column=of", "--box_format=yxyx"]
+
+
+def test_boxes_are_appended_with_their_classes_by_name(convert, tmp_path):
+    table, data = ["--dataset=image_table", f"--data_dir={tmp_path / 'data'}"], tmp_path / "data"
+    assert convert(*table, *write_placed(tmp_path / "a", range(1, 4), ["cat", "dog"]), *BOXES).code == 0
+    more = write_placed(tmp_path / "b", range(5, 7), ["dog", "ant"])
+    refused = convert(*table, *more, *BOXES[:2], "--append")
+    assert "'boxes' is float32 (yxyx) in the data set and float32 (rel_yxyx) in the source" in refused.err
+    found = convert(*table, *more, *BOXES, "--append")
+    assert (found.code, "classes of boxes that the data set does not have" in found.out) == (0, True), found.err
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert made.features["box_labels"].class_names == ("cat", "dog", "ant")
+    assert (made.features["boxes"].shape, first.features["boxes"].shape) == ((6, 4), (3, 4))
+    assert made.features["box_labels"].shape == (6,)
+    shown = {tuple(record["box_labels"].tolist()) for record in RandomAccess(data, "train")}
+    assert shown == {(0,), (0, 1), (0, 1, 0), (1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2)}
+
+
+def test_masks_are_appended_with_more_classes(convert, tmp_path):
+    table, data = ["--dataset=image_table", "--mask_column=mask", f"--data_dir={tmp_path / 'data'}"], tmp_path / "data"
+    assert convert(*table, *write_placed(tmp_path / "a", range(1, 4), ["x"], 2)).code == 0
+    more = write_placed(tmp_path / "b", range(5, 7), ["x"], 4)
+    assert "filled with 255 in the source" in convert(*table, *more, "--mask_fill=255", "--append").err
+    found = convert(*table, *more, "--append")
+    assert found.code == 0, found.err
+    made = manifest.load(data)
+    assert made.class_names == made.features["mask"].class_names == ("0", "1", "2", "3")
+    assert manifest.load(f"{data}@1").class_names == ("0", "1")
+    assert (made.features["mask"].shape, made.splits["train"].num_examples) == ((8, 8, 1), 5)
+
+
 def test_a_group_stays_in_its_split(convert, grow, tmp_path):
     source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
     options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")
@@ -224,6 +271,48 @@ def test_a_group_stays_in_its_split(convert, grow, tmp_path):
         groups.setdefault(path.name.partition("-")[0], set()).update(found)
     assert len(groups["train"]) + len(groups["test"]) == 10
     assert not groups["train"] & groups["test"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--split=train:0.8,test:0.2", r"--group_by=file:(\d)\.png"], "--split=train:0.8,test:0.2: --group_by=file:"),
+        (["--split=train:0.5,test:0.5", "--group_by=file:.*"], "--group_by=file:.*: --group_by=file:"),
+        (["--folds=3"], "--folds=3: --group_by=file:"),
+    ],
+)
+def test_what_would_deal_groups_otherwise_is_refused(convert, grow, tmp_path, flags, text):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more, before = write_images(tmp_path / "b", range(40, 80), splits=["x"]), files_of(data)
+    found = grow(more, data, *flags)
+    assert (found.code, text in found.err) == (2, True), found.err
+    assert files_of(data) == before
+    assert grow(more, data, *options[:2]).code == 0  # the data set's own, without its seed
+    assert manifest.load(data).options["seed"] == 7
+
+
+def test_groups_that_strata_shared_out_do_not_grow(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--stratify=label")
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    more, before = write_images(tmp_path / "b", range(40, 47), splits=["x"]), files_of(data)
+    for flags in ((), options):
+        found = grow(more, data, *flags)
+        assert (found.code, "could come into another split" in found.err) == (2, True), found.err
+    assert files_of(data) == before
+
+
+def test_one_row_may_leave_splits_without_a_new_one(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    options = ("--split=train:0.5,test:0.5",)
+    assert convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *options).code == 0
+    found = grow(write_images(tmp_path / "b", [77], splits=["x"]), data)
+    assert (found.code, found.err) == (0, "")
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert sum(split.num_examples for split in made.splits.values()) == 41
+    assert len(made.shards) == len(first.shards) + 1
 
 
 def test_there_is_nothing_to_append_to(grow, tmp_path):

@@ -102,6 +102,24 @@ def test_words_for_missing_values_in_numbers_of_csv_are_nulls(tmp_path):
     assert (scores[0], np.isnan(scores[1]), scores[2:]) == (0.0, True, [0.0, 1.0])  # NaN is a number
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("flag", ["group_by", "stratify"])
+def test_rows_without_a_group_or_a_stratum_have_the_default_one(tmp_path, form, flag):
+    flags = write(tmp_path, form, {"label": list("abab"), "who": ["p", None, "q", None]})
+    source = opened(flags, "who:nobody", **{flag: "who"})
+    found = source.texts("who")
+    assert [found.values[code] for code in found.codes] == ["p", "nobody", "q", "nobody"]
+    assert "who" not in source.features
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_images_without_a_list_of_boxes_have_the_default_one(tmp_path, form):
+    columns = {"label": list("ab"), "bb": [[[0.0, 0.0, 0.5, 1.0]], None]}
+    source = opened(write(tmp_path, form, columns), "bb:[]", boxes_column="bb")
+    block = source.read("train", np.arange(2))
+    assert ([values.tolist() for values in block.extra["boxes"]], block.bad) == ([[0.0, 0.0, 0.5, 1.0], []], {})
+
+
 def test_na_may_be_a_class_beside_a_default(tmp_path):
     for form in ("csv", "parquet"):
         flags = write(tmp_path, form, {"label": ["NA", None, "a"]})
