@@ -1,6 +1,7 @@
 """Packaging of stepfeed."""
 
 import pathlib
+import re
 import sysconfig
 
 from setuptools import Extension, find_packages, setup
@@ -52,11 +53,24 @@ DEV = [*TEST, *MUTANTS, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *L
 # One build serves every Python from 3.11 on, but those without the interpreter's lock, which have no stable interface.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+_RELATIVE = r"\]\((?!https?://|#)[^()\s]*\)"  # the end of a link to a file of the project
+
+
+def _described(readme: str) -> str:
+    """Returns a README for the page of a package index, where files of the project are out of reach.
+
+    Links to them become their texts; pictures are left out, with the table that shows nothing else.
+    """
+    text = re.sub(rf"!\[[^\]]*{_RELATIVE}", "", readme)
+    text = re.sub(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|[ |]*\|\n)+", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", re.sub(rf"\[([^\]]*){_RELATIVE}", r"\1", text))
+
+
 setup(
     name="stepfeed",
     version="0.2.0",
     description="TFRecord conversion, per-replica input sharding and training: the input's state is the step",
-    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=_described(pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     python_requires=">=3.11,<3.14",

@@ -63,5 +63,8 @@ _EARLIER = {"distort_fn": "augment_fn"}  # earlier names, which keep working
 def __getattr__(name: str) -> Any:
     name = _EARLIER.get(name, name)
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        from pipeline.commands import quiet  # noqa: PLC0415, so that the package itself imports nothing
+
+        with quiet.importing():
+            return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline import resolved
+from pipeline.commands import quiet
 from pipeline.order.order import MixtureSpec, OrderSpec
 from pipeline.request import EpochOptions, OrderOptions, Request, Taking
 
@@ -156,7 +157,8 @@ def input_fn(request: Request) -> tf.data.Dataset:
         raises `tf.errors.OpError` with the same text.
       UsageError: an argument cannot work; the message names values that would.
     """
-    from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
-    from pipeline.batch.weights import for_keras  # noqa: PLC0415, likewise
+    with quiet.importing():
+        from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+        from pipeline.batch.weights import for_keras  # noqa: PLC0415, likewise
 
     return for_keras(make_dataset(request), request)

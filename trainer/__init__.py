@@ -36,5 +36,8 @@ __all__ = ["Predictor", "Task", "TrainConfig", "fuse_layers", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        from pipeline.commands import quiet  # noqa: PLC0415, so that the package itself imports nothing
+
+        with quiet.importing():
+            return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'trainer' has no attribute {name!r}")

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,14 @@ class Columns:
         """Returns the feature of the labels: a class, a number, or a value for each of `classes`."""
         is_vector = self.has_lists or self.label_kind == "boxes"
         return Feature("float32") if self.label_kind == "float" else Feature("int64", (classes,) * is_vector)
+
+    @property
+    def instead(self) -> str:
+        """The flags to give where these labels are no classes."""
+        found = [] if self.has_lists else ["--float_labels predicts numbers"]
+        if self.label_kind == "string" and not self.has_lists:
+            found.insert(0, "--label_separator=' ' divides a text into classes")
+        return "; ".join([*found, "--label_column=NAME names another column"])
 
     @property
     def paths(self) -> list[str]:
@@ -202,16 +211,30 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
     if options.float_labels and options.label_separator:
         raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
     if options.float_labels:
-        _checked_kind(path, schema, "label_column", label, _NUMBERS, "one number per image, as --float_labels says")
+        advice = f"leave out --float_labels, or {_another_label(schema, options, _NUMBERS)}"
+        must = "one number per image, as --float_labels says"
+        _checked_kind(path, schema, "label_column", label, _NUMBERS, must, advice)
         return "float", False
     if options.label_separator:
+        advice = f"leave out --label_separator, or {_another_label(schema, options, ('string',))}"
         must = "strings, as --label_separator says, which lists do not need"
-        _checked_kind(path, schema, "label_column", label, ("string",), must)
+        _checked_kind(path, schema, "label_column", label, ("string",), must, advice)
         return "string", True
     if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("int", "string"):
         return _kind(plain(found.value_type)), True
+    advice = _another_label(schema, options, _LABELS)
+    if _kind(found) in _NUMBERS:
+        whole = "write whole numbers that are classes as such (pandas: astype('Int64'))"
+        advice = f"give --float_labels to predict numbers, {whole}, or {advice}"
     must = "integers, booleans or strings, or lists of them"
-    return _checked_kind(path, schema, "label_column", label, _LABELS, must), False
+    return _checked_kind(path, schema, "label_column", label, _LABELS, must, advice), False
+
+
+def _another_label(schema: pa.Schema, options: SourceOptions, kinds: Sequence[str]) -> str:
+    """Returns the advice to name another column of labels, the first of the kinds that is not in use."""
+    used = (options.image_column, options.label_column, options.key_column, options.split_column)
+    others = [each.name for each in schema if each.name not in used and _kind(plain(each.type)) in kinds]
+    return f"name another column with --label_column={shlex.quote(_listed(others[:1])) if others else 'NAME'}"
 
 
 def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
@@ -292,18 +315,20 @@ def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bo
     return bool(pa.types.is_struct(found))
 
 
-def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
+def _checked_kind(
+    path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str, advice: str = ""
+) -> str:
     """Returns the kind of a column's type, which must be one of `kinds`."""
     found = type_of(path, schema, flag, name)
     kind = _kind(plain(found))
     if kind not in kinds:
-        more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
-        if flag == "label_column" and pa.types.is_floating(plain(found)):
-            more = (
-                "; if they are whole numbers, write them as such (pandas: astype('Int64')); to predict numbers, give "
-            )
-            more += "--float_labels"
-        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
+        if flag == "label_column":
+            must += f"; {OTHER_DATA}" if pa.types.is_nested(found) else ""
+        # What to do comes first: paths and types may be long.
+        first = f"{advice}: " if advice else ""
+        raise UsageError(f"--{flag}={name}: {first}{path} has it as {_text(found)}; it must be {must}")
+    return kind
+
     return kind
 
 

@@ -332,8 +332,7 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
         return "false", "true"
     if columns.label_kind == "int" and named:
         return named
-    advice = "name the column of labels with --label_column"
-    seen = SeenLabels(f"column {columns.label!r}", MAX_CLASSES, advice, na_is_class)
+    seen = SeenLabels(f"column {columns.label!r}", MAX_CLASSES, columns.instead, na_is_class)
 
     def visit(first: int, batch: pa.RecordBatch) -> None:
         values = blocks.decoded(batch.column(0))

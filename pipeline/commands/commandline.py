@@ -250,6 +250,8 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"
     if default is None and metadata.get("unset"):
         shown = f" (None: {metadata['unset']})"
+    elif flag.field.default is not None and metadata.get("unset"):  # the value depends on other flags
+        shown = f" (not given: {metadata['unset']})"
     # A flag that is not given then has no attribute in the namespace, so that the dataclass's default applies.
     options: dict[str, Any] = {
         "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),

@@ -121,7 +121,7 @@ def flag(
       most: largest value allowed; only `check_most` compares it.
       known: allowed names.
       default_of: help text on where else the default may come from, such as "the model".
-      unset: help text on what a default of None means.
+      unset: help text on what a default of None means, or on what takes the place of another default.
       metavar: name of the value in --help.
       positional: whether it is given by position, without its name.
       repeated: whether it may be given several times; the value is a list, empty by default.

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 # TF_CPP_MIN_LOG_LEVEL only works once TensorFlow has set up its log; before, its libraries write straight to file
@@ -17,6 +18,32 @@ _HARMLESS = re.compile(
     rb"|[IWE]\d{4} .*\b(port|cudart_stub|cpu_feature_guard|cuda_platform|cuda_(dnn|fft|blas))\.cc:\d+\]"
     rb"|To enable the following instructions: "
 )
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LOADING = threading.RLock()  # two threads that redirect stderr at once would restore each other's file
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Context for imports in a user's process, quiet if they load TensorFlow.
+
+    Nothing is hidden in a process that has loaded TensorFlow already, whose environment sets TF_CPP_MIN_LOG_LEVEL, or
+    that has no stderr.
+    """
+    if "tensorflow" in sys.modules or _LEVEL in os.environ or not _has_stderr():
+        yield
+        return
+    with _LOADING, loading():
+        yield
+    if "tensorflow" not in sys.modules:  # it is yet to be loaded, by us or by the user
+        os.environ.pop(_LEVEL, None)
+
+
+def _has_stderr() -> bool:
+    try:
+        os.fstat(2)
+    except OSError:
+        return False
+    return sys.stderr is not None
 
 
 @contextlib.contextmanager
@@ -26,7 +53,7 @@ def loading() -> Iterator[None]:
     Beam's notes are warnings about optional cloud libraries. TensorFlow stays quiet after the import as well, unless
     TF_CPP_MIN_LOG_LEVEL is set.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault(_LEVEL, "3")
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held, logs():

@@ -24,7 +24,7 @@ from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step.state import TrainState
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
-from trainer.task import LOSS
+from trainer.task import LOSS, Task
 
 if TYPE_CHECKING:
     from pipeline.order.views import Intervals
@@ -53,8 +53,7 @@ class RunSummary:
         rows, steps = training.request.global_batch_size, training.steps_per_epoch
         size = f" of {rows} examples, {steps} per epoch" if step < last else ""
         origin = f"resumed from {restored.path}" if restored else "a new run"
-        name = config.model.task or config.model.model
-        model = f"{name} with {self._state.model.count_params():,} parameters"
+        model = f"{trained(config, self._state.task)} with {self._state.model.count_params():,} parameters"
         compiled = ["compiled by XLA"] if config.model.jit_compile == "on" else []
         how = "; ".join([self._optimizer(), *self._augmentation(), *compiled])
         line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
@@ -98,6 +97,14 @@ class RunSummary:
         shown = f"; logs: tensorboard --logdir={logs}{missing}" if logs.exists() else ""
         line(f"checkpoint: {checkpoints.newest}{kept}{shown}")
         self._output.other_line(f"done at step {step}")
+
+
+def trained(config: TrainConfig, task: Task) -> str:
+    """Returns the name of the model, or of the user's task with the model that it leaves to --model."""
+    if not config.model.task:
+        return config.model.model
+    has_own = type(task).build_model is not Task.build_model
+    return config.model.task if has_own else f"{config.model.task} on --model={config.model.model}"
 
 
 def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:

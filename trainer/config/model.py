@@ -72,7 +72,7 @@ class ModelFlags:
         "mlp",
         "a built-in one, such as lenet, resnet20, fast_cifar; keras:NAME, of keras.applications; or "
         "my_package.module:function, which makes one",
-        default_of="the data set",
+        unset="the data set's images decide; with --task, mlp with --optimizer=momentum --learning_rate=0.01",
         first=True,
     )
     task: str | None = flag(

@@ -6,6 +6,7 @@ import pathlib
 import runpy
 import sys
 
+import PIL.Image
 import pytest
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
@@ -18,6 +19,13 @@ def test_the_notebook_is_that_of_the_page():
     assert [cell.split()[0] for cell in code] == [
         "%%writefile", "!python", "!stepfeed", "from", "!stepfeed", "from", "!stepfeed", "!stepfeed", "from"
     ]  # fmt: skip
+
+
+def test_the_picture_of_a_batch_has_as_many_pieces_as_the_page_says():
+    """A row of the sheet is 223 pixels high, with 8 pieces; its title takes the first 22."""
+    picture = PIL.Image.open(DOCS / "tutorial_batch.png")
+    assert 8 * ((picture.height - 22) // 223) == 32
+    assert "![thirty-two pieces as stored" in (DOCS / "tutorial.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import pipeline
 from beam_jobs import validate
 from beam_jobs.conversion.command import convert as convert_command
-from beam_jobs.sources import open_source
+from beam_jobs.sources import open_source, table
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
@@ -139,6 +139,45 @@ def test_a_label_that_is_no_finite_number_is_an_invalid_row(root):
 def test_labels_of_another_kind_are_refused(root, labels, flags, facts):
     with pytest.raises(UsageError, check=said(*facts)):
         opened(root, "parquet", labels, **flags)
+
+
+@pytest.mark.parametrize(
+    ("labels", "flags", "instead"),
+    [
+        ([1.5], {}, "give --float_labels"),
+        (["a"], {"float_labels": True}, "leave out --float_labels"),
+        ([1], {"label_separator": " "}, "leave out --label_separator"),
+        ([{"a_long_name_of_a_field": 1, "and_a_longer_one": 2}], {}, "--label_column="),
+    ],
+)
+def test_the_flag_to_give_stands_before_what_may_be_long(root, labels, flags, instead):
+    with pytest.raises(UsageError) as refused:
+        opened(root, "parquet", labels, **flags)
+    before, path, _ = str(refused.value).partition(str(root))
+    assert path
+    assert instead in before
+
+
+def test_another_column_is_named_that_could_be_the_labels(tmp_path):
+    columns = {"image": [picture(1)], "label": [1.5], "key": [b"k"], "of split": ["a"], "the kind": ["a"]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    given = SourceOptions("parquet", str(tmp_path / "a.parquet"), key_column="key", split_column="of split")
+    with pytest.raises(UsageError, check=said("--label_column='the kind'")):
+        open_source(given)
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "flags", "facts"),
+    [
+        ("parquet", [0, 7], {}, ("8 classes", "; --float_labels")),
+        ("parquet", list("abcdef"), {}, ("6 classes", "; --label_separator=' '", "--float_labels")),
+        ("csv", ["a b c", "d e f"], {"label_separator": " "}, ("6 classes", "; --label_column=NAME")),
+    ],
+)
+def test_too_many_classes_name_the_flags_for_labels_that_are_none(root, form, labels, flags, facts, monkeypatch):
+    monkeypatch.setattr(table, "MAX_CLASSES", 5)
+    with pytest.raises(DataError, check=said("column 'label'", *facts)):
+        opened(root, form, labels, **flags)
 
 
 KINDS = {

@@ -5,11 +5,12 @@ import pytest
 
 from pipeline.read.shard_cache import CacheCounts, _count
 from trainer.callbacks import progress
-from trainer.callbacks.progress import ProgressBar, RunSummary, epoch_note
+from trainer.callbacks.progress import ProgressBar, RunSummary, epoch_note, trained
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.loop import Spent
 from trainer.run_folder import RunFolder
+from trainer.task import Task
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,28 @@ def test_a_resumed_run_says_from_which_step_its_means_are(step, steps, noted):
     """Epochs of 15 steps; a checkpoint without sums, or with sums of other epochs."""
     note = epoch_note(step, 15, steps)
     assert ("until step 45 are means from step 36 on" in note) == bool(note) == noted
+
+
+class OnItsFlags(Task):
+    pass
+
+
+class WithItsOwn(Task):
+    def build_model(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "said"),
+    [
+        (Task, None, "lenet"),
+        (OnItsFlags, "mine:OnItsFlags", "mine:OnItsFlags on --model=lenet"),
+        (WithItsOwn, "mine:WithItsOwn", "mine:WithItsOwn"),
+    ],
+)
+def test_the_first_line_names_the_model_that_a_task_leaves_to_the_flags(task, name, said):
+    config = types.SimpleNamespace(model=types.SimpleNamespace(task=name, model="lenet"))
+    assert trained(config, task(config, None)) == said
 
 
 @pytest.fixture

@@ -169,3 +169,14 @@ def test_a_run_that_exists_goes_on_with_its_own_flags(data, tmp_path):
     assert configs.parse([path, f"--model_dir={tmp_path / 'run'}"]).model.task == "m:T"
     shorter = configs.parse([path, f"--model_dir={tmp_path / 'run'}", "--train_steps=7"])
     assert (shorter.steps.train_steps, shorter.steps.epochs) == (7, None)
+
+
+def test_help_says_what_decides_on_the_model_and_defaults_beside_a_task_hold(data, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        configs.parse(["--help"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  --model str"))
+    instead = "mlp with --optimizer=momentum --learning_rate=0.01"
+    assert line.endswith(f"(not given: the data set's images decide; with --task, {instead})")
+    beside = configs.parse([f"--data_dir={data()}", "--model_dir=run", "--task=mine:Task"])
+    assert (beside.model.model, beside.optimizer.optimizer, beside.optimizer.learning_rate) == ("mlp", "momentum", 0.01)
