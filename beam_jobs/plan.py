@@ -182,6 +182,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         config.group_by,
         config.stratify,
         may_be_empty=parent is not None,
+        flag=f"--folds={config.folds}" if config.folds else "--split",
     )
     if parent is not None:
         config, source = appending.source_for(config, source, parent)

@@ -165,9 +165,10 @@ class LocalSink:
         free = shutil.disk_usage(self._existing()).free
         needed = plan.num_bytes * plan.config.passes - finished
         if needed > free and not plan.config.compression:
-            beside = ", beside the one that it replaces" if replaced else ""
+            beside = ", beside the one that it replaces" if replaced and plan.base is None else ""
+            what = "data set" if plan.base is None else "new version"
             raise TransientError(
-                f"the data set takes {count_of(needed, 'byte')}{beside}, but its disk has {free:,} free",
+                f"the {what} takes {count_of(needed, 'byte')}{beside}, but its disk has {free:,} free",
                 path=self.data_dir,
                 advice="make room",
             )

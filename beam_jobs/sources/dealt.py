@@ -80,6 +80,7 @@ def resplit(
     group_by: str = "",
     stratify: str = "",
     may_be_empty: bool = False,
+    flag: str = "--split",
 ) -> Source:
     """Returns the source with new splits, or the source itself if there are no `fractions`.
 
@@ -88,6 +89,7 @@ def resplit(
       fractions: {split: fraction of the rows}.
       seed, group_by, stratify: see `Dealing`.
       may_be_empty: whether a split may get no row, and is left out: a few rows are appended to a data set that has it.
+      flag: flag that gave the fractions, for errors.
 
     Raises:
       UsageError: a split gets no row, or strata are labels that are no classes.
@@ -104,11 +106,11 @@ def resplit(
     for split, rows in splits.items():
         if not rows:
             total = count_of(sum(source.splits.values()), "row")
-            advice = "give it more"
+            advice = "give it more" if flag == "--split" else "give fewer"
             if group_by:
                 total += f", which are of {count_of(len(source.texts(group_by).values), 'group')}"
                 advice += ", or another --seed"
-            raise UsageError(f"--split: {split}:{fractions[split]:g} gets none of {total}; {advice}")
+            raise UsageError(f"{flag}: {split}:{fractions[split]:g} gets none of {total}; {advice}")
     return ResplitSource.of(source, splits, dealing=dealing)
 
 

@@ -7,6 +7,7 @@ import errno
 import functools
 import glob
 import os
+import re
 import stat
 import sys
 import unicodedata
@@ -38,6 +39,8 @@ _NAME = "{}"  # stands for the path in --image_dir
 _DESCRIBED, _DESCRIBED_MASKS = "images", "masks"  # names of the files' entries in the manifest
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as a path made of such a text has
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]*[1-9][0-9]*")
 _BLOCK = 1 << 16  # paths held as Python objects at a time
 
 
@@ -109,7 +112,13 @@ def opened(options: SourceOptions, layout: Layout, scan: Scan) -> Source:
     made = tables.by_column(source, column, bool(options.split_column)) if column else source
     if not column and not options.split_column and len(by_split) == 1 and not any(map(splits.hint, names)):
         _check_folders(table)
-    for line in (*_choice(table, used, options), *notes, *_faults(table, options), *_repeats(table)):
+    for line in (
+        *_choice(table, used, options),
+        *_fractions(table, used),
+        *notes,
+        *_faults(table, options),
+        *_repeats(table),
+    ):
         print(line, file=sys.stderr, flush=True)
     unpacked = [(naming.unpacked(name), folder / name) for name in names]
     described = streams.describe(unpacked, unpacks=True)
@@ -432,6 +441,16 @@ def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> It
     if any(name != getattr(given, flag) for flag, name in names.items()):
         told = ", ".join(f"{names[flag]!r} {kind}" for flag, kind in kinds.items() if names[flag])
         yield f"{table.first_file}: column {told}"
+
+
+def _fractions(table: PathTable, used: SourceOptions) -> Iterator[str]:
+    """Yields a line if all classes are numbers, some with a fraction: they may be numbers to predict."""
+    named = [name for name in table.class_names if _FRACTION.fullmatch(name)]
+    if named and all(_DECIMAL.fullmatch(name) for name in table.class_names):
+        yield (
+            f"{table.first_file}: column {used.label_column!r} has numbers with fractions, such as {named[0]}, and "
+            f"{count_of(len(table.class_names), 'class', 'classes')} are made of them; --float_labels predicts numbers"
+        )
 
 
 def _faults(table: PathTable, options: SourceOptions) -> Iterator[str]:

@@ -453,6 +453,14 @@ def test_what_cannot_be_dealt_is_refused_and_nothing_is_written(tmp_path, case):
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_folds_of_too_few_groups_name_their_flag(tmp_path):
+    path = table_of(tmp_path / "a.parquet", 20, patient=["a"] * 10 + ["b"] * 10)
+    with pytest.raises(UsageError, check=said("--folds=3: fold", "2 groups", "give fewer")):
+        convert_in_process(
+            "--dataset=parquet", f"--source={path}", f"--data_dir={tmp_path}/out", "--folds=3", "--group_by=patient"
+        )
+
+
 def test_a_path_without_a_group_is_named_and_folders_have_no_columns(tmp_path):
     folder = folder_of(tmp_path / "images", ["cat/p1_a.png", "cat/x.png"])
     flags = ["--dataset=image_folder", f"--source={folder}", f"--data_dir={tmp_path}/out", "--folds=2"]

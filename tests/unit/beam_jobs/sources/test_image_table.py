@@ -316,7 +316,7 @@ def test_a_table_of_another_form_is_refused_in_one_line(root, content, message):
         ({"keep_columns": ("x",)}, "--keep_columns: .* no column 'x'"),
         ({"keep_columns": ("label",)}, "--keep_columns: 'label' cannot be kept"),
         ({"split_column": "box"}, "column 'box' cannot name splits"),
-        ({"label_column": "score"}, "--label_column=score: .* as double; .*astype"),
+        ({"label_column": "score"}, "--label_column=score: give --float_labels .*astype.* as double"),
         ({"image_column": "box"}, "--image_column=box: .* strings, the paths .*--dataset=parquet"),
     ],
 )

@@ -116,6 +116,17 @@ def test_numbers_to_predict_are_float32(root, form):
     assert (block.labels.dtype, block.labels.tolist()) == (np.float32, np.float32(PRICES).tolist())
 
 
+@pytest.mark.parametrize(
+    ("labels", "is_told"),
+    [(["1.5", "2", "3.25"], True), (["1.0", "2.0", "3"], False), (["1.5", "2", "v3.25"], False)],
+)
+def test_classes_that_are_made_of_fractions_are_told(root, capsys, labels, is_told):
+    assert len(opened(root, "csv", labels).class_names) == 3
+    err = capsys.readouterr().err
+    assert ("'label' has numbers with fractions, such as 1.5, and 3 classes are made of them" in err) == is_told
+    assert ("--float_labels" in err) == is_told
+
+
 def test_a_label_that_is_no_finite_number_is_an_invalid_row(root):
     block = everything(opened(root, "parquet", [1.0, None, float("nan"), 1e300], float_labels=True))
     assert {row: reason.removeprefix("label ") for row, reason in block.bad.items()} == {
