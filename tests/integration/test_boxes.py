@@ -83,6 +83,7 @@ def test_two_workers_killed_and_run_again_write_the_bytes_of_one(coco, data, tmp
         assert ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) == (inode, written)
 
 
+@pytest.mark.slow
 def test_two_passes_and_compression_keep_boxes_and_masks(tmp_path):
     voc = annotated.voc(tmp_path / "voc", {"train": 16, "val": 8})
     out, plain = tmp_path / "out", tmp_path / "plain"
@@ -102,6 +103,7 @@ def test_two_passes_and_compression_keep_boxes_and_masks(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", MOVING)
+@pytest.mark.quick(4)
 def test_boxes_lie_on_their_objects_by_each_recipe(data, recipe):
     """Most of a visible box has the colour of its class, and that colour is in no pixel outside of such boxes."""
     options = {"global_batch_size": 20, "training": True, "seed": 4, "epochs": 1, "augment": recipe, "label": "boxes"}
@@ -137,6 +139,7 @@ def test_boxes_lie_on_their_objects_by_each_recipe(data, recipe):
 
 
 @pytest.mark.parametrize("recipe", ["flip | affine", "random_resized_crop(size=40, normalize=False)"])
+@pytest.mark.quick(1)
 def test_masks_of_voc_lie_on_their_objects(tmp_path, recipe):
     source = annotated.voc(tmp_path / "voc", {"train": 24})
     convert(

@@ -86,6 +86,7 @@ def examples(folder, split):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_tf_data_reads_them(converted, truth, split):
     assert examples(converted, split) == truth[split]
 

@@ -161,6 +161,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(step, data, whole, tmp_pa
     assert (f"\n{third}; 135 of 135 weights are trained\n" in lines) == (step < 9)
 
 
+@pytest.mark.slow
 def test_steps_are_made_again_and_proved(data, whole, tmp_path, capsys):
     folder = shutil.copytree(whole, tmp_path / "run")
     for saved in range(3, 10):
@@ -211,6 +212,7 @@ def test_a_phase_ahead_may_change_and_a_past_one_may_not(data, whole, tmp_path, 
             train(data, folder, phases=past)
 
 
+@pytest.mark.slow
 def test_exports_take_the_runs_size(data, whole, tmp_path):
     export.main([f"--model_dir={whole}", f"--output={tmp_path}/out", "--format=keras"])
     model = keras.models.load_model(next((tmp_path / "out").rglob("*.keras")))
@@ -284,6 +286,7 @@ def test_a_task_that_augments_has_sizes_but_no_recipes(data, tmp_path):
     assert [found["train/side", step] for step in (4, 8)] == [8, 12]
 
 
+@pytest.mark.slow
 def test_a_model_of_any_size_and_crops_that_follow_the_size(tmp_path):
     """Crops are of files of different sizes, so that the order does not depend on the size; recipes may mix rows."""
     write_dataset(tmp_path / "data", (26, 18), (20, 22, 3), kind=Kind(encoding="png", varied=True))

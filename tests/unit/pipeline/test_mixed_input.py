@@ -25,6 +25,7 @@ def taken(folder, **options):
 @pytest.mark.parametrize(
     ("shuffle_bytes", "shards"), [(1 << 30, [(1, 2), (2, 4)]), (4000, [(3, 4)])], ids=["in memory", "windows"]
 )
+@pytest.mark.quick(1)
 def test_rows_are_the_same_on_1_2_and_4_replicas(folder, shuffle_bytes, shards):
     whole = taken(folder, shuffle_bytes=shuffle_bytes)
     assert len(whole) == 10

@@ -142,6 +142,7 @@ def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": SMALL}, {"portable": True}, {"augment": "shift"}])
 @pytest.mark.parametrize("kind", ["raw", "png"])
+@pytest.mark.quick(3)
 def test_the_records_of_some_classes_have_labels_of_their_own(data, kind, options):
     folder, classes = data(kind, KINDS[kind]), ["class 3", "class 0"]
     ids, labels, _ = fed(folder, classes=classes, where="rare < 90", **options)

@@ -119,6 +119,7 @@ def test_rows_of_any_shape_are_mixed_alike_by_both_forms(seed):
             mix(text, images, ones, keys)
 
 
+@pytest.mark.quick(1)
 def test_mixing_ends_with_an_epoch(pixels, labels):
     for epoch, is_mixed in ((0, True), (2, True), (3, False), (80, False)):
         got, got_labels = mix("mixup(alpha=1.0, until_epoch=3)", pixels, labels, KEYS, epoch)

@@ -108,6 +108,7 @@ def programs(draw):
 
 
 @pytest.mark.parametrize("text", [" | ".join(EXACT), CROP, *RESAMPLING[1:3]])
+@pytest.mark.quick(2)
 def test_a_mask_and_a_box_follow_each_recipe(text):
     check_masks(text, 0)
     check_boxes(text, 0)

@@ -40,6 +40,7 @@ def rows_of(folder, **options):
     ],
     ids=str,
 )
+@pytest.mark.quick(1)
 def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, augment, options):
     crops = taken(folder, augment=augment, **options)
     monkeypatch.setattr(operations, "is_compiled", lambda: False)

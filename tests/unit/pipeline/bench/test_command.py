@@ -102,6 +102,7 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
         (["--weigh=label"], 52, "weigh: label"),
     ],
 )
+@pytest.mark.quick(2)
 def test_a_view_is_timed(folder, flags, count, view, capsys):
     index.main([str(folder), "--add_columns=records"])
     bench.main([str(folder), "--json", *flags, "--global_batch_size=8", "--rounds=1", "--steps=1"])

@@ -154,6 +154,7 @@ def smooth(height, width):
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.quick(1)
 def test_scaled_decoding_scales_while_it_decodes_and_shows_the_same(training):
     images, keys = [smooth(500 + i, 700 - i) for i in range(40)], keys_of(40)
     plain, scaled = (

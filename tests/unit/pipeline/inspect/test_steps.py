@@ -110,6 +110,7 @@ def test_each_flag_of_the_order_leads_to_the_runs_own(folders, capsys):
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "multiworker"])
+@pytest.mark.quick(1)
 def test_the_flags_of_a_run_are_those_in_its_folder(strategy, folders, tmp_path, capsys):
     hosts = {"worker_hosts": "a:1,b:1", "task_index": 0, "job_name": "worker"}
     where = {"strategy": strategy, **({"num_replicas": 2} if strategy == "mirrored" else hosts)}

@@ -51,6 +51,7 @@ def seven(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "notop.h5"])
+@pytest.mark.quick(2)
 def test_all_but_the_head_is_taken_from_another_number_of_classes(kind, seven):
     folder, source = seven
     model = pretrained(NAME, SHAPE, 5, weights=None)

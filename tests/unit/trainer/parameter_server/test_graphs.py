@@ -207,6 +207,7 @@ CROP = {"augment": "random_crop(size=16, normalize=False)", "weigh": "exif_orien
 
 
 @pytest.mark.parametrize("options", [{}, {"where": "label > 0"}, CROP])
+@pytest.mark.quick(1)
 def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_path, monkeypatch):
     index_of_worker = "experimental_get_current_worker_index"
     monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))

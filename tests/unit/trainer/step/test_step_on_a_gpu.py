@@ -24,6 +24,7 @@ def counted(*flags, how=gpu_graph.repeated):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.quick(1)
 def test_each_operation_has_a_gpu_kernel(variant):
     counts = counted(*VARIANTS[variant])
     assert counts.total.kernels > 20 or counts.total.programs
