@@ -141,18 +141,23 @@ def _crops(batches: Batches) -> Crops | None:
     return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
 
-def decoder_of(form: Form) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor | None, Columns]]:
+Decode = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor | None, Columns]]
+
+
+def decoder_of(form: Form) -> Decode:
     """Returns a compiled function from serialized records, string (n,), and their ids, int64 (n,), to their examples.
 
     It returns images, labels and features. The images are whole, so that no keys are needed to choose parts of them.
     """
 
-    @tf.function(autograph=False)
     def decode(records: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
         examples = form.examples({"record": records}, lambda: tf.zeros(tf.shape(records), tf.uint64), ids)
         return examples.images, examples.labels, examples.features
 
-    return decode
+    # Traced once: the last records are fewer, and TensorFlow would warn of one trace per phase and evaluation.
+    records, ids = tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int64)
+    traced: Decode = tf.function(decode, autograph=False).get_concrete_function(records, ids)
+    return traced
 
 
 def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Times | None) -> tuple[Columns, Form]:

@@ -143,3 +143,11 @@ def test_images_are_decoded_in_parts_and_keep_their_order(tmp_path, monkeypatch)
     np.testing.assert_array_equal(columns["image"], datasets.images_of(0, 18, (8, 6, 3)).reshape(18, -1))
     assert columns["id"].numpy().tolist() == [*range(1000, 1018)]
     assert columns["label"].numpy().tolist() == [number % 3 for number in range(18)]
+
+
+def test_many_inputs_of_images_are_no_reason_to_warn_of_traces(tmp_path, caplog):
+    write_dataset(tmp_path, (300,), (8, 8, 3), kind=Kind("png"))  # decoded in two parts, of which the second is smaller
+    for side in range(4, 10):
+        images, *_ = next(iter(input_fn(tmp_path, global_batch_size=4, training=True, resize=(side, side))))
+        assert images.shape == (4, side, side, 3)
+    assert "retracing" not in caplog.text
