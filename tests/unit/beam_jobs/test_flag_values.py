@@ -31,6 +31,7 @@ READERS = {
         ("fractions", "a:0.1,b:0.2,c:0.7", {"a": 0.1, "b": 0.2, "c": 0.7}),  # as floats they sum to 0.99...9
         ("two_sizes", "", None),
         ("two_sizes", "1x16384", (1, 16_384)),
+        ("two_sizes", "28", (28, 28)),
         ("three_sizes", "28x28x1", (28, 28, 1)),
         ("names", "", ()),
         ("names", "a", ("a",)),
@@ -64,7 +65,7 @@ BAD = {
         "train:" + "9" * 400,
     ],
     "two_sizes": [
-        *("28", "28x28x1", "28X28", "x28", "28x", "-1x28", "28 x 28", "28.0x28", "0x28", "28x16385", "9999999999x1"),
+        *("28x28x1", "28X28", "x28", "28x", "-1x28", "28 x 28", "28.0x28", "0x28", "28x16385", "9999999999x1"),
     ],
     "three_sizes": ["28x28"],
     "names": [",", "a,,b", "a,b,a", "a, a", " "],
@@ -87,7 +88,7 @@ def test_a_bad_value_is_one_error_with_flag_and_value(read, text):
         ("numbers", "1.5", "'1.5'"),
         ("fractions", "train:0.9,test:0.2", r"sum to 1\.1"),
         ("fractions", "train:nan", "'train:nan'"),
-        ("two_sizes", "28", "2 sizes"),
+        ("two_sizes", "28x28x28", "2 sizes"),
         ("two_sizes", "0x28", "1..16384"),
         ("three_sizes", "28x28", "3 sizes"),
     ],

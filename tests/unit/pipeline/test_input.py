@@ -309,7 +309,7 @@ def test_without_a_manifest_there_is_no_input():
         ({"encoding": "any", "shape": [None, None, 3]}, {}, "resize .*random_resized_crop"),
         ({}, {"augment": "random_crop(size=4)"}, r"random_crop\(size=4\).*raw images"),
         ({"encoding": "png"}, {"augment": "random_crop", "resize": "4x4"}, r"random_crop.* resize=\(4, 4\)"),
-        ({}, {"resize": "4"}, "resize='4'"),
+        ({}, {"resize": "4x4x4"}, "resize='4x4x4'"),
         ({}, {"resize": (0, 4)}, r"resize=\(0, 4\)"),
         ({}, {"parse": 3}, "parse=3"),
         ({}, {"parse": len, "augment": "shift"}, "augment='shift' with parse"),

@@ -217,7 +217,7 @@ def test_last_step(flags, last_step):
         (["--strategy=multiworker", "--num_replicas=2"], ["--num_replicas=2", "multiworker", "TF_CONFIG"]),
         (["--num_replicas=2"], ["--num_replicas=2", "one_device", "mirrored"]),
         (["--train_steps=1.5"], ["--train_steps", "'1.5'", "not a whole number"]),
-        (["--resize=32"], ["--resize='32'", "224x224"]),
+        (["--resize=32x"], ["--resize='32x'", "224x224"]),
         (["--eval_every=5", "--eval_split=none"], ["--eval_every=5 with --eval_split=none", "--eval_every=0"]),
         (["--eval_every=5", "--eval_split="], ["--eval_every=5 with --eval_split=none"]),
         (["--best_metric=loss"], ["--best_metric=loss", "--keep_best", "--early_stopping", "leave it out"]),

@@ -115,7 +115,7 @@ def test_images_of_any_size_go_one_by_one_or_are_fitted():
 
 def test_other_classes_than_the_probabilities_say_are_an_error():
     served, probabilities = SimpleNamespace(class_names=("ape", "bee")), np.array([[0.9, 0.1], [0.25, 0.75]])
-    expected = {"probabilities": probabilities}
+    expected = {"probabilities": probabilities, "class": np.array([0, 1])}
     right = {"probabilities": np.add(probabilities, [[0.0, 0.0], [0.125, -0.125]]), "class": np.array([0, 1])}
     assert command._largest_difference("onnx", right, expected, served) == 0.125
     for wrong in ({"class": np.array([1, 1])}, {"class_name": np.array(["ape", "ape"])}):
