@@ -64,3 +64,36 @@ def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
 def write_shard(plan: Plan, split: str, shard: int) -> Receipt:
     """Writes one shard of a plan."""
     return next(writer.write_shards(plan, [(split, shard)]))
+
+
+_KILLED = """
+import os, pathlib, signal, sys
+from beam_jobs import convert
+from beam_jobs.sink import staging
+
+left, publish = [int(sys.argv[1])], staging.FUNCTION
+
+def counted(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def killed(*arguments):
+    os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
+    publish(*arguments)
+
+staging.FUNCTION = killed
+convert.main(sys.argv[2:])
+"""
+
+
+def killed_in(function: str) -> str:
+    """Returns a program that converts, and is killed by the change of files whose number is its first argument.
+
+    Args:
+      function: function of `beam_jobs.sink.staging` whose changes are counted.
+    """
+    return _KILLED.replace("FUNCTION", function)

@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from beam_jobs.validation.twins import MOST_PAIRS, Twin
+from beam_jobs.validation.twins import MOST_PAIRS, Twin, of_records
 
 MOST_BITS = 3  # that differ: of 60,000 images of CIFAR-10, all of the 157 pairs were of one picture
 _QUARTERS, _QUARTER_BITS = 4, 16
@@ -93,10 +93,7 @@ def near_twins(groups: Iterable[NearHashes], split_of_shard: NDArray[np.int64]) 
       groups: hashes of all shards.
       split_of_shard: number of the split of each shard, int64 (shards,).
     """
-    by_shard = {of.shard: np.frombuffer(of.packed, _HASHED) for of in groups}  # a retried bundle delivers them twice
-    shards = sorted(by_shard)
-    packed = np.concatenate([by_shard[shard] for shard in shards])
-    shard = np.repeat(shards, [len(by_shard[shard]) for shard in shards])
+    packed, shard = of_records(groups, _HASHED)
     first, second, is_cut = _near_pairs(packed["near"])
     differ = packed["exact"][first] != packed["exact"][second]
     first, second = first[differ], second[differ]

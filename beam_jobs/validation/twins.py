@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import crc32c
 import numpy as np
@@ -129,6 +130,26 @@ def _first_pairs(pairs: Iterable[Twin]) -> tuple[Twin, ...]:
     return tuple(sorted({pair for kind in kinds for pair in kind[:MOST_PAIRS]}))
 
 
+class Packed(Protocol):
+    """Facts about the records of a shard, as bytes."""
+
+    @property
+    def shard(self) -> int:
+        """Number of the shard."""
+
+    @property
+    def packed(self) -> bytes:
+        """An array of one element per record."""
+
+
+def of_records(groups: Iterable[Packed], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Returns what is known of each record, in the order of the shards, and the numbers of their shards."""
+    by_shard = {of.shard: np.frombuffer(of.packed, dtype) for of in groups}  # a retried bundle delivers them twice
+    shards = sorted(by_shard)
+    numbers = np.repeat(shards, [len(by_shard[shard]) for shard in shards])
+    return np.concatenate([by_shard[shard] for shard in shards]), numbers
+
+
 def twins(groups: Iterable[ImageHashes], split_of_shard: NDArray[np.int64]) -> Twins:
     """Returns the equal images of a bucket. The order of `groups` does not matter.
 
@@ -136,10 +157,7 @@ def twins(groups: Iterable[ImageHashes], split_of_shard: NDArray[np.int64]) -> T
       groups: hashes of all shards.
       split_of_shard: number of the split of each shard, int64 (shards,).
     """
-    by_shard = {of.shard: np.frombuffer(of.packed, _HASHED) for of in groups}  # a retried bundle delivers them twice
-    shards = sorted(by_shard)
-    packed = np.concatenate([by_shard[shard] for shard in shards])
-    numbers = np.repeat(shards, [len(by_shard[shard]) for shard in shards])
+    packed, numbers = of_records(groups, _HASHED)
     hashes = np.ascontiguousarray(packed["hash"]).view("<u8").reshape(-1, 2)
     bucket = int(hashes[0, 0]) % _BUCKETS
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal images stay in the order of their records

@@ -16,6 +16,7 @@ import pytest
 from pipeline import manifest
 from pipeline.manifest import naming
 from tests import forked
+from tests.converting import killed_in
 from tests.lanes import some_slow
 
 CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -158,30 +159,6 @@ def test_killed_at_twenty_random_moments(more, tmp_path):
     check_after_kills(source, out, flags, clean)
 
 
-KILLED_IN_PUBLISH = """
-import os, pathlib, signal, sys
-from beam_jobs import convert
-from beam_jobs.sink import staging
-
-left, publish = [int(sys.argv[1])], staging.publish
-
-def counted(function):
-    def call(*arguments, **options):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-
-def killed(*arguments):
-    os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
-    publish(*arguments)
-
-staging.publish = killed
-convert.main(sys.argv[2:])
-"""
-
-
 # 1 to 3: the old data set is whole; to 19: there is none; to 21: the new one is there, with files of the old one.
 OLD = ("--dataset=digits", "--num_shards=train:3,test:2")
 NEW = ("--dataset=digits", "--num_shards=1", "--seed=1")
@@ -201,7 +178,7 @@ def old_and_new(tmp_path_factory):
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(moment, old_and_new, tmp_path):
     old, clean = old_and_new
     out = shutil.copytree(old, tmp_path / "out")
-    process = forked.Process(["-c", KILLED_IN_PUBLISH, moment, *NEW, f"--data_dir={out}", "--overwrite"])
+    process = forked.Process(["-c", killed_in("publish"), moment, *NEW, f"--data_dir={out}", "--overwrite"])
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     again = ["--overwrite"] if moment <= 3 else []  # afterwards it has already been replaced, or there is none

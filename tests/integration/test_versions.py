@@ -10,31 +10,9 @@ import pytest
 from pipeline import input_fn, manifest
 from pipeline.manifest import naming
 from tests import forked
+from tests.converting import killed_in
 from tests.lanes import some_slow
 from tests.runs import checkpoint_bytes, finish, start, wait_for_step
-
-KILLED_IN_PUBLISH = """
-import os, pathlib, signal, sys
-from beam_jobs import convert
-from beam_jobs.sink import staging
-
-left, publish = [int(sys.argv[1])], staging.publish_version
-
-def counted(function):
-    def call(*arguments, **options):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-
-def killed(*arguments):
-    os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
-    publish(*arguments)
-
-staging.publish_version = killed
-convert.main(sys.argv[2:])
-"""
 
 
 def write_images(folder, numbers, splits=("train",)):
@@ -81,7 +59,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
     old, clean = grown / "old", grown / "new"
     out = shutil.copytree(old, tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", KILLED_IN_PUBLISH, moment, *flags])
+    process = forked.Process(["-c", killed_in("publish_version"), moment, *flags])
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     kept = files_of(old)
@@ -100,7 +78,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
 def test_shards_of_a_killed_append_do_not_stay_beside_those_of_another(grown, tmp_path):
     out = shutil.copytree(grown / "old", tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", KILLED_IN_PUBLISH, 8, *flags])
+    process = forked.Process(["-c", killed_in("publish_version"), 8, *flags])
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert (out / "train-v2-00001-of-00002.tfrecord").exists()
