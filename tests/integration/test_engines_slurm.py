@@ -13,7 +13,7 @@ from tests.engines.slurm_cluster import SlurmCluster, missing
 from tests.runs import checkpoint_bytes, finish, start_workers
 
 STEPS = 600
-FLAGS = ("--log_every=25", "--steps_per_loop=10")
+FLAGS = ("--model=mlp", "--log_every=25", "--steps_per_loop=10")
 TWO_NODES = ("--num_workers=2",)
 ONE_NODE = ("--num_workers=2", "--tasks_per_node=2")
 FOR_EVER = ("--train_steps=100000000", "--model=lenet", "--global_batch_size=1000")  # about ten steps per second
