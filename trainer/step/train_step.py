@@ -657,7 +657,11 @@ def _replica_scope() -> contextlib.AbstractContextManager[Any]:
 
 def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tensor]:
     """Returns gradients scaled down so that their norm, over all of them together, is at most `clip_norm`."""
-    return gradients if clip_norm is None else tf.clip_by_global_norm(gradients, clip_norm)[0]
+    if clip_norm is None:
+        return gradients
+    # Else Grappler multiplies this scale by a learning rate that changes before it multiplies the gradients, but only
+    # where it knows their shapes: on one worker, and not on several.
+    return list(apart(tf.clip_by_global_norm(gradients, clip_norm)[0]))
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
