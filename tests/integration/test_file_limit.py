@@ -21,11 +21,16 @@ SAYS = "File too large: this process may write files of {limit:,} bytes at most;
         ("beam_jobs.convert", "--dataset=digits --data_dir={tmp}/out", 100_000, r"out/train-\S+\.tfrecord"),
         (
             "trainer.run",
-            "--data_dir={data} --model_dir={tmp}/run --train_steps=2",
+            "--data_dir={data} --model_dir={tmp}/run --model=mlp --train_steps=2",
             100_000,
             r"run/saving-\S+/ckpt-2\S+",
         ),
-        ("trainer.run", "--data_dir={data} --model_dir={tmp}/run --train_steps=9 --log_every=1", 4096, r"run/\S+"),
+        (
+            "trainer.run",
+            "--data_dir={data} --model_dir={tmp}/run --model=mlp --train_steps=9 --log_every=1",
+            4096,
+            r"run/\S+",
+        ),
         ("pipeline.inspect", "{data} --png={tmp}/one.png", 1000, r"one\.png"),
     ],
     ids=["shard", "checkpoint", "log", "picture"],
