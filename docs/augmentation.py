@@ -25,6 +25,7 @@ from pipeline.augmentation.mixing import mix
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode.annotation import Annotations
 from pipeline.decode.images import ImageDecoder, InStrings
+from pipeline.inspect.marks import marked
 from pipeline.manifest import Feature
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -72,7 +73,6 @@ FEATURES = {
 }
 CAPTION, GAP = 16, 6  # pixels
 INK = (40, 40, 40)
-MARKS = {"mask": (255, 220, 0), "boxes": (255, 40, 40), "points": (0, 230, 255)}  # colours
 
 
 def photographs() -> NDArray[np.uint8]:
@@ -139,32 +139,13 @@ def placed(text: str, images: NDArray[np.uint8], epoch: int) -> dict[str, NDArra
     return {name: column.numpy() for name, column in annotations.moved(decoded, keys).items()}
 
 
-def marked(image: Image.Image, mask: NDArray[np.uint8], box: NDArray[np.float32] | None, point: Any) -> Image.Image:
-    """Returns an image with the outline of its mask, its box and its point; None: it has none in the picture."""
-    inside = mask[..., 0] > 0
-    around = np.pad(inside, 1, mode="edge")
-    core = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
-    pixels = np.array(image)
-    pixels[inside & ~core] = MARKS["mask"]
-    made, sides = Image.fromarray(pixels), np.array(inside.shape)
-    pen = ImageDraw.Draw(made)
-    if box is not None:
-        (top, left), (bottom, right) = box[:2] * sides, box[2:] * sides - 1
-        pen.rectangle((left, top, right, bottom), outline=MARKS["boxes"])
-    if point is not None:
-        y, x = point * sides
-        pen.ellipse((x - 3, y - 3, x + 2, y + 2), fill=MARKS["points"])
-    return made
-
-
 def with_marks(text: str, images: NDArray[np.uint8], epoch: int) -> list[Image.Image]:
     """Returns the images of an epoch with all that lies on them."""
     found = placed(text, images, epoch)
-    made = []
-    for row, image in enumerate(augmented(text, images, epoch)):
-        box, point = (found[name][row, 0] if found[f"{name}_weight"][row, 0] else None for name in ("boxes", "points"))
-        made.append(marked(tile(image), found["mask"][row], box, point))
-    return made
+    each = ({name: column[row] for name, column in found.items()} for row in range(len(images)))
+    return [
+        Image.fromarray(marked(image, row)) for image, row in zip(augmented(text, images, epoch), each, strict=True)
+    ]
 
 
 def draw(lines: Sequence[str], of_epoch: Callable[..., Sequence[Any]]) -> Image.Image:
