@@ -3,11 +3,14 @@ import re
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
 from pipeline.manifest import naming, versions
+from tests.round_trips import picture
 
 
 def write_images(folder, numbers, classes=("cat", "dog"), splits=("train", "test"), size=(8, 8), kind="png"):
@@ -188,6 +191,19 @@ def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
         "the image is 8x9x3, those of the data set are 8x8x3",
     }
     assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
+
+
+def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_numbers(convert, tmp_path):
+    def flags(name, classes, labels):
+        info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}
+        table = pa.table({"image": [picture(1)] * len(labels), "label": labels})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / name)
+        return "--dataset=parquet", f"--source={tmp_path / name}", f"--data_dir={tmp_path / 'data'}", "--max_rejects=1"
+
+    assert convert(*flags("a.parquet", ["cat", "dog"], [0, 1])).code == 0
+    assert convert(*flags("b.parquet", ["dog", "cat"], [0, 0, 2]), "--append").code == 0
+    assert sorted(int(record["label"]) for record in RandomAccess(tmp_path / "data", "train")) == [0, 1, 1, 1]
+    assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
 def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_path):
