@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -173,6 +174,27 @@ def test_masks_alone_need_no_label(tmp_path, convert_table):
     example = RandomAccess(folder)[3]
     assert example["label"] == -1
     assert manifests.parse(made.to_bytes().decode(), "") == made
+
+
+@pytest.mark.parametrize("flags", [(), ("--resize=12x12", "--image_encoding=raw")])
+@pytest.mark.parametrize("value", [3, 6, 7])
+@pytest.mark.parametrize(("form", "point"), [("yx", [1.5, 2.5]), ("rel_xy", [0.625, 0.25])])
+def test_masks_and_points_turn_and_grow_with_their_images(tmp_path, convert_table, form, point, value, flags):
+    pixels = np.zeros((6, 4), np.uint8)
+    pixels[1, 2] = 1
+    image = file_of(pixels, exif=value)
+    table = pa.table({"image": [image], "mask": [file_of(pixels)], "middle": [[point]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    more = ("--mask_column=mask", "--points_column=middle", f"--point_format={form}", *flags)
+    out, outcome = convert_table("parquet", tmp_path / "a.parquet", *more)
+    assert outcome.code == 0, outcome.err
+    shown = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image))))
+    if flags:
+        shown = shown.repeat(12 // shown.shape[0], axis=0).repeat(12 // shown.shape[1], axis=1)
+    (example,) = RandomAccess(out, "train")
+    assert np.array_equal(example["mask"][..., 0], shown)
+    middle = (np.argwhere(shown).mean(axis=0) + 0.5) / shown.shape
+    np.testing.assert_allclose(example["points"], [middle], atol=1e-6)
 
 
 def one_bit(mask):
