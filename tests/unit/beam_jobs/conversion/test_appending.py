@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -97,11 +98,15 @@ def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data,
 
 
 def test_a_third_version_and_the_log(data, grow, tmp_path):
+    card = (data / naming.CARD).read_bytes()
     grow(write_images(tmp_path / "b", range(20, 26)), data)
     grow(write_images(tmp_path / "c", range(30, 34), splits=["validation"]), data)
     first, second, third = versions.all_of(data)
     assert [made.version for made in (first, second, third)] == [1, 2, 3]
     assert third.parent == second.digest
+    assert (data / naming.version_name(1, first.digest, "html")).read_bytes() == card
+    assert (data / naming.CARD).read_bytes() != card
+    assert (data / naming.version_name(2, second.digest, "html")).exists()
     assert sorted(third.splits) == ["test", "train", "validation"]
     assert [shard.file for shard in third.splits["validation"].shards] == ["validation-v3-00000-of-00001.tfrecord"]
     assert versions.descends(data, third, first.digest)
@@ -336,6 +341,14 @@ def test_there_is_nothing_to_append_to(grow, tmp_path):
     assert found.code != 0
     assert "holds no data set to append to" in found.err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_data_set_that_no_conversion_made_does_not_grow(data, grow, tmp_path):
+    unknown = dataclasses.replace(manifest.load(data), source=())
+    (data / naming.MANIFEST).write_bytes(unknown.to_bytes())
+    refused = grow(write_images(tmp_path / "b", range(20, 26)), data)
+    assert (refused.code, "was not made by a conversion" in refused.err) == (2, True)
+    assert manifest.load(data) == unknown
 
 
 def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):

@@ -1,7 +1,9 @@
 """Boxes, points and masks in columns of tables: where flags find them, what they become, what is refused."""
 
+import contextlib
 import io
 import json
+import os
 
 import numpy as np
 import PIL.Image
@@ -11,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import validate
+from beam_jobs.sources import image_files, open_source
+from beam_jobs.sources.base import SourceOptions
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
@@ -174,6 +178,20 @@ def test_masks_alone_need_no_label(tmp_path, convert_table):
     example = RandomAccess(folder)[3]
     assert example["label"] == -1
     assert manifests.parse(made.to_bytes().decode(), "") == made
+
+
+def test_a_mask_that_changes_under_a_conversion_is_noticed(tmp_path, monkeypatch):
+    for name in ("0.png", "m.png"):
+        (tmp_path / name).write_bytes(file_of(np.zeros((6, 4), np.uint8)))
+    (tmp_path / "t.jsonl").write_text('{"file": "0.png", "mask": "m.png"}')
+    options = SourceOptions("image_table", str(tmp_path / "t.jsonl"), mask_column="mask")
+    source = open_source(options)
+    for time in (None, (0, 0)):
+        if time:
+            os.utime(tmp_path / "m.png", ns=time)
+        monkeypatch.setattr(image_files, "_kept", {})  # as in a worker that has read nothing yet
+        with pytest.raises(DataError, match="changed") if time else contextlib.nullcontext():
+            source.read("train", np.array([0]))
 
 
 @pytest.mark.parametrize("flags", [(), ("--resize=12x12", "--image_encoding=raw")])
