@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
-from pipeline.manifest import naming, versions
+from pipeline.manifest import naming, succession, versions
 from tests.round_trips import picture
 
 
@@ -74,6 +74,7 @@ def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data,
     assert (made.version, made.parent, made.format_version) == (2, first.digest, 7)
     assert manifest.load(f"{data}@1") == first == manifest.load(f"{data}@{first.digest[:8]}")
     assert manifest.load(f"{data}@2") == made == manifest.load(f"{data}/@{made.digest}")
+    assert manifest.load(f"{data}@{first.digest}") == first
     assert made.splits["train"].shards[:2] == first.splits["train"].shards
     assert made.splits["test"].shards == first.splits["test"].shards
     assert made.class_names == ("cat", "dog", "ant")
@@ -111,6 +112,9 @@ def test_a_third_version_and_the_log(data, grow, tmp_path):
     assert [shard.file for shard in third.splits["validation"].shards] == ["validation-v3-00000-of-00001.tfrecord"]
     assert versions.descends(data, third, first.digest)
     assert not versions.descends(data, first, third.digest)
+    order, place = {"manifest_digest": first.digest}, str(data)
+    pinned = {given: succession.pinned({"data_dir": given}, order)["data_dir"] for given in (place, f"{place}@2")}
+    assert pinned == {place: f"{place}@{first.short}", f"{place}@2": f"{place}@2"}  # what names a version stays
     log = versions.log_of(data)
     assert log.keys() == {second.digest, third.digest}
     assert log[second.digest].time <= log[third.digest].time
