@@ -196,7 +196,7 @@ def test_a_mask_that_changes_under_a_conversion_is_noticed(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("flags", [(), ("--resize=12x12", "--image_encoding=raw")])
 @pytest.mark.parametrize("value", [3, 6, 7])
-@pytest.mark.parametrize(("form", "point"), [("yx", [1.5, 2.5]), ("rel_xy", [0.625, 0.25])])
+@pytest.mark.parametrize(("form", "point"), [("yx", [1.5, 2.5]), ("rel_xy", [0.625, 0.25]), ("", [0.25, 0.625])])
 def test_masks_and_points_turn_and_grow_with_their_images(tmp_path, convert_table, form, point, value, flags):
     pixels = np.zeros((6, 4), np.uint8)
     pixels[1, 2] = 1
