@@ -536,3 +536,20 @@ def test_without_a_font_letters_lose_their_marks(monkeypatch):
         assert images.lettering("Mäuse 鼠", 14)[0] == "Mause ?"
     finally:
         images.lettering.cache_clear()
+
+
+def test_the_nearest_pixel_is_the_one_at_the_centre():
+    mask = np.arange(24, dtype=np.uint8).reshape(6, 4, 1)
+    assert images.nearest(mask, (2, 4))[..., 0].tolist() == [[4, 5, 6, 7], [16, 17, 18, 19]]
+    assert images.nearest(mask, (3, 2))[..., 0].tolist() == [[5, 7], [13, 15], [21, 23]]
+    assert images.nearest(mask, (12, 8))[..., 0].tolist() == mask[..., 0].repeat(2, 0).repeat(2, 1).tolist()
+
+
+def test_a_grey_mask_of_few_bits_is_refused_as_decoders_stretch_its_values():
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header, rows = struct.pack(">IIBBBBB", 2, 2, 4, 0, 0, 0, 0), zlib.compress(b"\0\x12\0\x34")
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    with pytest.raises(BadImageError, match="of 4 bits"):
+        images.classes_of(file)

@@ -1,13 +1,17 @@
+import dataclasses
 import json
 import re
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
-from pipeline.manifest import naming, versions
+from pipeline.manifest import naming, succession, versions
+from tests.round_trips import picture
 
 
 def write_images(folder, numbers, classes=("cat", "dog"), splits=("train", "test"), size=(8, 8), kind="png"):
@@ -70,6 +74,7 @@ def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data,
     assert (made.version, made.parent, made.format_version) == (2, first.digest, 7)
     assert manifest.load(f"{data}@1") == first == manifest.load(f"{data}@{first.digest[:8]}")
     assert manifest.load(f"{data}@2") == made == manifest.load(f"{data}/@{made.digest}")
+    assert manifest.load(f"{data}@{first.digest}") == first
     assert made.splits["train"].shards[:2] == first.splits["train"].shards
     assert made.splits["test"].shards == first.splits["test"].shards
     assert made.class_names == ("cat", "dog", "ant")
@@ -94,15 +99,22 @@ def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data,
 
 
 def test_a_third_version_and_the_log(data, grow, tmp_path):
+    card = (data / naming.CARD).read_bytes()
     grow(write_images(tmp_path / "b", range(20, 26)), data)
     grow(write_images(tmp_path / "c", range(30, 34), splits=["validation"]), data)
     first, second, third = versions.all_of(data)
     assert [made.version for made in (first, second, third)] == [1, 2, 3]
     assert third.parent == second.digest
+    assert (data / naming.version_name(1, first.digest, "html")).read_bytes() == card
+    assert (data / naming.CARD).read_bytes() != card
+    assert (data / naming.version_name(2, second.digest, "html")).exists()
     assert sorted(third.splits) == ["test", "train", "validation"]
     assert [shard.file for shard in third.splits["validation"].shards] == ["validation-v3-00000-of-00001.tfrecord"]
     assert versions.descends(data, third, first.digest)
     assert not versions.descends(data, first, third.digest)
+    order, place = {"manifest_digest": first.digest}, str(data)
+    pinned = {given: succession.pinned({"data_dir": given}, order)["data_dir"] for given in (place, f"{place}@2")}
+    assert pinned == {place: f"{place}@{first.short}", f"{place}@2": f"{place}@2"}  # what names a version stays
     log = versions.log_of(data)
     assert log.keys() == {second.digest, third.digest}
     assert log[second.digest].time <= log[third.digest].time
@@ -188,6 +200,19 @@ def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
         "the image is 8x9x3, those of the data set are 8x8x3",
     }
     assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
+
+
+def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_numbers(convert, tmp_path):
+    def flags(name, classes, labels):
+        info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}
+        table = pa.table({"image": [picture(1)] * len(labels), "label": labels})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / name)
+        return "--dataset=parquet", f"--source={tmp_path / name}", f"--data_dir={tmp_path / 'data'}", "--max_rejects=1"
+
+    assert convert(*flags("a.parquet", ["cat", "dog"], [0, 1])).code == 0
+    assert convert(*flags("b.parquet", ["dog", "cat"], [0, 0, 2]), "--append").code == 0
+    assert sorted(int(record["label"]) for record in RandomAccess(tmp_path / "data", "train")) == [0, 1, 1, 1]
+    assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
 def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_path):
@@ -320,6 +345,14 @@ def test_there_is_nothing_to_append_to(grow, tmp_path):
     assert found.code != 0
     assert "holds no data set to append to" in found.err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_data_set_that_no_conversion_made_does_not_grow(data, grow, tmp_path):
+    unknown = dataclasses.replace(manifest.load(data), source=())
+    (data / naming.MANIFEST).write_bytes(unknown.to_bytes())
+    refused = grow(write_images(tmp_path / "b", range(20, 26)), data)
+    assert (refused.code, "was not made by a conversion" in refused.err) == (2, True)
+    assert manifest.load(data) == unknown
 
 
 def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):

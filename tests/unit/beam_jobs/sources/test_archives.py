@@ -131,6 +131,28 @@ def test_the_last_of_two_members_of_a_name_counts_as_when_unpacking(tmp_path):
     assert read(table(tmp_path, ["a.tar/x.png"])).images == [picture(2)]
 
 
+def test_a_sparse_member_of_a_tar_is_no_file_as_its_bytes_are_in_parts(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, sparse in (("whole.png", ()), ("x.png", (("major", "1"), ("minor", "0"), ("realsize", "512")))):
+            info = tarfile.TarInfo(name)
+            info.size = 1024
+            info.pax_headers = {f"GNU.sparse.{field}": value for field, value in sparse}
+            archive.addfile(info, io.BytesIO(b"1\n0\n512\n".ljust(1024, b"\0")))  # one part, of 512 bytes from 0 on
+    found = archives.opened(os.fsencode(tmp_path / "a.tar"))
+    assert (found.find(b"whole.png"), found.find(b"x.png")) == (0, None)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_that_changes_after_it_was_opened_is_not_read(tmp_path, kind):
+    path = WRITERS[kind](tmp_path / f"a.{kind}", FILES)
+    archive = archives.opened(os.fsencode(path))
+    member = archive.find(b"pictures/3.png")
+    assert archive.read(member) == (picture(3), "")
+    WRITERS[kind](path, {name: FILES[name] for name in reversed(FILES)})
+    with pytest.raises(DataError, check=at(path.name)):
+        archive.read(member)
+
+
 def test_a_damaged_member_of_a_zip_is_an_invalid_row(tmp_path):
     path = zipped(tmp_path / "a.zip", FILES, zipfile.ZIP_STORED)
     at_ = path.read_bytes().index(picture(3)) + 20

@@ -80,6 +80,16 @@ def test_a_source_can_be_one_file_and_the_images_anywhere(converted, coco):
     assert {example["key"] for example in examples_of(folder).values()} == {b"%06d.png" % n for n in range(12)}
 
 
+@pytest.mark.parametrize("place", ["images/train2017", "", "images"])
+def test_images_are_found_in_the_usual_folders(converted, coco, place):
+    (coco / place).mkdir(exist_ok=True, parents=True)
+    for image in (coco / "train2017").iterdir():
+        image.rename(coco / place / image.name)
+    folder, outcome = converted(source="annotations/instances_train2017.json")
+    assert outcome.code == 0, outcome.err
+    assert manifests.load(folder).splits["train"].num_examples == 12
+
+
 def test_splits_are_those_of_the_names_of_files(converted):
     folder, _ = converted("--splits=val")
     assert [*manifests.load(folder).splits] == ["validation"]
@@ -119,6 +129,10 @@ def test_files_that_contradict_themselves_are_refused(converted, coco, change, t
         (
             lambda c: c["annotations"][0].update(bbox=[3, 4, -5, 6]),
             "annotation 1: its bbox is [3, 4, -5, 6], of a negative",
+        ),
+        (
+            lambda c: c["annotations"][0].update(bbox=[3, 4, 5, -6]),
+            "annotation 1: its bbox is [3, 4, 5, -6], of a negative",
         ),
         (lambda c: c["annotations"][0].update(bbox=[3, 4, 5]), "annotation 1: its bbox is [3, 4, 5], not four numbers"),
         (lambda c: c["annotations"][0].pop("bbox"), "annotation 1: its bbox is None"),

@@ -301,6 +301,21 @@ def test_a_split_of_the_source_that_grows_moves_no_row_of_the_others(tmp_path):
     assert dealt(before).items() <= dealt(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
 
 
+def test_a_split_of_one_class_that_grows_moves_no_row_of_the_others(tmp_path):
+    table_of(tmp_path / "test.parquet", 43, label=["cat"] * 43)
+    table_of(tmp_path / "train.parquet", 200, 1000, label=["cat"] * 200)
+    before = dealt(resplit(source_of(tmp_path), THREE, 0, "", "label"))
+    table_of(tmp_path / "train.parquet", 231, 1000, label=["cat"] * 231)
+    table_of(tmp_path / "test.parquet", 57, label=["cat"] * 57)
+    assert before.items() <= dealt(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
+
+
+def test_the_rows_of_a_class_are_in_another_order_in_each_block(tmp_path):
+    source = source_of(table_of(tmp_path / "a.parquet", 200, label=["cat"] * 200))
+    made = dealt(resplit(source, {"train": 0.8, "test": 0.2}, 0, "", "label"))
+    assert {row % 5 for (_, row), split in made.items() if split == "test"} == set(range(5))
+
+
 def test_a_share_that_no_whole_number_of_rows_is_holds_in_the_long_run(tmp_path):
     fractions = {"train": 0.9963, "test": 0.0037}
     path = table_of(tmp_path / "a.parquet", 3000, label=["a"] * 3000)
@@ -327,6 +342,8 @@ def test_strata_may_be_any_column_and_rows_without_a_value_are_one_of_them(tmp_p
     assert shares.strata == ("north", "south", "")
     assert shares.counts["train"].tolist() == [70, 70, 70]
     assert "70.0% of each site" in shares.lines()[1]
+    path = table_of(path, 300, site=["north"] * 299 + [None])
+    assert not [line for line in shares_of(resplit(source_of(path), THREE, 0, "", "site")).lines() if "no row" in line]
 
 
 def test_shares_that_came_out_are_said_and_what_a_large_group_makes_impossible(tmp_path, capsys):

@@ -166,12 +166,13 @@ def test_names_of_hugging_face_classes_are_defaults(tmp_path):
 def test_lists_times_and_bytes_have_defaults_of_their_type(tmp_path):
     day = datetime.date(2024, 1, 2)
     columns = {"label": [1, 1], "box": [[1.5, 2], None], "tags": [[1], None], "day": [day, None], "raw": [b"x", None]}
+    columns["more"] = [b"y", None]
     flags = write(tmp_path, "arrow", columns, {"box": pa.list_(pa.float32(), 2), "raw": pa.large_binary()})
-    kept = ("box", "tags", "day:int64", "raw")
-    source = opened(flags, "box:[0, 4]", "tags:[]", "day:1970-01-11", "raw:", keep_columns=kept)
+    kept = ("box", "tags", "day:int64", "raw", "more")
+    source = opened(flags, "box:[0, 4]", "tags:[]", "day:1970-01-11", "raw:", "more: é", keep_columns=kept)
     assert [row[2:] for row in rows(source)] == [
-        ({"box": [1.5, 2.0], "tags": [1], "day": 19724, "raw": b"x"}, None),
-        ({"box": [0.0, 4.0], "tags": [], "day": 10, "raw": b""}, None),
+        ({"box": [1.5, 2.0], "tags": [1], "day": 19724, "raw": b"x", "more": b"y"}, None),
+        ({"box": [0.0, 4.0], "tags": [], "day": 10, "raw": b"", "more": b" \xc3\xa9"}, None),
     ]
 
 
@@ -222,6 +223,12 @@ def test_the_default_of_a_rounded_column_is_rounded(tmp_path):
 def test_a_default_has_a_name_and_a_value(tmp_path, text):
     with pytest.raises(UsageError, check=said(f"--default={text}", "NAME:VALUE")):
         convert_in_process("--dataset=parquet", f"--default={text}", f"--data_dir={tmp_path}/out")
+
+
+def test_the_name_of_a_column_may_have_colons(tmp_path):
+    flags = write(tmp_path, "parquet", {"my:own:label": ["b", None, "a"]})
+    source = opened(flags, "my:own:label:c:d", label_column="my:own:label")
+    assert [label for _, label, _, _ in rows(source)] == ["b", "c:d", "a"]
 
 
 def test_two_defaults_of_a_column_are_refused(tmp_path):

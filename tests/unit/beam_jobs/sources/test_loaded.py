@@ -108,3 +108,10 @@ def test_a_list_may_be_laid_out_in_any_way_and_is_read_in_parts(root, monkeypatc
         text = json.dumps(rows, indent=indent, ensure_ascii=False).encode()
         source = opened(root / "t.json", mark + text + b"\n\n", keep_columns=("score",))
         assert values(source)[2:] == ([0, 1, 0, 1, 0], [0.0, 0.5, 1.0, 1.5, 2.0], {})
+
+
+@pytest.mark.parametrize("form", ["[{}]", "{}\n"])
+def test_numbers_of_json_are_exact(root, form):
+    row = '{"file": "0.png", "label": "a", "score": 9007199254740993.0}'
+    source = opened(root / "t.json", form.replace("{}", row), keep_columns=("score:int64",))
+    assert values(source)[3] == [9007199254740993]

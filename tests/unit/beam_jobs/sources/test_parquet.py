@@ -621,6 +621,22 @@ def test_a_corrupt_page_is_one_line_with_its_row_group(tmp_path):
         everything(source)
 
 
+def test_rows_that_a_row_group_lacks_are_an_error(tmp_path):
+    path = write(tmp_path / "a.parquet", row_group_size=10)
+    data = path.read_bytes()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # of the footer, with the numbers of rows: twice
+    told = (10, 10)
+    for place in (place for place in range(begin, len(data) - 8) if data[place] == 20):  # 10, in Thrift's encoding
+        path.write_bytes(data[:place] + b"\x16" + data[place + 1 :])
+        footer = pq.read_metadata(path)
+        if (footer.num_rows, footer.row_group(0).num_rows) != told:
+            data, told = path.read_bytes(), (footer.num_rows, footer.row_group(0).num_rows)
+    path.write_bytes(data)
+    assert told == (11, 11)
+    with pytest.raises(DataError, check=at(path, "row group 0", "10 rows", "11")):
+        opened(path)
+
+
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" * 5, b"not parquet" * 100])
 def test_a_file_that_is_no_parquet_is_one_line(tmp_path, data):
     (tmp_path / "a.parquet").write_bytes(data)

@@ -1,15 +1,20 @@
 """Boxes, points and masks in columns of tables: where flags find them, what they become, what is refused."""
 
+import contextlib
 import io
 import json
+import os
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import validate
+from beam_jobs.sources import image_files, open_source
+from beam_jobs.sources.base import SourceOptions
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
@@ -173,6 +178,41 @@ def test_masks_alone_need_no_label(tmp_path, convert_table):
     example = RandomAccess(folder)[3]
     assert example["label"] == -1
     assert manifests.parse(made.to_bytes().decode(), "") == made
+
+
+def test_a_mask_that_changes_under_a_conversion_is_noticed(tmp_path, monkeypatch):
+    for name in ("0.png", "m.png"):
+        (tmp_path / name).write_bytes(file_of(np.zeros((6, 4), np.uint8)))
+    (tmp_path / "t.jsonl").write_text('{"file": "0.png", "mask": "m.png"}')
+    options = SourceOptions("image_table", str(tmp_path / "t.jsonl"), mask_column="mask")
+    source = open_source(options)
+    for time in (None, (0, 0)):
+        if time:
+            os.utime(tmp_path / "m.png", ns=time)
+        monkeypatch.setattr(image_files, "_kept", {})  # as in a worker that has read nothing yet
+        with pytest.raises(DataError, match="changed") if time else contextlib.nullcontext():
+            source.read("train", np.array([0]))
+
+
+@pytest.mark.parametrize("flags", [(), ("--resize=12x12", "--image_encoding=raw")])
+@pytest.mark.parametrize("value", [3, 6, 7])
+@pytest.mark.parametrize(("form", "point"), [("yx", [1.5, 2.5]), ("rel_xy", [0.625, 0.25]), ("", [0.25, 0.625])])
+def test_masks_and_points_turn_and_grow_with_their_images(tmp_path, convert_table, form, point, value, flags):
+    pixels = np.zeros((6, 4), np.uint8)
+    pixels[1, 2] = 1
+    image = file_of(pixels, exif=value)
+    table = pa.table({"image": [image], "mask": [file_of(pixels)], "middle": [[point]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    more = ("--mask_column=mask", "--points_column=middle", f"--point_format={form}", *flags)
+    out, outcome = convert_table("parquet", tmp_path / "a.parquet", *more)
+    assert outcome.code == 0, outcome.err
+    shown = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image))))
+    if flags:
+        shown = shown.repeat(12 // shown.shape[0], axis=0).repeat(12 // shown.shape[1], axis=1)
+    (example,) = RandomAccess(out, "train")
+    assert np.array_equal(example["mask"][..., 0], shown)
+    middle = (np.argwhere(shown).mean(axis=0) + 0.5) / shown.shape
+    np.testing.assert_allclose(example["points"], [middle], atol=1e-6)
 
 
 def one_bit(mask):

@@ -266,6 +266,14 @@ def test_partitions_are_columns_and_none_of_them_vanishes(tmp_path):
         opened("parquet", tmp_path)
 
 
+def test_a_column_that_a_file_has_is_not_that_of_its_folder(tmp_path):
+    years = pa.array(range(ROWS))
+    parquet(tmp_path / "year=2020" / "site=a" / "0.parquet", year=years)
+    source = opened("parquet", tmp_path, keep_columns=("year",))
+    assert source.features == {"year": Feature("int64"), "site": Feature("string")}
+    assert source.read("train", np.arange(ROWS)).extra["year"].tolist() == [*range(ROWS)]
+
+
 def test_a_partition_that_names_no_split_is_refused(tmp_path):
     parquet(tmp_path / "split=train" / "0.parquet")
     parquet(tmp_path / "split=a-b" / "0.parquet")

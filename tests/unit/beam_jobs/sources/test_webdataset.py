@@ -78,6 +78,12 @@ def test_numbers_of_classes_stay_and_names_are_sorted(tmp_path):
     assert (source.class_names, read(source).labels.tolist()) == (("ape", "dog"), [1, 0])
 
 
+def test_classes_that_are_codes_with_leading_zeros_are_names(tmp_path):
+    tar(tmp_path / "a.tar", [("a.jpg", picture(1)), ("a.cls", "012"), ("b.jpg", picture(2)), ("b.cls", "007")])
+    source = opened(tmp_path / "a.tar")
+    assert (source.class_names, read(source).labels.tolist()) == (("007", "012"), [1, 0])
+
+
 def test_the_label_may_be_a_field_of_json_and_others_are_kept(tmp_path):
     def info(row):
         return {"kind": "ab"[row % 2], "score": row / 2, "id": f"n{row}", "tags": ["x"] * (row % 2)}
@@ -180,7 +186,8 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_links_to_tars_are_followed_and_hidden_members_skipped(tmp_path):
-    members = [("._0000.png", b"x"), ("__MACOSX/._0000.png", b"x"), *samples(range(2)), ("README", "hello")]
+    hidden = [("._0000.png", b"x"), ("__MACOSX/._0000.png", b"x"), ("__meta__.png", b"x")]
+    members = [*hidden, *samples(range(2)), ("README", "hello")]
     tar(tmp_path / "blobs" / "3f", members)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.tar").symlink_to(tmp_path / "blobs" / "3f")

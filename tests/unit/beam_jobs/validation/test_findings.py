@@ -18,7 +18,7 @@ import pytest
 
 from beam_jobs import validate
 from beam_jobs.conversion.command import convert as convert_command
-from beam_jobs.validation import near, twins
+from beam_jobs.validation import findings, near, twins
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.random_access import RandomAccess
@@ -100,7 +100,10 @@ def test_few_pairs_are_kept_of_many(monkeypatch):
 
 def test_records_without_a_label_dispute_nothing():
     one = hashed(0, [1, 2])
-    assert all_twins([*one, *hashed(1, [1, 2], [3, 3])]).disputed == 0
+    for labels in ([3, 3], None):
+        found = all_twins([*one, *hashed(1, [1, 2], labels)])
+        assert found.disputed == 0
+        assert [pair.differ for pair in found.pairs] == [False, False]
     assert twins.label_code(0) != twins.label_code(1)
     assert twins.label_code(np.float32([0.5])) != twins.label_code(np.float32([0.25]))
     assert twins.label_code(np.float32([0.0])) != twins.NO_LABEL_CODE
@@ -124,6 +127,14 @@ def test_near_hashes_are_all_those_of_few_bits_apart(monkeypatch):
     assert is_cut
     assert len(first) == 99 + 98 + 97
     assert near._near_pairs(np.zeros(0, np.uint64))[2] is False
+
+
+def test_the_nearest_pairs_are_those_that_are_listed(monkeypatch):
+    monkeypatch.setattr(near, "MOST_PAIRS", 1)
+    packed = np.array([(0b111, 1, 0), (0, 2, 1), (0b1, 3, 2)], near._HASHED)  # 3, 2 and 1 bits apart
+    found = near.near_twins([near.NearHashes(0, packed.tobytes())], SPLIT_OF_SHARD)
+    assert found.counts == {(0, 0): 3}
+    assert [(pair.first, pair.second) for pair in found.pairs] == [((0, 1), (0, 2))]
 
 
 @pytest.fixture
@@ -206,6 +217,13 @@ def first_of(made, file):
     return [shard.num_examples for shard in itertools.takewhile(lambda shard: shard.file != file, shards)]
 
 
+def test_images_that_a_retried_bundle_counts_again_count_once(tmp_path):
+    content = manifest.load(made_of(tmp_path / "x", {}))
+    part = twins.Twins(3, {0: 2}, disputed=1)
+    found = findings.of_twins([part, twins.Twins(4, {0: 1}), part], content)
+    assert [(finding.kind, finding.count) for finding, _ in found] == [("duplicates", 3), ("labels", 1)]
+
+
 def test_a_data_set_without_findings_does_not_fail(tmp_path, run):
     lines, error = run("--deep", made_of(tmp_path / "x", {}), "--fail_on=leaks,duplicates,labels")
     assert error == ""
@@ -254,6 +272,21 @@ def test_odd_images_and_rare_classes_are_found(tmp_path, run):
     lines, _ = run("--deep", made_of(tmp_path / "rare", {119: ("", "class 7"), **rare}))
     assert "found: 1 class of train with fewer than 10 records: class 7 (1)" in lines
     assert "found: 2 classes of test with no record: class 0, class 7" in lines
+
+
+def test_images_that_are_nearly_all_alike_are_not_odd():
+    for level, count in ((120, 0), (130, 1)):
+        found = findings.of_brightness(Counter({100: 199, level: 1}), findings.Extremes())
+        assert [finding.count for finding, _ in found] == [1] * count
+
+
+def test_the_outermost_records_are_the_examples_of_odd_images():
+    extremes = findings.Extremes()
+    for record in range(100):
+        extremes.add(float(record * 37 % 100), 0, record)
+    assert [value for value, _, _ in extremes.outside(5, 90)] == [0, 1, 2, 99, 98, 97]
+    few = findings.Extremes([(float(value), 0, value) for value in range(10)])
+    assert [value for value, _, _ in few.outside(1.5, 4.5)] == [0, 1, 9, 8, 7]
 
 
 def test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair(tmp_path, run):

@@ -88,6 +88,18 @@ def test_what_the_first_signal_leads_to_is_printed_during_the_long_call():
     assert (process.returncode, err) == (130, "child: SIGINT again: ended without saving\n")
 
 
+def test_a_stderr_that_nobody_reads_keeps_no_signal_from_ending_the_run():
+    process = child("deferred", "stops after the current step and saves")
+    process.stderr.close()  # as after `2>&1 | head`
+    began = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.2)
+    assert process.wait(timeout=10) == 128 + signal.SIGINT
+    assert time.monotonic() - began < 1.5
+    process.stdout.close()
+
+
 def test_the_command_is_named_as_the_user_typed_it():
     code = CHILD.replace('"child"', '"trainer.run"')
     environment = os.environ | {"STEPFEED_COMMANDS": "trainer.run=stepfeed train"}

@@ -23,6 +23,7 @@ def test_what_a_phase_does_not_give_is_as_before():
         (TEXT, TEXT, 50, "", ""),
         # A text that comes to the same: steps instead of epochs, a phase that changes nothing.
         (TEXT, "0: freeze=base, learning_rate=0.01; 12: freeze=base; 16: freeze=none; 30: schedule=cosine", 50, "", ""),
+        ("0: resize=32; 20: resize=48x48", "0: resize=32x32; 20: resize=48", 50, "", ""),
         ("", "0: freeze=none; 40: freeze=base", 40, "", "from step 40 on"),
         ("", "0: freeze=none; 40: freeze=base", 41, "begins at step 40 was none, is 'step 40: freeze=base'", ""),
         (TEXT, "0: freeze=base, learning_rate=1e-2; 17: freeze=none", 16, "", "from step 16 on"),

@@ -182,6 +182,13 @@ def test_classes_above_a_half_are_those_that_an_image_has_where_it_may_have_seve
     assert [name for _, name, _ in several().predict([grey], top=2)[0].best] == ["grey", "dark"]
 
 
+def test_an_image_may_have_all_of_many_classes_but_none_at_exactly_a_half(files):
+    likely = np.float32([0.75, 0.875, 0.5, 1, 0.625, 0.51])
+    kinds = {"probabilities": ["float32", 6]}
+    predictor = of_records(tuple("abcdef"), kinds, lambda images: {"probabilities": np.tile(likely, (len(images), 1))})
+    assert "".join(name for _, name, _ in predictor.predict(files[:1])[0].best) == "dbaef"
+
+
 def test_numbers_are_printed_and_written_as_they_are_and_files_that_cannot_be_read_are_named(
     written, files, monkeypatch, tmp_path, capsys
 ):
