@@ -276,6 +276,28 @@ def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
     assert "did you mean 'test'" in missing.stderr
 
 
+def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
+    """A relative --data_dir counts from the folder in which a command is called."""
+    from tests.datasets import write_dataset
+
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    shutil.copytree(digits, here / "data")
+    flags = ("--data_dir=data", "--model_dir=run", "--model=softmax_regression", "--train_steps=2")
+    assert forked.run(["-m", "trainer.run", *flags], cwd=here).returncode == 0
+    assert evaluate("--model_dir=run", cwd=here).returncode == 0
+    write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
+    found = evaluate("--model_dir=../here/run", cwd=elsewhere)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"trainer.evaluate: --data_dir=data: {elsewhere}/data holds another data set \(\w{{12}}\) than "
+        r"\.\./here/run/ckpt-2 was trained on \(\w{12}\); call it where .*, or give --data_dir .*\n",
+        found.stderr,
+    ), found.stderr
+    given = evaluate("--model_dir=../here/run", f"--data_dir={here}/data", cwd=elsewhere)
+    assert given.returncode == 0
+
+
 def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
     """It begins before the run, and both end by themselves."""
     watch = forked.Process(
