@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline import manifest as manifests
 from pipeline.commands import aliases
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.files.paths import folder, with_version
 from pipeline.files.remote import in_command
 from pipeline.manifest import Manifest, succession, versions
@@ -58,10 +58,10 @@ def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], o
 
 
 def _has_versions(config: TrainConfig) -> bool:
-    """Returns whether one of the data sets has other versions than the newest."""
+    """Returns whether one of the data sets has other versions than the newest, or should have."""
     places = {with_version(source.data_dir)[0] for source in config.data.sources}
     with contextlib.suppress(DataError, OSError):  # what is wrong with the data is said when they are needed
-        return any(manifests.version_names(folder(place)) for place in places)
+        return any(manifests.version_names(folder(place)) or manifests.load(place).parent for place in places)
     return False
 
 
@@ -71,17 +71,37 @@ def _in_turns(
     """Returns the flags of a run on one data set with its versions; `given` is --data_dir. See `settled`."""
     chain, (place, version) = succession.of_order(record.content["order"]), with_version(given)
     every = {made.digest: made for made in versions.all_of(place)}
-    if chain is None or not {digest for _, digest in chain} <= every.keys():
+    if chain is None:
+        return config
+    if missing := [digest for _, digest in chain if digest not in every]:
+        _check_lost(place, missing[0], every, record)
         return config  # the order differs, which the checkpoint's check tells
     wanted = chain[-1][1] if version is None else manifests.load(given).digest
     if wanted != chain[-1][1]:
-        if config.order.allow_order_change or not versions.descends(folder(place), every[wanted], chain[-1][1]):
+        if config.order.allow_order_change:
             return config
+        if not versions.descends(folder(place), every[wanted], chain[-1][1]):
+            numbers = {digest: made.version for digest, made in every.items()}
+            raise UsageError(
+                f"--data_dir={given}: the run trains on {succession.in_words(chain, numbers)}, and moves to later ones "
+                f"only; give {place}@{numbers[chain[-1][1]]} to go on, or another --model_dir for a new run"
+            )
         chain = _moved(_with(config, place, chain), task, record, chain, wanted)
     newest = max(every.values(), key=lambda made: made.version)
     for line in _lines(place, chain, every, newest):
         say(line)
     return _with(config, place, chain)
+
+
+def _check_lost(place: str, digest: str, every: Mapping[str, Manifest], record: Record) -> None:
+    """Raises DataError if a version that a run needs is one that the data set's versions say that they extend."""
+    if digest in {made.parent for made in every.values()}:
+        known = ", ".join(f"{made.version} ({made.short})" for made in every.values())
+        raise DataError(
+            f"has no version {digest[:12]}, which {record.path} was trained on; it has {known}",
+            path=place,
+            advice="put back its folder versions/, or give another --model_dir for a new run",
+        )
 
 
 def _newest(config: TrainConfig) -> Record | None:

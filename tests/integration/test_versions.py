@@ -146,6 +146,18 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(grown, tmp_
     assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
     assert checkpoint_bytes(run, 60) != checkpoint_bytes(run, 55)
 
+    [(code, _, err)] = finish(start(f"{data}@1", run, *FLAGS, "--train_steps=70"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--data_dir={data}@1: the run trains on version 1, from step 32 on version 2, and moves to later" in err
+    assert f"give {data}@2 to go on" in err
+    shutil.rmtree(data / "versions")
+    [(code, _, err)] = finish(start(data, run, *FLAGS, "--train_steps=70"))
+    assert (code, err.count("\n")) == (1, 1)
+    first = manifest.load(still).digest[:12]
+    assert f"{data}: has no version {first}, which {run}/ckpt-60 was trained on; it has 2 (" in err
+    assert "put back its folder versions/" in err
+    assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
+
 
 def test_each_version_has_its_records_once_per_epoch(grown):
     old, new = (f"{grown / 'new'}@{version}" for version in (1, 2))
