@@ -155,12 +155,12 @@ def make_trained(make_strategy, make_state, make_checkpoints, tmp_path):
         from trainer.config.trained import CheckpointFlags
 
         (tmp_path / "run").mkdir()
-        write_dataset(tmp_path / "data", (2,), IMAGE_SHAPE, (4, 3, 4), CLASSES, kind or Kind())
+        manifest = write_dataset(tmp_path / "data", (2,), IMAGE_SHAPE, (4, 3, 4), CLASSES, kind or Kind())
         state = make_state(make_strategy(1, "one_device"), **flags)
         state.global_step.assign(7)
         data_dir = data_dir or tmp_path / "data"
         given = {"model_dir": tmp_path / "run", "data_dir": data_dir, "train_steps": 7, "global_batch_size": 4}
-        make_checkpoints(state, **{**given, **flags}).save()
+        make_checkpoints(state, order={"manifest_digest": manifest.digest}, **{**given, **flags}).save()
         return inference.build(reader.read(tmp_path / "run" / "ckpt-7"), CheckpointFlags(str(tmp_path / "run")))
 
     return make
