@@ -44,9 +44,12 @@ def data_set(given: str, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
     """Context of a data set's folder: the given one, or a temporary one written by `make`.
 
     Raises:
+      DataError: the given folder holds no data set.
       UsageError: a package is missing.
     """
     commandline.require("tensorflow", *([] if given else ["apache_beam"]))
+    if given:
+        manifest.load(given)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         yield given or make(pathlib.Path(folder))
 

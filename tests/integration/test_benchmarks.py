@@ -265,3 +265,10 @@ def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
     assert (done.returncode, done.stdout) in ((2, ""), (2, f"processor: {commands.processor()}\n"))
     assert fact in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_data_set_is_one_line_before_anything_is_measured(tmp_path):
+    done = run(f"--data_dir={tmp_path}/none", "--only=peers", benchmark="training")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"benchmarks.training: {tmp_path}/none: there is no such folder; make one with: ")
+    assert len(done.stderr.splitlines()) == 1
