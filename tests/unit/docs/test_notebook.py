@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import runpy
 import sys
 
@@ -26,6 +27,16 @@ def test_the_picture_of_a_batch_has_as_many_pieces_as_the_page_says():
     picture = PIL.Image.open(DOCS / "tutorial_batch.png")
     assert 8 * ((picture.height - 22) // 223) == 32
     assert "![thirty-two pieces as stored" in (DOCS / "tutorial.md").read_text(encoding="utf-8")
+
+
+def test_binder_installs_what_the_tutorial_asks_for():
+    """`.binder` is what repo2docker reads; without it, it would build the root's Dockerfile, which has no Jupyter."""
+    extra = re.search(r"pip install -e '(\.\[\w+\])'", (DOCS / "tutorial.md").read_text(encoding="utf-8")).group(1)
+    folder = DOCS.parent / ".binder"
+    lines = (folder / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["-c ../constraints.txt", extra]
+    python = (folder / "runtime.txt").read_text(encoding="utf-8").strip().removeprefix("python-")
+    assert python in (DOCS / "commands.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
