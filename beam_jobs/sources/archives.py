@@ -31,7 +31,7 @@ from pipeline.errors import DataError
 from pipeline.files.reading import opener
 
 SUFFIXES = (".tar", ".zip")
-_PLACE = re.compile(rb"(.*?\.(?:tar|zip))/", re.IGNORECASE | re.DOTALL)
+_PLACE = re.compile(rb"\.(?:tar|zip)(?=/)", re.IGNORECASE)
 _MOST_KEPT = 4096  # archives whose members a process keeps: about 60 bytes for each member
 _MAX_REST = 1 << 20  # 1 MiB: most zeros with which tar fills its last record
 _BLOCK = 512  # bytes that a tar consists of
@@ -121,8 +121,8 @@ def _whole(data: bytes, size: int) -> tuple[bytes, str]:
 def parted(path: bytes) -> tuple[bytes, bytes]:
     """Returns (path of the archive, name in it) of a path that leads into an archive; else (the path, empty)."""
     for match in _PLACE.finditer(path):
-        if _is_file(path[: match.end() - 1]):
-            return path[: match.end() - 1], path[match.end() :]
+        if _is_file(path[: match.end()]):
+            return path[: match.end()], path[match.end() + 1 :]
     return path, b""
 
 

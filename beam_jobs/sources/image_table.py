@@ -313,6 +313,7 @@ class _Finder:
 
     def __init__(self, root: str, before: bytes, after: bytes, follows_links: bool) -> None:
         self._root, self._before, self._after, self._follows_links = os.fsencode(root), before, after, follows_links
+        self._below = os.path.join(self._root, b"")
         self._real_root = os.path.join(os.path.realpath(self._root), b"")
         self._is_inside = functools.lru_cache(maxsize=_BLOCK)(self._leads_inside)  # once per folder, not per file
 
@@ -337,7 +338,7 @@ class _Finder:
             size = _size_of_member(place, member) if member else status.st_size if status else None
             if size is not None:
                 break
-        inside = path.removeprefix(os.path.join(self._root, b""))
+        inside = path.removeprefix(self._below)
         if status is None or size is None:
             return inside, MISSING, 0
         if not self._follows_links and not self._is_of_root(place, is_link):
@@ -349,7 +350,7 @@ class _Finder:
 
     def _is_of_root(self, place: bytes, is_link: bool) -> bool:
         """Returns whether a file lies below the root, or is the archive that holds the root."""
-        if os.path.join(self._root, b"").startswith(os.path.join(place, b"")):
+        if self._below.startswith(os.path.join(place, b"")):
             return True
         return self._is_inside(os.path.dirname(place)) and (not is_link or self._leads_inside(place))
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import os
 import tempfile
 import threading
@@ -225,8 +226,11 @@ def digests(
             raise
         return tally.entry(name)
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(work, files))
+    threads = os.cpu_count() or 1
+    some = max(1, len(files) // (16 * threads))  # per task: a task costs as much as hashing a small file
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(lambda first: [*map(work, files[first : first + some])], range(0, len(files), some))
+        return list(itertools.chain.from_iterable(parts))
 
 
 def progress_bar(total: int, text: str = "reading source") -> tqdm.tqdm:
