@@ -8,7 +8,9 @@ named after the plan, so that rerunning the same command finds its finished shar
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import json
 import os
 import re
 import signal
@@ -24,7 +26,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, TransientError
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.write import temporary_name
-from pipeline.manifest import Manifest, naming, versions
+from pipeline.manifest import Gone, Manifest, naming, versions
 
 FOLDER = re.compile(rf"{re.escape(naming.CONVERTING)}[0-9a-f]{{16}}")
 FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
@@ -189,7 +191,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
 
 
 def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) -> None:
-    """Moves what an append wrote from `folder` up into `data_dir`, as the version behind `parent`.
+    """Moves what an append or an edit wrote from `folder` up into `data_dir`, as the version behind `parent`.
 
     The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
     and `manifest.json` is replaced in one step. So there is a whole version at any moment.
@@ -215,7 +217,40 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
         (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
         data_dir.sync()
         _remove_outdated(data_dir)
+        finish_deletion(data_dir)
         _remove(folder)
+
+
+def finish_deletion(data_dir: LocalPath) -> None:
+    """Removes all files that only versions with deleted records have, and these versions, but for a `Gone` of each.
+
+    The newest version says which they are, so that a command that was killed here is finished by the next one. The
+    manifest of a version, which lists its files, is removed as the last of them.
+
+    Raises:
+      DataError: a manifest cannot be read, or a file cannot be written or removed.
+    """
+    newest = manifest.load(data_dir)
+    older = list(versions.older_in(data_dir)) if newest.edit and newest.edit.removed else []
+    gone = [made for made in older if newest.has_deleted(made)]
+    kept = {name for made in (newest, *older) if made not in gone for name in _own_files(made)}
+    for made in gone:
+        what = naming.version_name(made.version, made.digest, "deleted")
+        left = Gone(made.digest, made.version, made.parent, versions.Made.now(newest.digest).time)
+        drafts.publish(data_dir / what, (json.dumps(dataclasses.asdict(left), sort_keys=True) + "\n").encode())
+        for name in sorted(_own_files(made) - kept):
+            (data_dir / name).remove()
+        for each in (naming.SIDECARS, naming.COLUMNS):
+            if (data_dir / each).exists():
+                (data_dir / each).sync()
+        data_dir.sync()  # the shards are gone for good before the manifest that lists them
+        for ending in ("html", "json"):
+            (data_dir / naming.version_name(made.version, made.digest, ending)).remove()
+        (data_dir / naming.VERSIONS).sync()
+
+
+def _own_files(made: Manifest) -> set[str]:
+    return present.files_of(made) - {*drafts.BESIDE_SHARDS}
 
 
 def keep_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> None:
@@ -237,7 +272,7 @@ def _remove_outdated(data_dir: LocalPath) -> None:
 
 
 def undo_interrupted_append(data_dir: LocalPath, digest: str | None) -> None:
-    """Takes back shards of an append that was killed before it published its manifest.
+    """Takes back shards of an append or an edit that was killed before it published its manifest.
 
     Args:
       data_dir: folder of the data set.
