@@ -180,16 +180,15 @@ def _plan_lines(sink: LocalSink, parent: Manifest, edits: Edits, places: Places)
 def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None) -> Iterator[str]:
     if parent is None:
         yield f"{sink.shown}: its newest version has these edits; nothing to do"
-        return
-    assert made.edit is not None
-    yield f"version {made.version} ({made.short}) of {made.dataset} is in {sink.shown}: {made.edit}"
-    for name, split in by_size(made):
-        sizes = f"{count_of(len(split.shards), 'shard')}, {size_of(split.num_bytes)}"
-        yield f"  {name}: {count_of(split.num_examples, 'example')}, {sizes}"
-    old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
-    if made.edit.deleted:
-        yield f"deleted: no file of the data set in {sink.shown} holds them any more; copies elsewhere are as they were"
     else:
+        yield f"version {made.version} ({made.short}) of {made.dataset} is in {sink.shown}: {made.edit}"
+        for name, split in by_size(made):
+            sizes = f"{count_of(len(split.shards), 'shard')}, {size_of(split.num_bytes)}"
+            yield f"  {name}: {count_of(split.num_examples, 'example')}, {sizes}"
+    if made.edit and made.edit.deleted:
+        yield f"deleted: no file of the data set in {sink.shown} holds them any more; copies elsewhere are as they were"
+    elif parent:
+        old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
         yield f"version {parent.version} stays: {old}; runs that began on it resume on it, and move by --data_dir={new}"
 
 

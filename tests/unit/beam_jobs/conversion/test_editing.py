@@ -1,5 +1,4 @@
 import dataclasses
-import gzip
 import hashlib
 import json
 import shutil
@@ -198,7 +197,9 @@ def test_a_deleted_record_is_in_no_file_and_its_versions_are_refused(convert_wit
     assert versions.log_of(data).keys() == {made.parent, made.digest}
     listed = {shard.file for shard in made.shards}
     assert {path.name for path in data.glob("*.tfrecord")} == listed
-    assert edit(data, "--delete=patient-13")[1] == f"{data}: its newest version has these edits; nothing to do\n"
+    assert edit(data, "--delete=patient-13")[1].startswith(
+        f"{data}: its newest version has these edits; nothing to do\n"
+    )
 
 
 def picture_of(number):
@@ -239,7 +240,7 @@ def test_a_version_that_held_no_deleted_record_stays(data, convert_without_beam,
 def test_a_shard_without_records_is_left_out(data, edit):
     first = manifest.load(data).splits["train"].shards[1]
     keys = keys_of_shard(data, first)
-    code, out, err = edit(data, f"--delete={','.join(key.decode() for key in keys)}")
+    code, _, err = edit(data, f"--delete={','.join(key.decode() for key in keys)}")
     assert (code, err) == (0, "")
     made = manifest.load(data)
     assert [shard.file for shard in made.splits["train"].shards] == [
@@ -357,4 +358,3 @@ def test_an_edit_is_a_digest_of_what_it_changes(data, edit):
     keys = sorted(key.hex() for key in (b"train/cat/0.png", b"train/dog/1.png"))
     text = json.dumps([first.parent, [], keys])
     assert first.edit.sha256 == hashlib.sha256(text.encode()).hexdigest()
-    assert "2 (" not in gzip.compress(b"").hex()
