@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.sink import staging
-from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, TransientError, UsageError, reason_of
 from pipeline.files.paths import LocalPath, locked
@@ -70,7 +69,7 @@ class LocalSink:
         with locked(descriptor) as is_free:  # without locks, each plan still has its own inner folder
             if not is_free:
                 raise UsageError(f"--data_dir={self.data_dir}: another command is writing there; wait until it ends")
-            if manifest.version_names(self.data_dir):
+            if (self.data_dir / naming.VERSIONS).is_dir() and (self.data_dir / naming.MANIFEST).exists():
                 staging.finish_deletion(self.data_dir)
             yield
 

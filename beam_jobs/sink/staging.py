@@ -231,22 +231,32 @@ def finish_deletion(data_dir: LocalPath) -> None:
       DataError: a manifest cannot be read, or a file cannot be written or removed.
     """
     newest = manifest.load(data_dir)
-    older = list(versions.older_in(data_dir)) if newest.edit and newest.edit.removed else []
+    if newest.edit is None or not newest.edit.removed:
+        return
+    older = list(versions.older_in(data_dir))
     gone = [made for made in older if newest.has_deleted(made)]
     kept = {name for made in (newest, *older) if made not in gone for name in _own_files(made)}
+    _remove_for_good(data_dir, {name for shard in newest.edit.removed for name in _files_of_shard(shard)})
     for made in gone:
         what = naming.version_name(made.version, made.digest, "deleted")
         left = Gone(made.digest, made.version, made.parent, versions.Made.now(newest.digest).time)
         drafts.publish(data_dir / what, (json.dumps(dataclasses.asdict(left), sort_keys=True) + "\n").encode())
-        for name in sorted(_own_files(made) - kept):
-            (data_dir / name).remove()
-        for each in (naming.SIDECARS, naming.COLUMNS):
-            if (data_dir / each).exists():
-                (data_dir / each).sync()
-        data_dir.sync()  # the shards are gone for good before the manifest that lists them
+        _remove_for_good(data_dir, _own_files(made) - kept)
         for ending in ("html", "json"):
             (data_dir / naming.version_name(made.version, made.digest, ending)).remove()
         (data_dir / naming.VERSIONS).sync()
+
+
+def _remove_for_good(data_dir: LocalPath, names: set[str]) -> None:
+    for name in sorted(names):
+        (data_dir / name).remove()
+    for place in (data_dir, data_dir / naming.SIDECARS, data_dir / naming.COLUMNS):
+        if place.exists():
+            place.sync()
+
+
+def _files_of_shard(shard: str) -> tuple[str, ...]:
+    return (shard, *naming.sidecar_names(shard), *naming.beside_names(shard))
 
 
 def _own_files(made: Manifest) -> set[str]:
@@ -311,15 +321,15 @@ def _names_in(folder: LocalPath) -> list[str]:
 
 
 def remove_versions(data_dir: StoragePath) -> None:
-    """Removes the manifests, cards and columns of a data set's versions before the newest, and their log.
+    """Removes the manifests, cards, columns and replaced shards of versions before the newest, and their log.
 
     Raises:
       DataError: a manifest cannot be read, or a file cannot be removed.
     """
     place = data_dir / naming.VERSIONS
     older = list(versions.older_in(data_dir))
-    kept = present.columns_of(manifest.load(data_dir)) if older and naming.MANIFEST in data_dir.names() else []
-    for name in {name for made in older for name in present.columns_of(made)} - {*kept}:
+    kept = _own_files(manifest.load(data_dir)) if older and naming.MANIFEST in data_dir.names() else set()
+    for name in {name for made in older for name in _own_files(made)} - kept:
         (data_dir / name).remove()
     for name in place.files() if place.is_dir() else ():
         if naming.parse_version_name(name) or f"{naming.VERSIONS}/{name}" == naming.LOG:
@@ -356,7 +366,7 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder holds no data set either
-    remove_versions(data_dir)  # before the newest, which has all of their shards
+    remove_versions(data_dir)  # before the newest, which says what is theirs alone
     (data_dir / naming.MANIFEST).remove()
     inside = (naming.SIDECARS, naming.COLUMNS)
     folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]

@@ -71,6 +71,7 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     if isinstance(value, list):
         return [str(each) for each in value]
     text = "" if value is None else str(value).strip()
+    text = text.lower() if isinstance(value, bool) else text  # as the classes of truth values are called
     if isinstance(value, float) and value.is_integer() and feature.dtype == "int64":
         text = str(int(value))  # a column of whole numbers in which some are missing
     if not feature.shape:

@@ -134,7 +134,7 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
         "evaluate": [],
         "predict": [f"{edited / 'source/test/a/0.png'}"],
         "export": [f"--output={tmp_path / 'model'}"],
-        "replay": ["--step=7"],
+        "replay": ["--step=17"],
     }
     found = {
         name: finish(forked.Process(["-m", f"trainer.{name}", f"--model_dir={run}", *flags]))[0]
@@ -148,7 +148,7 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
         found, (1, 1, True)
     )
     assert "another --model_dir and --initialize_from for its weights" in found["run"][2]
-    assert f"; use {data}@3\n" in found["evaluate"][2]
+    assert f"; use {data}@3" in found["evaluate"][2]
     process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}", f"--data_dir={data}@3"])
     assert "(69 examples" in ends(process)
     assert "step 45" in ends(start(data, run, *FLAGS, "--train_steps=45", "--allow_order_change"))

@@ -10,6 +10,7 @@ import pytest
 
 from beam_jobs.edit import main
 from beam_jobs.sink import sink_of
+from beam_jobs.validate import main as validate
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError, PipelineError
 from pipeline.inspect.__main__ import main as inspect
@@ -358,3 +359,35 @@ def test_an_edit_is_a_digest_of_what_it_changes(data, edit):
     keys = sorted(key.hex() for key in (b"train/cat/0.png", b"train/dog/1.png"))
     text = json.dumps([first.parent, [], keys])
     assert first.edit.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_conversion_replaces_an_edited_data_set_only_as_a_whole(data, convert_without_beam, edit, tmp_path):
+    flags = [
+        "--dataset=image_folder",
+        f"--source={tmp_path / 'a'}",
+        f"--data_dir={data}",
+        "--num_shards=train:3,test:1",
+    ]
+    before = files_of(data)
+    edit(data, f"--set_labels={table(tmp_path / 'labels.csv', ['train/cat/0.png,dog'])}")
+    found = convert_without_beam(*flags)
+    assert found.code == 2
+    assert "what was edited is labels set: 1 there and nothing here" in found.err
+    edit(data, "--delete=train/cat/2.png")
+    assert convert_without_beam(*flags, "--overwrite").code == 0
+    assert files_of(data) == before
+
+
+def test_validate_names_a_shard_that_a_killed_deletion_left(data, edit, tmp_path, capfd):
+    kept = shutil.copytree(data, tmp_path / "kept")
+    edit(data, "--delete=train/cat/0.png")
+    [name] = manifest.load(data).edit.removed
+    shutil.copy(kept / name, data / name)
+    with pytest.raises(DataError, match="2 problems in the other files"):
+        validate([str(data)])
+    out = capfd.readouterr().out
+    assert f"{name}: holds records that version 2 deleted; the same edit, run again, removes it" in out
+    assert "of version 2 (records deleted: 1)" in out
+    assert edit(data, "--delete=train/cat/0.png")[0] == 0
+    validate([str(data)])
+    assert not (data / name).exists()
