@@ -796,7 +796,8 @@ def _of_version(manifest: Manifest) -> Iterator[str]:
     if bool(manifest.parent) != (manifest.version > 1) or manifest.version < 1:
         yield f"version is {manifest.version}, with the parent {manifest.parent!r}; all but version 1 have one"
     if manifest.parent and manifest.format_version < (EDITED_VERSION if edit else APPENDED_VERSION):
-        yield f"has a parent{' that was edited' * bool(edit)}, which version {manifest.format_version} does not know"
+        what = "an edit" if edit else "a parent"
+        yield f"has {what}, which format_version {manifest.format_version} does not know"
     if edit is None:
         return
     if min(edit.labels, edit.deleted) < 0 or not edit.labels + edit.deleted or bool(edit.deleted) != bool(edit.removed):
