@@ -71,18 +71,19 @@ class EditConfig:
         """Parsed `delete`: keys.
 
         Raises:
-          DataError: the file cannot be read, or has no key.
+          DataError: the file cannot be read.
+          UsageError: there is no key.
         """
-        if not self.delete.startswith("@"):
-            return frozenset(key for key in os.fsencode(self.delete).split(b",") if key)
-        path = path_of(self.delete[1:])
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError as error:
-            raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
-        if not any(lines):
-            raise DataError("has no key; write one on each line", path=path)
-        return frozenset(filter(None, lines))
+        keys = os.fsencode(self.delete).split(b",")
+        if self.delete.startswith("@"):
+            path = path_of(self.delete[1:])
+            try:
+                keys = path.read_bytes().splitlines()
+            except OSError as error:
+                raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
+        if self.delete and not any(keys):
+            raise UsageError(f"--delete={self.delete}: names no key")
+        return frozenset(filter(None, keys))
 
 
 def edit(command: str, argv: Sequence[str] | None) -> None:

@@ -92,6 +92,7 @@ def test_labels_are_set_and_other_shards_stay(data, edit, tmp_path):
     assert made.splits["train"].label_histogram == (5, 6, 1)
     assert made.splits["test"].label_histogram == (4, 4, 0)
     assert column_of(data, "train", "label").tolist() == list(labels_of(data).values())
+    assert "<dt>version 2</dt><dd>labels set: 2</dd>" in (data / naming.CARD).read_text()
     assert (made.image_mean, made.image_std) == (first.image_mean, first.image_std)
 
     again = files_of(data)
@@ -268,6 +269,7 @@ REFUSED = {
     "no column": (["--set_labels=NAMES:train/cat/0.png,dog"], "has no column 'key'"),
     "no file": (["--set_labels=no.csv"], "no.csv"),
     "no keys": (["--delete=@no.txt"], "no.txt: cannot be read: No such file"),
+    "no key": (["--delete=,"], "--delete=,: names no key"),
     "nothing": ([], "nothing to change; give --set_labels=FILE, --delete=KEYS, or both"),
 }
 
