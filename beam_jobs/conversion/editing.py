@@ -10,7 +10,7 @@ from beam_jobs import flag_values
 from beam_jobs.report import card
 from beam_jobs.report.summary import by_size, facts_of_manifest
 from beam_jobs.shards import edited
-from beam_jobs.shards.edited import Edits, Places
+from beam_jobs.shards.edited import Edits, Label, Places
 from beam_jobs.sink import LocalSink
 from beam_jobs.sink.present import notes
 from beam_jobs.sources import label_table
@@ -146,7 +146,8 @@ def _editable(data_dir: str) -> Manifest:
 
 
 def _edits(config: EditConfig, parent: Manifest) -> Edits:
-    labels, names, deleted = {}, parent.class_names, config.deleted
+    labels: dict[bytes, Label] = {}
+    names, deleted = parent.class_names, config.deleted
     if config.set_labels:
         labels, names = label_table.read(path_of(config.set_labels), parent)
     if both := sorted(labels.keys() & deleted):

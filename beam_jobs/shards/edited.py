@@ -76,7 +76,7 @@ class Places:
         Args:
           made: manifest of the version that is edited.
         """
-        found = {}
+        found: dict[str, str] = {}
         for split, info in made.splits.items():
             edited = [shard for shard in info.shards if shard.file in self.labels or shard.file in self.deleted]
             filled = [s.file for s in edited if len(self.deleted.get(s.file, ())) < s.num_examples]
@@ -89,8 +89,8 @@ class Places:
     @property
     def edit(self) -> Edit:
         """What the edits change, without their identity."""
-        numbers = (sum(map(len, found.values())) for found in (self.labels, self.deleted))
-        return Edit("", *numbers, self.removed)
+        labels, deleted = sum(map(len, self.labels.values())), sum(map(len, self.deleted.values()))
+        return Edit("", labels, deleted, self.removed)
 
 
 def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits: Edits) -> Places:
@@ -156,9 +156,9 @@ def _wanted(data_dir: StoragePath, shard: ShardInfo, keys: Iterable[bytes]) -> I
         raise DataError(f"{number + 1} records, but the manifest says {shard.num_examples}", path=file)
 
 
-def _label_of(record: bytes, feature: Feature) -> NDArray[Any]:
-    values = np.asarray(tf_example.decode(record, ["label"]).get("label", []))
-    return values.reshape(feature.shape) if values.size == np.prod(feature.shape, dtype=int) else values
+def _label_of(record: bytes, feature: Feature) -> Any:
+    values = tf_example.decode(record, ["label"]).get("label", [])
+    return values[0] if len(values) == 1 and not feature.shape else values
 
 
 def write(folder: StoragePath, data_dir: StoragePath, parent: Manifest, edits: Edits, places: Places) -> None:

@@ -104,7 +104,7 @@ def _label(texts: Sequence[str], feature: Feature, numbers: dict[str, int]) -> A
     found = [_number(text, numbers) for text in texts]
     if not feature.shape:
         return found[0]
-    label = np.zeros(feature.shape, np.int64)  # type: ignore[arg-type]
+    label = np.zeros(len(numbers), np.int64)
     label[found] = 1
     return label
 

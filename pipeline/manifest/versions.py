@@ -93,7 +93,8 @@ def is_newest(place: StoragePath, made: Manifest) -> bool:
 
 def descends(place: StoragePath, made: Manifest, ancestor: str) -> bool:
     """Returns whether a version follows the one with the digest `ancestor`, over any number of versions."""
-    parents = {one.digest: one.parent for one in (*manifests.gone_in(place), *all_of(place))}
+    parents = {one.digest: one.parent for one in all_of(place)}
+    parents |= {one.digest: one.parent for one in manifests.gone_in(place)}
     at = made.parent
     while at and at != ancestor:
         at = parents.get(at, "")
