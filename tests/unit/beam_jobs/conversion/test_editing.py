@@ -15,6 +15,7 @@ from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError, PipelineError
 from pipeline.inspect.__main__ import main as inspect
 from pipeline.manifest import naming, versions
+from pipeline.read.statistics import entropy
 from tests.unit.beam_jobs.conversion.test_appending import files_of, write_images
 
 STATISTICS = ("image_mean", "image_std", "class_names")
@@ -91,6 +92,9 @@ def test_labels_are_set_and_other_shards_stay(data, edit, tmp_path):
     assert labels_of(data) == labels | {changed[0]: 1, changed[1]: 2}
     assert made.splits["train"].label_histogram == (5, 6, 1)
     assert made.splits["test"].label_histogram == (4, 4, 0)
+    for shard in made.splits["train"].shards:
+        found = [labels_of(data)[key.decode()] for key in keys_of_shard(data, shard)]
+        assert shard.label_entropy == entropy(np.bincount(found).tolist())
     assert column_of(data, "train", "label").tolist() == list(labels_of(data).values())
     assert "<dt>version 2</dt><dd>labels set: 2</dd>" in (data / naming.CARD).read_text()
     assert (made.image_mean, made.image_std) == (first.image_mean, first.image_std)
@@ -196,6 +200,8 @@ def test_a_deleted_record_is_in_no_file_and_its_versions_are_refused(convert_wit
     assert manifest.load(f"{data}@3") == made
     assert made.edit.removed == tuple(sorted(made.edit.removed))
     assert len(made.edit.removed) == 2  # in version 1, and in version 2
+    left = [f"{number}-{manifest.load(f'{twin}@{number}').short}.deleted" for number in (1, 2)]
+    assert sorted(path.name for path in (data / naming.VERSIONS).iterdir()) == [*left, "log.jsonl"]
     assert versions.log_of(data).keys() == {made.parent, made.digest}
     listed = {shard.file for shard in made.shards}
     assert {path.name for path in data.glob("*.tfrecord")} == listed
