@@ -108,7 +108,8 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
         is_made = parent.edit is not None and parent.edit.sha256 == edits.digest(parent.parent)
         places = None if is_made else _places(sink, parent, edits)
         if config.dry_run:
-            print("\n".join(_plan_lines(sink, parent, edits, places) if places else _result_lines(sink, parent, None)))
+            lines = _plan_lines(sink, parent, edits, places) if places else _result_lines(sink, parent, None, edits)
+            print("\n".join(lines))
             return
         if places is None:
             sink.tidy()
@@ -122,7 +123,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
         no_card = None
         if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
             no_card = card.write_card(sink.data_dir, command, _shown_arguments(config), facts_of_manifest(made))
-    for line in _result_lines(sink, made, parent if places else None):
+    for line in _result_lines(sink, made, parent if places else None, edits):
         print(line)
     for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:
         print(f"note: {note}")
@@ -179,7 +180,7 @@ def _plan_lines(sink: LocalSink, parent: Manifest, edits: Edits, places: Places)
         yield f"note: {which} held records to delete; afterwards no command reads that, and no run resumes on it"
 
 
-def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None) -> Iterator[str]:
+def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None, edits: Edits) -> Iterator[str]:
     if parent is None:
         yield f"{sink.shown}: its newest version has these edits; nothing to do"
     else:
@@ -187,7 +188,7 @@ def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None) -> I
         for name, split in by_size(made):
             sizes = f"{count_of(len(split.shards), 'shard')}, {size_of(split.num_bytes)}"
             yield f"  {name}: {count_of(split.num_examples, 'example')}, {sizes}"
-    if made.edit and made.edit.deleted:
+    if edits.deleted:
         yield f"deleted: no file of the data set in {sink.shown} holds them any more; copies elsewhere are as they were"
     elif parent:
         old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))

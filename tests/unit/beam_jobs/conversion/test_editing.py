@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.edit import main
-from beam_jobs.sink import sink_of
+from beam_jobs.sink import sink_of, staging
 from beam_jobs.validate import main as validate
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError, PipelineError
@@ -399,3 +399,22 @@ def test_validate_names_a_shard_that_a_killed_deletion_left(data, edit, tmp_path
     assert edit(data, "--delete=train/cat/0.png")[0] == 0
     validate([str(data)])
     assert not (data / name).exists()
+
+
+def test_an_append_finishes_a_deletion_that_was_killed(data, convert, edit, monkeypatch, tmp_path):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "_remove_for_good", killed)
+        with pytest.raises(KeyboardInterrupt):
+            edit(data, "--delete=train/cat/0.png")
+    [name] = manifest.load(data).edit.removed
+    assert (data / name).exists()
+    with pytest.raises(DataError, match=rf"version 1 held records that were deleted; use {data}@2"):
+        manifest.load(f"{data}@1")
+    more = write_images(tmp_path / "b", range(20, 22), splits=["train"])
+    assert convert("--dataset=image_folder", f"--source={more}", f"--data_dir={data}", "--append").code == 0
+    assert not (data / name).exists()
+    assert [made.version for made in versions.all_of(data)] == [2, 3]
+    assert [gone.version for gone in manifest.gone_in(data)] == [1]
