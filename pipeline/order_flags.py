@@ -13,7 +13,7 @@ from pipeline.errors import DataError, UsageError, name_of, reason_of
 from pipeline.files.paths import folder, with_version
 from pipeline.files.reading import content_of
 from pipeline.files.remote import in_command
-from pipeline.manifest import version_names
+from pipeline.manifest import gone_in, version_names
 from pipeline.manifest.sources import parse_sources
 from pipeline.order import sharding
 
@@ -112,7 +112,7 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
 
 def check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
-    """Raises UsageError if a run's flags do not tell the version of its data, as they are older than an append.
+    """Raises UsageError if a run's flags do not tell the version of its data, as they are older than an append or edit.
 
     Args:
       model_dir: folder of the run.
@@ -122,12 +122,12 @@ def check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
     if not isinstance(given, str) or with_version(given)[1] is not None:
         return
     place = folder(given)
-    if not place.is_dir() or not version_names(place):
+    if not place.is_dir() or not (version_names(place) or gone_in(place)):
         return
     first = in_command(f"{given}@1", "--data_dir")
     raise UsageError(
-        f"--model_dir={model_dir}: the data set {given} was appended to, and the run's {_CONFIG} is older, so it does "
-        f"not name the version; give that on which the run began, such as {first}, or let the run resume first"
+        f"--model_dir={model_dir}: the data set {given} has other versions, and the run's {_CONFIG} is older, so it "
+        f"does not name the version; give that on which the run began, such as {first}, or let the run resume first"
     )
 
 

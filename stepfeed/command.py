@@ -21,6 +21,7 @@ from stepfeed import shadowed
 COMMANDS = {
     "convert": ("beam_jobs.convert", "make sharded TFRecords of a data set or of your own files"),
     "validate": ("beam_jobs.validate", "check a data set against its manifest, byte by byte"),
+    "edit": ("beam_jobs.edit", "set labels and delete records of a data set, as its next version"),
     "inspect": ("pipeline.inspect", "show what is in a data set, or in the batch of any step of a run"),
     "index": ("pipeline.index", "use TFRecords that are there already"),
     "audit": ("pipeline.audit", "prove which worker reads what, and that every record is seen once"),

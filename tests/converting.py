@@ -68,7 +68,7 @@ def write_shard(plan: Plan, split: str, shard: int) -> Receipt:
 
 _KILLED = """
 import os, pathlib, signal, sys
-from beam_jobs import convert
+from beam_jobs import COMMAND
 from beam_jobs.sink import staging
 
 left, publish = [int(sys.argv[1])], staging.FUNCTION
@@ -83,17 +83,18 @@ def counted(function):
 
 def killed(*arguments):
     os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
-    publish(*arguments)
+    return publish(*arguments)
 
 staging.FUNCTION = killed
-convert.main(sys.argv[2:])
+COMMAND.main(sys.argv[2:])
 """
 
 
-def killed_in(function: str) -> str:
+def killed_in(function: str, command: str = "convert") -> str:
     """Returns a program that converts, and is killed by the change of files whose number is its first argument.
 
     Args:
-      function: function of `beam_jobs.sink.staging` whose changes are counted.
+      function: function of `beam_jobs.sink.staging` from which on changes are counted.
+      command: `convert` or `edit`.
     """
-    return _KILLED.replace("FUNCTION", function)
+    return _KILLED.replace("FUNCTION", function).replace("COMMAND", command)

@@ -1,9 +1,9 @@
 """Which versions of its data a run trains on: those on which it began, and others from the end of an epoch on.
 
-A data set may have grown since a run began. The run resumes on its own version, whose order its checkpoints have. It
-moves to a later one if --data_dir names that: then the step at which it moves is the end of the epoch that the newest
-checkpoint is in, by which the flags, and so all later checkpoints, are those of a mixture in turns
-(`pipeline.manifest.succession`).
+A data set may have grown, or been edited, since a run began. The run resumes on its own version, whose order its
+checkpoints have. It moves to a later one if --data_dir names that: then the step at which it moves is the end of the
+epoch that the newest checkpoint is in, by which the flags, and so all later checkpoints, are those of a mixture in
+turns (`pipeline.manifest.succession`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], object]) -> TrainConfig:
     """Returns the flags of a run with the versions of its data that it trains on.
 
-    A data set that nothing was appended to needs none; a new run on another takes the newest, unless it names one.
+    A data set that has one version needs none; a new run on another takes the newest, unless it names one.
 
     Args:
       config: flags of the run, as the user gave them.
@@ -74,7 +74,8 @@ def _in_turns(
     if chain is None:
         return config
     if missing := [digest for _, digest in chain if digest not in every]:
-        _check_lost(place, missing[0], every, record)
+        if not config.order.allow_order_change:
+            _check_lost(place, missing[0], every, record)
         return config  # the order differs, which the checkpoint's check tells
     wanted = chain[-1][1] if version is None else manifests.load(given).digest
     if wanted != chain[-1][1]:
@@ -94,7 +95,17 @@ def _in_turns(
 
 
 def _check_lost(place: str, digest: str, every: Mapping[str, Manifest], record: Record) -> None:
-    """Raises DataError if a version that a run needs is one that the data set's versions say that they extend."""
+    """Raises DataError if a version that a run needs is one that the data set's versions say that they follow."""
+    if digest in {gone.digest for gone in manifests.gone_in(folder(place))}:
+        try:
+            manifests.load(f"{place}@{digest}")
+        except DataError as error:
+            newest = max(made.version for made in every.values())
+            raise error.changed(
+                advice=f"{record.path} was trained on it, so its order cannot be kept: train anew on {place}@{newest}, "
+                "with another --model_dir and --initialize_from for its weights, or go on in this one with "
+                "--allow_order_change"
+            ) from None
     if digest in {made.parent for made in every.values()}:
         known = ", ".join(f"{made.version} ({made.short})" for made in every.values())
         raise DataError(
@@ -148,10 +159,15 @@ def _lines(place: str, chain: Chain, every: dict[str, Manifest], newest: Manifes
     if last != newest.digest:
         at = in_command(f"{place}@{newest.version}", "--data_dir")
         found.append(
-            f"the newest is version {newest.version}, of {_count(newest) - _count(every[last]):,} more examples; to "
-            f"move to it at the end of an epoch: {at}"
+            f"the newest is version {newest.version}, {_difference(every[last], newest)}; to move to it at the end of "
+            f"an epoch: {at}"
         )
     return found
+
+
+def _difference(last: Manifest, newest: Manifest) -> str:
+    more = _count(newest) - _count(last)
+    return f"of {abs(more):,} {'more' if more > 0 else 'fewer'} examples" if more else "of as many examples"
 
 
 def _count(made: Manifest) -> int:

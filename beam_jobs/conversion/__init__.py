@@ -1,1 +1,1 @@
-"""The command `convert`: its steps, its Beam job, its dry run."""
+"""The commands `convert` and `edit`: their steps, their Beam job, their dry run."""

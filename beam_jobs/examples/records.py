@@ -80,7 +80,12 @@ def make_records(rows: Block) -> Records:
         crcs = np.empty(count, sidecars.CRCS)
         blocks = functools.partial(_matrices, layouts, label_sizes, images, rows.labels, keys, crcs)
         return _of_lengths(blocks, lengths[label_sizes], crcs)
-    framed = [framing.frame(record) for record in _examples(rows)]
+    return of_serialized(_examples(rows))
+
+
+def of_serialized(examples: Iterable[bytes]) -> Records:
+    """Returns the records of serialized Examples, in the same order."""
+    framed = [framing.frame(record) for record in examples]
     crcs = np.frombuffer(b"".join(record[-framing.FOOTER :] for record in framed), sidecars.CRCS)
     return _of_lengths(functools.partial(_joined, framed), np.array([len(record) for record in framed], np.int64), crcs)
 

@@ -80,12 +80,12 @@ def _both(name: str, parent: Manifest, own: Manifest) -> Feature:
 def _joined(name: str, parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_dir: StoragePath) -> SplitInfo:
     if name not in own.splits:
         there = parent.splits[name]
-        return dataclasses.replace(there, label_histogram=_padded(there.label_histogram, own, there))
+        return dataclasses.replace(there, label_histogram=padded(there.label_histogram, own.class_names))
     added = own.splits[name]
     if name not in parent.splits:
         return added
     there = parent.splits[name]
-    both = (_padded(split.label_histogram, own, split) for split in (there, added))
+    both = (padded(split.label_histogram, own.class_names) for split in (there, added))
     return SplitInfo(
         (*there.shards, *added.shards),
         tuple(map(sum, zip(*both, strict=True))),
@@ -95,10 +95,9 @@ def _joined(name: str, parent: Manifest, own: Manifest, sizes: Mapping[str, Size
     )
 
 
-def _padded(histogram: tuple[int, ...], own: Manifest, split: SplitInfo) -> tuple[int, ...]:
+def padded(histogram: tuple[int, ...], classes: tuple[str, ...]) -> tuple[int, ...]:
     """Returns a label histogram with all classes; what is empty as labels are no classes stays so."""
-    classes = len(own.class_names) if split.label_histogram else 0
-    return histogram + (0,) * (classes - len(histogram))
+    return histogram + (0,) * (len(classes) - len(histogram)) if histogram else ()
 
 
 def _exact(sizes: dict[str, int]) -> Sizes:
@@ -181,12 +180,20 @@ def column_parts(
 
 
 def _packed(place: StoragePath, split: str, name: str, column: Column) -> columns.Packed:
+    return columns.of_numbers(values_of(place, split, name, column), column.values)
+
+
+def values_of(place: StoragePath, split: str, name: str, column: Column) -> NDArray[Any]:
+    """Returns the values of a column for a split, (records,), of the column's dtype; strings as their codes.
+
+    Raises:
+      DataError: its file cannot be read.
+    """
     path = place / naming.column_name(split, name, column.files[split])
     try:
-        values: NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        return np.asarray(np.load(io.BytesIO(path.read_bytes()), allow_pickle=False))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot be read: {error}", path=path) from None
-    return columns.of_numbers(values, column.values)
 
 
 def new_shards(made: Manifest, parent: Manifest) -> Iterator[ShardInfo]:

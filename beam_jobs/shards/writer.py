@@ -107,16 +107,37 @@ def _write(plan: Plan, name: str, records: Records, label_entropy: float | None)
             path=name,
             advice=f"give a larger one, or more --num_shards ({more})",
         )
-    if plan.config.compression:
+    return drafted(plan.data_dir, name, records, plan.config.compression, label_entropy)
+
+
+def drafted(
+    folder: StoragePath, name: str, records: Records, compression: str, label_entropy: float | None
+) -> tuple[list[Draft], ShardInfo]:
+    """Writes a shard and its sidecars under temporary names.
+
+    Args:
+      folder: folder of the shard.
+      name: base name of the shard.
+      records: its records.
+      compression: `GZIP`, or empty.
+      label_entropy: entropy of its labels, for the manifest.
+
+    Returns:
+      Drafts, in the order in which to publish them, and the entry in the manifest.
+
+    Raises:
+      DataError: a file cannot be written.
+    """
+    if compression:
         records = compressed(records)
     drafts: dict[str, Draft] = {}
     offsets, crcs = naming.sidecar_names(name)
-    (plan.data_dir / naming.SIDECARS).make_folder()
+    (folder / naming.SIDECARS).make_folder()
     with _removed_on_error(drafts.values()):
-        drafts[name] = Draft(plan.data_dir / name, records.blocks())
+        drafts[name] = Draft(folder / name, records.blocks())
         for file, data in ((offsets, records.beside()), (crcs, records.crcs.tobytes())):
             if data:
-                drafts[file] = Draft(plan.data_dir / file, [data])
+                drafts[file] = Draft(folder / file, [data])
     written = drafts[name]
     offsets_crc, crcs_crc = (drafts[file].crc32c if file in drafts else None for file in (offsets, crcs))
     info = ShardInfo(

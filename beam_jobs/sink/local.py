@@ -8,7 +8,7 @@ import glob
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
@@ -55,9 +55,11 @@ class LocalSink:
     def locked(self) -> Iterator[None]:
         """Creates the folder and locks out other conversions until the block ends.
 
+        First it finishes what a killed command was deleting.
+
         Raises:
           UsageError: another conversion is writing there, or the folder cannot be opened.
-          DataError: the folder cannot be made.
+          DataError: the folder cannot be made, or a file to delete cannot be removed.
         """
         self.data_dir.make_folder()
         try:
@@ -67,6 +69,8 @@ class LocalSink:
         with locked(descriptor) as is_free:  # without locks, each plan still has its own inner folder
             if not is_free:
                 raise UsageError(f"--data_dir={self.data_dir}: another command is writing there; wait until it ends")
+            if (self.data_dir / naming.VERSIONS).is_dir() and (self.data_dir / naming.MANIFEST).exists():
+                staging.finish_deletion(self.data_dir)
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
@@ -91,10 +95,7 @@ class LocalSink:
           DataError: a file cannot be written, moved or removed, the disk is too small, a file of another tool is in the
             way, or the data set is incomplete.
         """
-        staging.undo_interrupted_publish(self.data_dir)
-        staging.undo_interrupted_append(self.data_dir, plan.digest)
-        staging.check_names_free(self.data_dir, plan.file_names, present)
-        staging.remove_leftovers(self.data_dir, plan.digest)  # also the data set that a killed command was replacing
+        self._prepare(plan.digest, plan.file_names, present)
         with staging.opened(self.data_dir, plan.digest) as folder:
             finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
             self._check_space(plan, present, finished)
@@ -109,6 +110,31 @@ class LocalSink:
                 staging.publish_version(folder, self.data_dir, present)
             else:
                 staging.publish(folder, self.data_dir, present)
+
+    @contextlib.contextmanager
+    def edited(self, digest: str, names: Sequence[str], num_bytes: int, parent: Manifest) -> Iterator[LocalPath]:
+        """Yields the folder to write the next version of a data set to, which follows `parent` when the block ends.
+
+        Args:
+          digest: identity of the edit.
+          names: base names of the shards that are written.
+          num_bytes: their size, at most.
+          parent: manifest of the newest version.
+
+        Raises:
+          DataError: as `opened`.
+        """
+        self._prepare(digest, names, parent)
+        self._check_room(num_bytes, "new version takes")
+        with staging.opened(self.data_dir, digest) as folder:
+            yield folder
+            staging.publish_version(folder, self.data_dir, parent)
+
+    def _prepare(self, digest: str, names: Sequence[str], present: Manifest | None) -> None:
+        staging.undo_interrupted_publish(self.data_dir)
+        staging.undo_interrupted_append(self.data_dir, digest)
+        staging.check_names_free(self.data_dir, names, present)
+        staging.remove_leftovers(self.data_dir, digest)  # also the data set that a killed command was replacing
 
     def tidy(self) -> None:
         """Removes what a conversion left that was killed after publishing.
@@ -162,13 +188,17 @@ class LocalSink:
 
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
         """Checks that the new shards fit on the disk alongside the data set that they replace."""
+        if plan.config.compression:
+            return
+        beside = ", beside the one that it replaces," if replaced and plan.base is None else ""
+        what = "data set" if plan.base is None else "new version"
+        self._check_room(plan.num_bytes * plan.config.passes - finished, f"{what}{beside} takes")
+
+    def _check_room(self, needed: int, what: str) -> None:
         free = shutil.disk_usage(self._existing()).free
-        needed = plan.num_bytes * plan.config.passes - finished
-        if needed > free and not plan.config.compression:
-            beside = ", beside the one that it replaces" if replaced and plan.base is None else ""
-            what = "data set" if plan.base is None else "new version"
+        if needed > free:
             raise TransientError(
-                f"the {what} takes {count_of(needed, 'byte')}{beside}, but its disk has {free:,} free",
+                f"the {what} {count_of(needed, 'byte')}, but its disk has {free:,} free",
                 path=self.data_dir,
                 advice="make room",
             )

@@ -251,6 +251,8 @@ def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, o
     if present.dataset != plan.source.dataset:
         yield "--dataset", present.dataset, plan.source.dataset
         return
+    if present.edit:
+        yield "what was edited", present.edit, "nothing"
     for name in sorted(plan.options.keys() | present.options.keys()):
         there, here = present.options.get(name), plan.options.get(name)
         if there != here:

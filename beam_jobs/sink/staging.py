@@ -8,7 +8,9 @@ named after the plan, so that rerunning the same command finds its finished shar
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import json
 import os
 import re
 import signal
@@ -24,7 +26,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, TransientError
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.write import temporary_name
-from pipeline.manifest import Manifest, naming, versions
+from pipeline.manifest import Gone, Manifest, naming, versions
 
 FOLDER = re.compile(rf"{re.escape(naming.CONVERTING)}[0-9a-f]{{16}}")
 FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
@@ -189,7 +191,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
 
 
 def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) -> None:
-    """Moves what an append wrote from `folder` up into `data_dir`, as the version behind `parent`.
+    """Moves what an append or an edit wrote from `folder` up into `data_dir`, as the version behind `parent`.
 
     The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
     and `manifest.json` is replaced in one step. So there is a whole version at any moment.
@@ -215,7 +217,50 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
         (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
         data_dir.sync()
         _remove_outdated(data_dir)
+        finish_deletion(data_dir)
         _remove(folder)
+
+
+def finish_deletion(data_dir: LocalPath) -> None:
+    """Removes all files that only versions with deleted records have, and these versions, but for a `Gone` of each.
+
+    The newest version says which they are, so that a command that was killed here is finished by the next one. The
+    manifest of a version, which lists its files, is removed as the last of them.
+
+    Raises:
+      DataError: a manifest cannot be read, or a file cannot be written or removed.
+    """
+    newest = manifest.load(data_dir)
+    if newest.edit is None or not newest.edit.removed:
+        return
+    older = list(versions.older_in(data_dir))
+    gone = [made for made in older if newest.has_deleted(made)]
+    kept = {name for made in (newest, *older) if made not in gone for name in _own_files(made)}
+    _remove_for_good(data_dir, {name for shard in newest.edit.removed for name in _files_of_shard(shard)})
+    for made in gone:
+        what = naming.version_name(made.version, made.digest, "deleted")
+        left = Gone(made.digest, made.version, made.parent, versions.Made.now(newest.digest).time)
+        drafts.publish(data_dir / what, (json.dumps(dataclasses.asdict(left), sort_keys=True) + "\n").encode())
+        _remove_for_good(data_dir, _own_files(made) - kept)
+        for ending in ("html", "json"):
+            (data_dir / naming.version_name(made.version, made.digest, ending)).remove()
+        (data_dir / naming.VERSIONS).sync()
+
+
+def _remove_for_good(data_dir: LocalPath, names: set[str]) -> None:
+    for name in sorted(names):
+        (data_dir / name).remove()
+    for place in (data_dir, data_dir / naming.SIDECARS, data_dir / naming.COLUMNS):
+        if place.exists():
+            place.sync()
+
+
+def _files_of_shard(shard: str) -> tuple[str, ...]:
+    return (shard, *naming.sidecar_names(shard), *naming.beside_names(shard))
+
+
+def _own_files(made: Manifest) -> set[str]:
+    return present.files_of(made) - {*drafts.BESIDE_SHARDS}
 
 
 def keep_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> None:
@@ -237,7 +282,7 @@ def _remove_outdated(data_dir: LocalPath) -> None:
 
 
 def undo_interrupted_append(data_dir: LocalPath, digest: str | None) -> None:
-    """Takes back shards of an append that was killed before it published its manifest.
+    """Takes back shards of an append or an edit that was killed before it published its manifest.
 
     Args:
       data_dir: folder of the data set.
@@ -276,15 +321,15 @@ def _names_in(folder: LocalPath) -> list[str]:
 
 
 def remove_versions(data_dir: StoragePath) -> None:
-    """Removes the manifests, cards and columns of a data set's versions before the newest, and their log.
+    """Removes the manifests, cards, columns and replaced shards of versions before the newest, and their log.
 
     Raises:
       DataError: a manifest cannot be read, or a file cannot be removed.
     """
     place = data_dir / naming.VERSIONS
     older = list(versions.older_in(data_dir))
-    kept = present.columns_of(manifest.load(data_dir)) if older and naming.MANIFEST in data_dir.names() else []
-    for name in {name for made in older for name in present.columns_of(made)} - {*kept}:
+    kept = _own_files(manifest.load(data_dir)) if older and naming.MANIFEST in data_dir.names() else set()
+    for name in {name for made in older for name in _own_files(made)} - kept:
         (data_dir / name).remove()
     for name in place.files() if place.is_dir() else ():
         if naming.parse_version_name(name) or f"{naming.VERSIONS}/{name}" == naming.LOG:
@@ -321,7 +366,7 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder holds no data set either
-    remove_versions(data_dir)  # before the newest, which has all of their shards
+    remove_versions(data_dir)  # before the newest, which says what is theirs alone
     (data_dir / naming.MANIFEST).remove()
     inside = (naming.SIDECARS, naming.COLUMNS)
     folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]

@@ -120,7 +120,8 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
-    print(f"{shown}: checking {what}{with_workers}", flush=True)
+    by_edit = f" of version {content.version} ({content.edit})" if content.edit else ""
+    print(f"{shown}: checking {what}{by_edit}{with_workers}", flush=True)
     if lowered:
         print(lowered, flush=True)
     began = time.monotonic()

@@ -101,6 +101,7 @@ class Validation(ShardJob):
             *_total_problems(self.manifest, shards, self.decodes),
             *tfds_problems(self.data_dir, self.manifest),
             *column_problems(self.data_dir, self.manifest),
+            *_deletion_problems(self.data_dir, self.manifest),
             *_card_problems(self.data_dir, self.manifest, self.decodes),
             *_stray_problems(self.data_dir, self.manifest, self.decodes),
         ]
@@ -298,6 +299,13 @@ def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:
         return None, None
     except OSError as error:
         return None, f"cannot be read: {reason_of(error)}"
+
+
+def _deletion_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
+    """Yields the shards that held deleted records and are there, as the command was killed before it removed them."""
+    for name in manifest.edit.removed if manifest.edit else ():
+        if (data_dir / name).exists():
+            yield name, f"holds records that version {manifest.version} deleted; the same edit, run again, removes it"
 
 
 def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:

@@ -22,7 +22,7 @@ from pipeline.errors import UsageError, name_of, named, to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
 from pipeline.inspect import marks, steps
-from pipeline.manifest import Feature, Manifest, SplitInfo, versions
+from pipeline.manifest import Feature, Manifest, SplitInfo, gone_in, versions
 from pipeline.manifest.columns import label_numbers
 from pipeline.manifest.manifest import BOXES, IMAGE_FEATURES, MASK, POINTS, rounded_up
 from pipeline.manifest.sources import flags_for, parse_sources
@@ -133,19 +133,24 @@ def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
     """Returns a table of the versions of a data set, with who made them; empty if there is one."""
     place = folder(data_dir)
     every, log = versions.all_of(place), versions.log_of(place)
+    found = {made.digest: (made.version, _examples(made), str(made.edit or "")) for made in every}
+    found |= {gone.digest: (gone.version, "-", f"gone, {gone.time}") for gone in gone_in(place)}
     rows = []
-    for made in every if len(every) > 1 else ():
-        entry = log.get(made.digest)
-        rows.append(
-            [
-                ("version", f"{made.version}{' *' if made.digest == shown.digest else ''}"),
-                ("digest", made.short),
-                ("examples", f"{sum(split.num_examples for split in made.splits.values()):,}"),
-                ("made", entry.time if entry else "-"),
-                ("by", f"{entry.user or '?'} on {entry.host}" if entry else "-"),
-            ]
-        )
-    return ["", *table(rows, left=("version", "digest", "made", "by"))] if rows else []
+    for digest, (number, examples, change) in sorted(found.items(), key=lambda each: each[1][0]):
+        entry = log.get(digest)
+        row = [
+            ("version", f"{number}{' *' if digest == shown.digest else ''}"),
+            ("digest", digest[:12]),
+            ("examples", examples),
+            ("made", entry.time if entry else "-"),
+            ("by", f"{entry.user or '?'} on {entry.host}" if entry else "-"),
+        ]
+        rows.append([*row, ("edit", change)] if any(change for _, _, change in found.values()) else row)
+    return ["", *table(rows, left=("version", "digest", "made", "by", "edit"))] if len(rows) > 1 else []
+
+
+def _examples(made: Manifest) -> str:
+    return f"{sum(split.num_examples for split in made.splits.values()):,}"
 
 
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:

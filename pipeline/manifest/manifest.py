@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
@@ -30,7 +30,8 @@ PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their c
 LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
 ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points
 APPENDED_VERSION = 7  # the data set may be a later version of another
-NEWEST_VERSION = APPENDED_VERSION
+EDITED_VERSION = 8  # in which labels were set or records deleted
+NEWEST_VERSION = EDITED_VERSION
 MOST_CLASSES = 1 << 20  # of a data set
 NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
@@ -324,6 +325,43 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True)
+class Edit:
+    """What a version changed in the records of its parent.
+
+    Attributes:
+      sha256: SHA-256, hexadecimal, of the parent's digest and the edit, by which the same command finds its version.
+      labels: number of records whose label it set.
+      deleted: number of records that it deleted.
+      removed: names, sorted, of the shards that held deleted records, in any version: one that lists them is no more.
+    """
+
+    sha256: str
+    labels: int = 0
+    deleted: int = 0
+    removed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """In words: `labels set: 2, records deleted: 1`."""
+        parts = (("labels set", self.labels), ("records deleted", self.deleted))
+        return ", ".join(f"{what}: {number:,}" for what, number in parts if number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gone:
+    """What is left in `versions/` of a version that held records which were deleted.
+
+    Attributes:
+      digest, version, parent: what its manifest had.
+      time: time of the deletion, ISO 8601 with its zone.
+    """
+
+    digest: str
+    version: int
+    parent: str
+    time: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """A data set.
 
@@ -342,8 +380,9 @@ class Manifest:
       columns: columns by name; they may be added to a data set that exists, so the data's digest is without them.
       pixel_rule: rule by which its image files become pixels; None: as by releases that had no rule, or it has no image
         files.
-      parent: digest of the version that it extends; empty if a conversion or an index made all of it.
+      parent: digest of the version that it extends or edits; empty if a conversion or an index made all of it.
       version: its number: 1, and 1 more than the parent's.
+      edit: what it changed in the records of its parent; None if it has all of them as they were.
     """
 
     dataset: str
@@ -360,6 +399,7 @@ class Manifest:
     pixel_rule: PixelRule | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     parent: str = dataclasses.field(default="", metadata={OPTIONAL: True})
     version: int = dataclasses.field(default=1, metadata={OPTIONAL: True})
+    edit: Edit | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
         """Gives each shard the compression of all."""
@@ -467,6 +507,10 @@ class Manifest:
         content.pop("columns", None)
         return hashlib.sha256(_text(content)).hexdigest()
 
+    def has_deleted(self, other: Manifest) -> bool:
+        """Returns whether another version lists shards with records that this one deleted."""
+        return self.edit is not None and not {shard.file for shard in other.shards}.isdisjoint(self.edit.removed)
+
     @property
     def short(self) -> str:
         """First digits of the digest, which name the version."""
@@ -520,29 +564,69 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
       data_dir: `DIR`, or `DIR@VERSION`: a number, or 8 or more digits of a digest.
 
     Raises:
-      DataError: there is no manifest or no such version, or it has another format, or is cut, invalid or edited.
+      DataError: there is no manifest or no such version, or it has another format, or is cut, invalid or edited, or it
+        held records that were deleted.
     """
     found, wanted = folder(data_dir), with_version(data_dir)[1]
     if wanted is None or isinstance(data_dir, LocalPath | RemotePath):
         return _load(found, found / naming.MANIFEST)
     older = {name: parsed for name in version_names(found) if (parsed := naming.parse_version_name(name))}
+    made, newest = _older(found, wanted, older), _load(found, found / naming.MANIFEST)
+    if made is None and _is_version(wanted, newest.version, newest.digest):
+        return newest
+    if made is not None and not newest.has_deleted(made):  # else a command was killed before it removed the last file
+        return made
+    _check_kept(found, wanted, newest, gone_in(found) if made is None else [Gone(made.digest, made.version, "", "")])
+    known = [f"{number} ({digest})" for number, digest in sorted({*older.values(), (newest.version, newest.short)})]
+    raise DataError(f"has no version {wanted}; it has {', '.join(known)}", path=found)
+
+
+def _check_kept(place: StoragePath, wanted: str, newest: Manifest, gone: Iterable[Gone]) -> None:
+    for one in gone:
+        if _is_version(wanted, one.version, one.digest):
+            day = f" on {one.time.partition('T')[0]}" if one.time else ""
+            raise DataError(
+                f"version {one.version} held records that were deleted{day}",
+                path=place,
+                advice=f"use {place}@{newest.version}",
+            )
+
+
+def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]) -> Manifest | None:
+    """Returns the wanted version if it is one of the older ones, {name of its manifest: (number, digest)}."""
     for name, (number, digest) in older.items():
         if _is_version(wanted, number, digest):
             made = _load(found, found / naming.VERSIONS / name)
             if _is_version(wanted, made.version, made.digest):
                 return made
-    newest = _load(found, found / naming.MANIFEST)
-    if _is_version(wanted, newest.version, newest.digest):
-        return newest
-    known = [f"{number} ({digest})" for number, digest in sorted({*older.values(), (newest.version, newest.short)})]
-    raise DataError(f"has no version {wanted}; it has {', '.join(known)}", path=found)
+    return None
+
+
+def gone_in(data_dir: StoragePath) -> list[Gone]:
+    """Returns what is left of the versions of a data set that held deleted records, in no order.
+
+    Raises:
+      DataError: a file cannot be read.
+    """
+    found = []
+    for name in _names_in_versions(data_dir, ".deleted"):
+        path = data_dir / naming.VERSIONS / name
+        try:
+            found.append(from_json(Gone, json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot be read: {error}", path=path) from None
+    return found
 
 
 def version_names(data_dir: StoragePath) -> list[str]:
     """Returns the base names of the manifests of versions before the newest, in no order."""
+    return _names_in_versions(data_dir, ".json")
+
+
+def _names_in_versions(data_dir: StoragePath, ending: str) -> list[str]:
     place = data_dir / naming.VERSIONS
     names = place.files() if place.is_dir() else []
-    return [name for name in names if name.endswith(".json") and naming.parse_version_name(name)]
+    return [name for name in names if name.endswith(ending) and naming.parse_version_name(name)]
 
 
 def _is_version(wanted: str, number: int, digest: str) -> bool:
@@ -634,10 +718,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, split in manifest.splits.items():
         yield from _of_split(name, split, manifest)
     yield from _of_columns(manifest)
-    if bool(manifest.parent) != (manifest.version > 1) or manifest.version < 1:
-        yield f"version is {manifest.version}, with the parent {manifest.parent!r}; all but version 1 have one"
-    if manifest.parent and manifest.format_version < APPENDED_VERSION:
-        yield f"has a parent, which format_version {manifest.format_version} does not know"
+    yield from _of_version(manifest)
     if manifest.pixel_rule is not None:
         yield from _of_rule(manifest.pixel_rule)
     for name, count in Counter(naming.flat(shard.file) for shard in manifest.shards).items():
@@ -708,6 +789,21 @@ def _of_rule(rule: PixelRule) -> Iterator[str]:
     for name, value, known in (("orientation", rule.orientation, ORIENTATIONS), ("dct", rule.dct, DCTS)):
         if value not in known:
             yield f"pixel_rule has the {name} {value!r}; known: {', '.join(known)}"
+
+
+def _of_version(manifest: Manifest) -> Iterator[str]:
+    edit = manifest.edit
+    if bool(manifest.parent) != (manifest.version > 1) or manifest.version < 1:
+        yield f"version is {manifest.version}, with the parent {manifest.parent!r}; all but version 1 have one"
+    if manifest.parent and manifest.format_version < (EDITED_VERSION if edit else APPENDED_VERSION):
+        what = "an edit" if edit else "a parent"
+        yield f"has {what}, which format_version {manifest.format_version} does not know"
+    if edit is None:
+        return
+    if min(edit.labels, edit.deleted) < 0 or not edit.labels + edit.deleted or bool(edit.deleted) != bool(edit.removed):
+        yield f"edit sets {edit.labels} labels and deletes {edit.deleted} records of {len(edit.removed)} shards"
+    if not manifest.parent or not all(map(naming.is_file_name, edit.removed)) or manifest.has_deleted(manifest):
+        yield f"edit has removed {list(edit.removed)}, which are not shards of the parent {manifest.parent!r} alone"
 
 
 def _of_columns(manifest: Manifest) -> Iterator[str]:

@@ -34,13 +34,14 @@ _SHARD = re.compile(
     r"(?P<split>[A-Za-z][A-Za-z0-9_]*)(-v(?P<version>[2-9]|[1-9]\d{1,5}))?"
     r"-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?"
 )
-_VERSION = re.compile(r"(?P<number>\d{1,6})-(?P<digest>[0-9a-f]{12})\.(json|html)")
+_VERSION = re.compile(r"(?P<number>\d{1,6})-(?P<digest>[0-9a-f]{12})\.(json|html|deleted)")
 
 
 def shard_name(split: str, index: int, count: int, compression: str = "", version: int = 1) -> str:
     """Returns the base name of shard `index` of `count`: `train-00003-of-00010.tfrecord`, with `.gz` if compressed.
 
-    Shards that a later version of a data set adds have its number: `train-v2-00000-of-00004.tfrecord`.
+    Shards that a later version of a data set adds or writes again have its number:
+    `train-v2-00000-of-00004.tfrecord`.
 
     Raises:
       ValueError: the split has characters other than letters, digits and `_`, or the index is not in 0..count-1.
@@ -124,9 +125,9 @@ def version_name(number: int, digest: str, ending: str = "json") -> str:
     """Returns the name, in the data set's folder, of the manifest of a version before the newest, or of its card.
 
     Args:
-      number: number of the version: 1 for a conversion, 1 more for each append.
+      number: number of the version: 1 for a conversion, 1 more for each append and edit.
       digest: `Manifest.digest`.
-      ending: `json` for the manifest, `html` for the card.
+      ending: `json` for the manifest, `html` for the card, `deleted` for what is left of a version whose records were.
     """
     return f"{VERSIONS}/{number}-{digest[:12]}.{ending}"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import DataError
-from pipeline.files.paths import PathLike, with_version
+from pipeline.files.paths import PathLike, folder, with_version
 from pipeline.manifest import manifest as manifests
 from pipeline.manifest.sources import WITH_SPLIT, flags_for, parse_sources
 
@@ -76,12 +76,14 @@ def pinned(flags: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _pinned(data_dir: str, digest: Any) -> str:
-    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is."""
+    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is, or was."""
     place, version = with_version(data_dir)
     try:
         if version is not None or not isinstance(digest, str) or manifests.load(place).digest == digest:
             return data_dir
-        manifests.load(named := f"{place}@{digest[:12]}")
+        named = f"{place}@{digest[:12]}"
+        if digest not in {gone.digest for gone in manifests.gone_in(folder(place))}:  # else whoever reads it is told
+            manifests.load(named)
     except (DataError, OSError):  # what is wrong with the data is said when they are needed
         return data_dir
     return named

@@ -1,10 +1,12 @@
-"""The versions of a data set: one folder, in which each append adds shards and a manifest, and changes nothing else.
+"""The versions of a data set: one folder, in which each append and edit adds shards and a manifest, and keeps the rest.
 
 A version is a manifest. The newest is `manifest.json`; those before it are in `versions/`, as `<number>-<digest>.json`,
 each with its card. A manifest names its parent by digest. A version's shards are its parent's, in the same order, and
-behind them its own, whose names have its number. `rejects.jsonl` grows in the same way: a version's invalid rows are
-its first lines, as many as its manifest counts. Who made a version, and when, is in `versions/log.jsonl`: it is no part
-of the data, so no digest covers it.
+behind them its own, whose names have its number; those of an edit are in the place of the shards that it writes again.
+`rejects.jsonl` grows, too: a version's invalid rows are its first lines, as many as its manifest counts. Who made a
+version, and when, is in `versions/log.jsonl`: it is no part of the data, so no digest covers it.
+
+Only a deletion takes something away: versions that held a deleted record lose their files; a `Gone` of them stays.
 """
 
 from __future__ import annotations
@@ -90,8 +92,9 @@ def is_newest(place: StoragePath, made: Manifest) -> bool:
 
 
 def descends(place: StoragePath, made: Manifest, ancestor: str) -> bool:
-    """Returns whether a version extends the one with the digest `ancestor`, over any number of versions."""
+    """Returns whether a version follows the one with the digest `ancestor`, over any number of versions."""
     parents = {one.digest: one.parent for one in all_of(place)}
+    parents |= {one.digest: one.parent for one in manifests.gone_in(place)}
     at = made.parent
     while at and at != ancestor:
         at = parents.get(at, "")

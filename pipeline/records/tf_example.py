@@ -60,15 +60,36 @@ def encode(features: Mapping[str, Value]) -> bytes:
     example = _example_class()()
     entries = example.features.feature
     for name, value in features.items():
-        entry = entries[name]
-        if isinstance(value, bytes):
-            entry.bytes_list.value.append(value)
-        elif isinstance(value, _INTEGERS):
-            entry.int64_list.value.append(int(value))
-        else:
-            _extend(entry, name, value)
+        _put(entries[name], name, value)
     serialized: bytes = example.SerializeToString(deterministic=True)
     return serialized
+
+
+def replaced(record: bytes, name: str, value: Value) -> bytes:
+    """Returns a serialized Example with another value of a feature, and everything else as it is.
+
+    Raises:
+      ValueError: `record` is not a serialized Example.
+      TypeError: as `encode`.
+    """
+    try:
+        example = _example_class().FromString(record)
+    except message.DecodeError:
+        raise ValueError(f"these {len(record)} bytes are not a serialized tf.train.Example") from None
+    entry = example.features.feature[name]
+    entry.Clear()
+    _put(entry, name, value)
+    serialized: bytes = example.SerializeToString(deterministic=True)
+    return serialized
+
+
+def _put(entry: Any, name: str, value: Value) -> None:
+    if isinstance(value, bytes):
+        entry.bytes_list.value.append(value)
+    elif isinstance(value, _INTEGERS):
+        entry.int64_list.value.append(int(value))
+    else:
+        _extend(entry, name, value)
 
 
 def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Values]:
@@ -149,13 +170,25 @@ def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[b
     count = 0
     for offset, record in records_of(file, segment.shard.compression):
         if segment.start <= count < segment.stop:
-            yield _key_of(record, key, file, count, offset)
+            yield key_of(record, key, file, count, offset)
         count += 1
     if count != segment.shard.num_examples:
         raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
 
 
-def _key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int) -> bytes:
+def key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int) -> bytes:
+    """Returns the key of a record.
+
+    Args:
+      record: serialized Example.
+      name: name of the key feature in the records.
+      file: path of the shard, for errors.
+      number: number of the record in it.
+      offset: byte offset of the record.
+
+    Raises:
+      DataError: it is not an Example, or has no key.
+    """
     try:
         values = decode(record, [name]).get(name, [])
     except ValueError as error:

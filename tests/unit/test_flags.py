@@ -21,6 +21,7 @@ import pipeline
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIGS = {
     "beam_jobs.convert": "beam_jobs.config:ConvertConfig",
+    "beam_jobs.edit": "beam_jobs.conversion.editing:EditConfig",
     "beam_jobs.validate": "beam_jobs.validation.command:ValidateConfig",
     "trainer.run": "trainer.config:TrainConfig",
     "trainer.launch": "trainer.launching.flags:launch_flags",
@@ -90,6 +91,12 @@ SEEN: dict[str, dict[str, str]] = {
         "dry_run": "unit/beam_jobs/conversion/test_dry_run.py::test_what_is_said_is_what_the_conversion_does",
         "overwrite": "integration/test_card.py::test_a_data_set_that_is_replaced_gets_a_new_one",
         "columns": "unit/beam_jobs/test_convert.py::test_columns_are_made_with_the_shards_and_go_with_the_data_set",
+    },
+    "beam_jobs.edit": {
+        "data_dir": "unit/beam_jobs/conversion/test_editing.py::test_labels_are_set_and_other_shards_stay",
+        "set_labels": "unit/beam_jobs/conversion/test_editing.py::test_labels_are_set_and_other_shards_stay",
+        "delete": "unit/beam_jobs/conversion/test_editing.py::test_a_deleted_record_is_in_no_file_and_its_versions_are_refused",
+        "dry_run": "unit/beam_jobs/conversion/test_editing.py::test_a_deleted_record_is_in_no_file_and_its_versions_are_refused",
     },
     "beam_jobs.validate": {
         "data_dir": "integration/test_validate.py::test_the_report_is_json",
@@ -576,7 +583,9 @@ def test_the_named_tests_exist_and_pass_the_flag(what):
         path = TESTS / file
         if not path.is_file() or test not in definitions(path):
             wrong.append(f"{flag}: there is no test {named!r}")
-        elif (flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate"))) or flag == "inputs":
+        elif (
+            flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate", "beam_jobs.edit"))
+        ) or flag == "inputs":
             continue  # given by its place, without a name
         elif not passes(path, test, flag):
             wrong.append(f"{flag}: {named} has neither --{flag} nor an argument {flag}=")

@@ -168,12 +168,26 @@ def test_whatever_is_of_another_type_missing_or_unknown_is_named(folder):
     manifests.parse(json.dumps(content), "manifest.json")
 
 
+def edited(content, format_version, **edit):
+    content.update(
+        parent="ab" * 32,
+        version=2,
+        format_version=format_version,
+        edit={"sha256": "cd", "labels": 0, "deleted": 0, "removed": [], **edit},
+    )
+
+
 # Values of the right type that cannot be, and what the error names.
 CANNOT_BE = [
-    (lambda c: c.update(format_version=8), "format_version 8", "7"),
+    (lambda c: c.update(format_version=9), "format_version 9", "8"),
     (lambda c: c.update(version=2), "version is 2", "parent ''"),
     (lambda c: c.update(parent="ab" * 32), "version is 1"),
     (lambda c: c.update(parent="ab" * 32, version=2), "format_version 2 does not know"),
+    (lambda c: edited(c, 7, labels=1), "an edit, which format_version 7 does not know"),
+    (lambda c: edited(c, 8), "edit sets 0 labels and deletes 0 records of 0 shards"),
+    (lambda c: edited(c, 8, deleted=2), "deletes 2 records of 0 shards"),
+    (lambda c: edited(c, 8, deleted=2, removed=[FIRST]), f"edit has removed ['{FIRST}']"),
+    (lambda c: edited(c, 8, deleted=2, removed=["../../etc/passwd"]), "edit has removed ['../../etc/passwd']"),
     (lambda c: c.update(format_version=1), "format_version 1"),
     (lambda c: shard(c).update(file="../../etc/passwd"), "'train'", "'../../etc/passwd'"),
     (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),

@@ -1,0 +1,201 @@
+"""The command `edit`: labels are set and records deleted, as the next version of a data set, without a conversion."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+
+from beam_jobs import flag_values
+from beam_jobs.report import card
+from beam_jobs.report.summary import by_size, facts_of_manifest
+from beam_jobs.shards import edited
+from beam_jobs.shards.edited import Edits, Label, Places
+from beam_jobs.sink import LocalSink
+from beam_jobs.sink.present import notes
+from beam_jobs.sources import label_table
+from pipeline import manifest
+from pipeline.commands import commandline
+from pipeline.commands.flags import check_all, flag
+from pipeline.commands.text import count_of, size_of, some_of
+from pipeline.errors import DataError, UsageError, reason_of, to_run
+from pipeline.files.paths import LocalPath, path_of, with_version
+from pipeline.files.remote import in_command, is_url
+from pipeline.manifest import Manifest, naming, versions
+
+_MOST_CLASSES = 8  # in a line
+_SECRET = "..."  # in the card, in place of keys
+
+
+@dataclasses.dataclass(frozen=True)
+class EditConfig:
+    """The records keep their splits and their order; shards without any of them stay as they are."""
+
+    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
+    set_labels: str = flag(
+        "", "table (CSV, TSV, JSON, Parquet) with a column key and a column label: the labels to set"
+    )
+    delete: str = flag(
+        "",
+        "keys of records to delete, with commas between them, or @FILE: a file with one key on each line; older "
+        "versions that held one of them cannot be read afterwards",
+    )
+    dry_run: bool = flag(False, "say what would be changed; write nothing")
+
+    def __post_init__(self) -> None:
+        check_all(
+            lambda: flag_values.check_path("data_dir", self.data_dir),
+            lambda: flag_values.check_path("set_labels", self.set_labels),
+            self._check_given,
+            self._check_folder,
+        )
+
+    def _check_given(self) -> None:
+        if not self.set_labels and not self.delete:
+            raise UsageError("nothing to change; give --set_labels=FILE, --delete=KEYS, or both")
+
+    def _check_folder(self) -> None:
+        place, version = with_version(self.data_dir)
+        if is_url(self.data_dir):
+            raise UsageError(
+                f"DATA_DIR={self.data_dir}: versions are made in a local or mounted folder; edit there, then copy all "
+                "of it"
+            )
+        if not self.data_dir.strip():
+            raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
+        if version is not None:
+            raise UsageError(f"DATA_DIR={self.data_dir}: an edit follows the newest version; give {place}")
+
+    @property
+    def deleted(self) -> frozenset[bytes]:
+        """Parsed `delete`: keys.
+
+        Raises:
+          DataError: the file cannot be read.
+          UsageError: there is no key.
+        """
+        keys = os.fsencode(self.delete).split(b",")
+        if self.delete.startswith("@"):
+            path = path_of(self.delete[1:])
+            try:
+                keys = path.read_bytes().splitlines()
+            except OSError as error:
+                raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
+        if self.delete and not any(keys):
+            raise UsageError(f"--delete={self.delete}: names no key")
+        return frozenset(filter(None, keys))
+
+
+def edit(command: str, argv: Sequence[str] | None) -> None:
+    """Runs an edit from its command line.
+
+    Args:
+      command: name of the command, for --help.
+      argv: flags; None for the process's own arguments.
+
+    Raises:
+      PipelineError: bad flags or data, keys that the data set does not have, or another command writes there.
+    """
+    config = commandline.parse(command, "Sets labels and deletes records of a data set.", EditConfig, argv)
+    _editable(config.data_dir)
+    place = path_of(config.data_dir)
+    assert isinstance(place, LocalPath)
+    sink = LocalSink(place, config.data_dir)
+    sink.check("", "")
+    with sink.locked():
+        parent = _editable(config.data_dir)  # another command may have changed it meanwhile
+        edits = _edits(config, parent)
+        is_made = parent.edit is not None and parent.edit.sha256 == edits.digest(parent.parent)
+        places = None if is_made else _places(sink, parent, edits)
+        if config.dry_run:
+            lines = _plan_lines(sink, parent, edits, places) if places else _result_lines(sink, parent, None, edits)
+            print("\n".join(lines))
+            return
+        if places is None:
+            sink.tidy()
+        else:
+            print("\n".join(_plan_lines(sink, parent, edits, places)), flush=True)
+            names, digest = places.names(parent), edits.digest(parent.digest)
+            num_bytes = sum(shard.num_bytes for shard in parent.shards if names.get(shard.file))
+            with sink.edited(digest, [name for name in names.values() if name], num_bytes, parent) as folder:
+                edited.write(folder, sink.data_dir, parent, edits, places)
+        made = manifest.load(sink.data_dir)
+        no_card = None
+        if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
+            no_card = card.write_card(sink.data_dir, command, _shown_arguments(config), facts_of_manifest(made))
+    for line in _result_lines(sink, made, parent if places else None, edits):
+        print(line)
+    for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:
+        print(f"note: {note}")
+
+
+def _editable(data_dir: str) -> Manifest:
+    """Returns the newest version of a data set.
+
+    Raises:
+      DataError: it cannot be read.
+      UsageError: no conversion wrote its records.
+    """
+    found = manifest.load(data_dir)
+    if found.is_in_place or not found.has_images or not found.source:
+        raise UsageError(
+            "holds records of another writer, which an edit does not write again; change them where they come from "
+            f"and index them again, or convert them: {to_run('beam_jobs.convert')} --dataset=tfrecord",
+            path=data_dir,
+        )
+    return found
+
+
+def _edits(config: EditConfig, parent: Manifest) -> Edits:
+    labels: dict[bytes, Label] = {}
+    names, deleted = parent.class_names, config.deleted
+    if config.set_labels:
+        labels, names = label_table.read(path_of(config.set_labels), parent)
+    if both := sorted(labels.keys() & deleted):
+        raise UsageError(
+            f"--set_labels with --delete: {count_of(len(both), 'key')} in both, such as "
+            f"{both[0].decode(errors='backslashreplace')!r}; leave it out of one of them"
+        )
+    return Edits(labels, deleted, names)
+
+
+def _places(sink: LocalSink, parent: Manifest, edits: Edits) -> Places | None:
+    """Returns where the records to change are; None if all of them are as they should be."""
+    older = [made for made in versions.all_of(sink.data_dir) if made.digest != parent.digest] if edits.deleted else []
+    found = edited.find(sink.data_dir, parent, older, edits)
+    return found if found.labels or found.deleted else None
+
+
+def _plan_lines(sink: LocalSink, parent: Manifest, edits: Edits, places: Places) -> Iterator[str]:
+    shards = f"{len(places.names(parent)):,} of {count_of(len(parent.shards), 'shard')} to write again"
+    yield f"{sink.shown}: version {parent.version + 1}: {places.edit}; {shards}"
+    added = [f"{name!r} = {number}" for number, name in enumerate(edits.class_names)][len(parent.class_names) :]
+    if added:
+        shown = some_of(added, _MOST_CLASSES)
+        yield f"note: classes that the data set does not have, behind those that it has: {shown}"
+    if places.removed:
+        after = dataclasses.replace(parent, edit=places.edit)
+        gone = [str(made.version) for made in versions.all_of(sink.data_dir) if after.has_deleted(made)]
+        which = f"version{'s' * (len(gone) > 1)} {', '.join(gone)}"
+        yield f"note: {which} held records to delete; afterwards no command reads that, and no run resumes on it"
+
+
+def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None, edits: Edits) -> Iterator[str]:
+    if parent is None:
+        yield f"{sink.shown}: its newest version has these edits; nothing to do"
+    else:
+        yield f"version {made.version} ({made.short}) of {made.dataset} is in {sink.shown}: {made.edit}"
+        for name, split in by_size(made):
+            sizes = f"{count_of(len(split.shards), 'shard')}, {size_of(split.num_bytes)}"
+            yield f"  {name}: {count_of(split.num_examples, 'example')}, {sizes}"
+    if edits.deleted:
+        yield f"deleted: no file of the data set in {sink.shown} holds them any more; copies elsewhere are as they were"
+    elif parent:
+        old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
+        yield f"version {parent.version} stays: {old}; runs that began on it resume on it, and move by --data_dir={new}"
+
+
+def _shown_arguments(config: EditConfig) -> list[str]:
+    """Returns the arguments for the card, on which no key of a deleted record must stay."""
+    labels = [f"--set_labels={config.set_labels}"] if config.set_labels else []
+    return [config.data_dir, *labels, *([f"--delete={_SECRET}"] if config.delete else [])]

@@ -1,0 +1,117 @@
+"""The labels that a table gives to records of a data set, by their keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from beam_jobs.sources import columns, loaded
+from beam_jobs.sources.table import MAX_CLASSES
+from pipeline.commands.text import shape_of
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import StoragePath
+from pipeline.manifest import Feature, Manifest
+from pipeline.records import labels
+
+KEY, LABEL = "key", "label"  # names of the columns
+_SEPARATOR = ","  # of several classes in one text, where the data set's own were no texts
+
+
+def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str, ...]]:
+    """Returns {key: label, as the records of a data set hold it}, and the names of the classes.
+
+    Those that the data set does not have come behind those that it has.
+
+    Args:
+      path: path of a table (CSV, TSV, JSON, Parquet) with the columns `key` and `label`.
+      made: manifest of the data set.
+
+    Raises:
+      DataError: the file cannot be read, or a row has no key, the key of another, or no such label.
+      UsageError: the table lacks a column, or the data set has labels of a form that a table does not have.
+    """
+
+    def choose(schema: pa.Schema) -> Sequence[str]:
+        for name in (KEY, LABEL):
+            columns.type_of(str(path), schema, "set_labels", name)
+        return KEY, LABEL
+
+    feature = made.features["label"]
+    if feature.shape and (feature.dtype != "int64" or feature.shape != (len(made.class_names),)):
+        raise UsageError(
+            f"--set_labels: labels are {feature.dtype} {shape_of(feature.shape)} there, which no table gives"
+        )
+    table = loaded.read(path, choose)
+    keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
+    parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
+    names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
+    numbers = {name: number for number, name in enumerate(names)}
+    found: dict[bytes, Any] = {}
+    for row, (key, texts) in enumerate(zip(keys, parts, strict=True)):
+        name = key if isinstance(key, bytes) else str("" if key is None else key).encode(errors="surrogateescape")
+        problem = "has no key" if not name else f"has the key {key!r} of an earlier row" if name in found else ""
+        try:
+            found[name] = _label(texts, feature, numbers)
+        except ValueError as error:
+            problem = problem or f"has the label {given[row]!r}: {error}"
+        if problem:
+            raise DataError(problem, path=path, part=f"row {row}", advice="nothing was changed")
+    if not found:
+        raise DataError("has no rows", path=path)
+    labels.say_alike(names, path)
+    return found, names
+
+
+def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
+    """Returns the texts of a value: one, or those of several classes."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    text = "" if value is None else str(value).strip()
+    text = text.lower() if isinstance(value, bool) else text  # as the classes of truth values are called
+    if isinstance(value, float) and value.is_integer() and feature.dtype == "int64":
+        text = str(int(value))  # a column of whole numbers in which some are missing
+    if not feature.shape:
+        return [text]
+    return [each.strip() for each in text.split(separator) if each.strip()]
+
+
+def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:
+    """Returns the classes of a data set, and behind them those that labels name; a number names no new class."""
+    if made.features["label"].shape:  # all records have a value for each class
+        return made.class_names
+    there, given = made.class_names, {text for texts in parts for text in texts if text}
+    if there == tuple(map(str, range(len(there)))):  # numbers: all up to the highest
+        most = max((int(text) for text in given if _is_number(text)), default=0)
+        return tuple(map(str, range(max(len(there), most + 1)))) if most < MAX_CLASSES else there
+    return (*there, *labels.in_order(text for text in given - {*there} if not _is_number(text)))
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii()
+
+
+def _label(texts: Sequence[str], feature: Feature, numbers: dict[str, int]) -> Any:
+    """Returns a label; raises ValueError that says why there is none."""
+    if feature.dtype == "float32":
+        value = np.float32(texts[0])  # raises the same
+        if not math.isfinite(value):
+            raise ValueError("is no finite number")
+        return value
+    found = [_number(text, numbers) for text in texts]
+    if not feature.shape:
+        return found[0]
+    label = np.zeros(len(numbers), np.int64)
+    label[found] = 1
+    return label
+
+
+def _number(text: str, numbers: dict[str, int]) -> int:
+    """Returns the number of a class, given its name or number."""
+    number = numbers.get(text, int(text) if _is_number(text) else -1)
+    if not 0 <= number < len(numbers):
+        raise ValueError(f"no class of the data set, which has {len(numbers):,}" if text else "it is empty")
+    return number
