@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from beam_jobs.examples import placed
@@ -69,6 +70,7 @@ def summary(
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
+        *transform_lines(made.options),
         *images.notes,
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
@@ -78,6 +80,12 @@ def summary(
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
+
+
+def transform_lines(options: Mapping[str, Any]) -> list[str]:
+    """Returns a line about what --transform made of the rows, given a data set's options; empty without it."""
+    told = [f"{split}: {rows}" for split, rows in options.get("transform_rows", {}).items()]
+    return [f"  {options['transform']}: {'; '.join(told)}"] if told else []
 
 
 def _grown(made: Manifest, data_dir: str, rows: int) -> str:

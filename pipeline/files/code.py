@@ -95,14 +95,15 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         for name in before
         if name in after and before[name] != after[name]
     ]
-    edited = _edited(was["modules"], now["modules"])
+    edited = edited(was["modules"], now["modules"])
     if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has other sources anyway
-        edited += [f"{_PACKAGE}'s own {one}" for one in _edited(was["packages"], now["packages"])]
+        edited += [f"{_PACKAGE}'s own {one}" for one in edited(was["packages"], now["packages"])]
     more = [f"and {len(edited) - _MOST_NAMED} more files"] if len(edited) > _MOST_NAMED else []
     return [*said, *edited[:_MOST_NAMED], *more]
 
 
-def _edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns what happened to source files, `m.py was edited`, given their digests before and now."""
     words = {
         path: "is new" if path not in was else "is gone" if path not in now else "was edited" for path in {**now, **was}
     }
