@@ -15,7 +15,6 @@ from beam_jobs.sources.appended import AppendedSource
 from beam_jobs.sources.base import Source
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
-from pipeline.files import code
 from pipeline.manifest import Feature, Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
@@ -61,8 +60,11 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
-    if function := found.get("transform", config.transform):
-        _check_code(function, parent)
+    if edits := transformed.edits(parent.options):
+        raise UsageError(
+            f"--append: {', '.join(edits)} since --transform={parent.options['transform']} made the data set, so new "
+            "rows may be unlike those that are there; bring back the code as it was, or convert all with --overwrite"
+        )
     dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
     if dealt["group_by"]:
         found |= dealt | {"seed": _seed_of_groups(config, parent, dealt, given)}
@@ -78,16 +80,6 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
             "it out"
         )
     return dataclasses.replace(config, **found)
-
-
-def _check_code(function: str, parent: Manifest) -> None:
-    """Raises UsageError if the code of a data set's --transform was edited since it made the rows that are there."""
-    edited = code.edited(parent.options["transform_code"], transformed.code_of(function))
-    if edited:
-        raise UsageError(
-            f"--append: {', '.join(edited)} since --transform={function} made the data set, so new rows may be made "
-            "otherwise than those that are there; bring back the code that it was, or convert all rows with --overwrite"
-        )
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:

@@ -13,11 +13,10 @@ from beam_jobs.conversion import job
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, select
 from beam_jobs.plan import Plan, fastest, without_split
-from beam_jobs.report.summary import transform_lines
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
-from beam_jobs.sources import dealt
+from beam_jobs.sources import dealt, transformed
 from beam_jobs.sources.appended import added_classes
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
@@ -187,7 +186,7 @@ def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]
     lines = [
         *splits,
         f"  {_images(plan, measured)}",
-        *transform_lines(plan.options),
+        *transformed.lines(plan.options),
         f"  about {total}, and {_duration(seconds * passes)} of one core{shared}, plus start-up{twice}",
         f"  sampled {count_of(rows, 'row')}: {len(bad) or 'none'} invalid",
     ]

@@ -10,12 +10,12 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from beam_jobs.examples import placed
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
+from beam_jobs.sources import transformed
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import to_run
 from pipeline.files import remote
@@ -70,7 +70,7 @@ def summary(
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
-        *transform_lines(made.options),
+        *transformed.lines(made.options),
         *images.notes,
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
@@ -80,12 +80,6 @@ def summary(
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
-
-
-def transform_lines(options: Mapping[str, Any]) -> list[str]:
-    """Returns a line about what --transform made of the rows, given a data set's options; empty without it."""
-    told = [f"{split}: {rows}" for split, rows in options.get("transform_rows", {}).items()]
-    return [f"  {options['transform']}: {'; '.join(told)}"] if told else []
 
 
 def _grown(made: Manifest, data_dir: str, rows: int) -> str:

@@ -44,6 +44,7 @@ _MAY = (
 )
 _PURE = "it must return the same for the same rows, whenever it is called and whatever it got before"
 _SECONDS_WITHOUT_BAR = 2.0
+_CODE, _TOLD, _DIGEST = "transform code", "transform rows", "transform SHA-256"  # options, as messages name them
 
 
 class _RaisedError(Exception):
@@ -129,9 +130,9 @@ class TransformedSource(Source):
         """What the manifest says of the function beside its name: its code, its rows, and a digest of them."""
         checksums = b"".join(calls.checksums.tobytes() for calls in self.calls.values())
         return {
-            "transform_code": code_of(self.function),
-            "transform_rows": {split: calls.told for split, calls in self.calls.items()},
-            "transform_sha256": hashlib.sha256(checksums).hexdigest(),
+            _CODE: _code_of(self.function),
+            _TOLD: {split: calls.told for split, calls in self.calls.items()},
+            _DIGEST: hashlib.sha256(checksums).hexdigest()[:16],
         }
 
     def chunks(self, split: str) -> NDArray[np.int64]:
@@ -347,7 +348,18 @@ def _class_names(source: Source, function: str, labels: set[str]) -> tuple[str, 
     return seen.class_names(source.dataset)
 
 
-def code_of(function: str) -> dict[str, str]:
+def _code_of(function: str) -> dict[str, str]:
     """Returns {source file: digest} of a function's module and the user's own modules that it imports."""
     module, _ = code.parted(_FLAG, function)
     return {file: digest for file, (digest,) in code.code_of_modules([module]).items()}
+
+
+def edits(options: Mapping[str, Any]) -> list[str]:
+    """Returns what was edited of the code that made a data set's rows, `mine.py was edited`, given its options."""
+    return code.edited(options[_CODE], _code_of(options["transform"])) if _CODE in options else []
+
+
+def lines(options: Mapping[str, Any]) -> list[str]:
+    """Returns a line about what was made of a data set's rows, given its options; none if no function made them."""
+    told = [f"{split}: {rows}" for split, rows in options.get(_TOLD, {}).items()]
+    return [f"  {options['transform']}: {'; '.join(told)}"] if told else []

@@ -114,7 +114,7 @@ def test_rows_that_are_returned_as_they_are_become_the_same_records(chunks, list
     assert after.features == before.features
     assert after.class_names == before.class_names
     assert [split.num_examples for split in after.splits.values()] == [70, 150]
-    assert after.options["transform_rows"]["train"] == "150 rows in, 150 out, 0 dropped"
+    assert after.options["transform rows"]["train"] == "150 rows in, 150 out, 0 dropped"
 
 
 @pytest.mark.parametrize("chunks", [None, CHUNKS], ids=["one by one", "chunks"])
@@ -148,7 +148,7 @@ def test_rows_are_dropped_made_and_joined_with_columns_and_classes_follow(chunks
             record = found["train"][f"train.rows#{row:03d}/{side}"]
             assert record["image"][0] == rows["train"].images[row, 3 * half : 3 * half + 3].tobytes()
             assert (record["label"][0], record["number"][0], record["half"][0]) == (label, row, half + 0.5)
-    assert made.options["transform_rows"] == {
+    assert made.options["transform rows"] == {
         "train": "150 rows in, 270 out, 15 dropped",
         "test": "70 rows in, 126 out, 7 dropped",
     }
@@ -341,6 +341,8 @@ def test_pixels_become_files_and_texts_and_boxes_go_in_and_out(convert, code, tm
     card = (tmp_path / "out" / "card.html").read_text()
     assert "100 rows in, 99 out, 34 dropped" in card
     assert "mine:made" in card
+    outcome = convert(*flags, f"--data_dir={tmp_path / 'no'}", flag, "--dry_run", "--folds=2", "--stratify=label")
+    assert "\nnew splits by label:\n  fold0: 50 rows, 50.0%" in outcome.out
 
 
 def test_a_dry_run_says_what_it_makes_and_writes_nothing(convert, code, made, pixels, tmp_path):
@@ -355,15 +357,25 @@ def test_a_dry_run_says_what_it_makes_and_writes_nothing(convert, code, made, pi
     assert not (tmp_path / "out").exists()
 
 
-def test_two_passes_and_the_same_command_again(converted, code, pixels):
-    flags = [code("return {name: values[::2] for name, values in rows.items()}"), "--num_shards=2"]
-    rows = splits(pixels)
-    once, made = converted(rows, *flags)
-    assert converted(rows, *flags) == (once, made)
-    with pytest.raises(
-        UsageError, check=said("holds another data set", "--transform is mine:made there and not given")
-    ):
-        converted(rows, "--num_shards=2")
+def test_the_same_command_again_does_nothing_and_another_function_is_another_data_set(converted, code, pixels):
+    rows, half = splits(pixels), "return {name: values[::2] for name, values in rows.items()}"
+    once = converted(rows, code(half))
+    assert converted(rows, code(half)) == once
+    words = "--transform is mine:made there and not given", "--transform rows is test:70 rows in, 35 out"
+    with pytest.raises(UsageError, check=said("holds another data set", *words)):
+        converted(rows)
+    with pytest.raises(UsageError, check=said("--transform code is mine.py:")):
+        converted(rows, code(f"rows = rows\n{half}"))
+
+
+def test_two_passes_mix_the_rows_that_were_made(convert, code, made, pixels, tmp_path):
+    rows, half = made(splits(pixels)), code("return {name: values[::2] for name, values in rows.items()}")
+    flags = ["--dataset=made", f"--source={rows}", half]
+    for passes in (1, 2):
+        assert convert(*flags, f"--data_dir={tmp_path / str(passes)}", f"--passes={passes}").code == 0
+    (one, once), (two, twice) = (stored(tmp_path / name) for name in "12")
+    assert one == two
+    assert once.options["transform rows"] == twice.options["transform rows"]
 
 
 def test_shards_made_by_code_that_was_edited_since_are_not_kept(converted, code, pixels, tmp_path):
