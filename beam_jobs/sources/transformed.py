@@ -26,7 +26,7 @@ from beam_jobs.sources.base import Block, BlockBuilder, Source
 from beam_jobs.sources.table import MAX_CLASSES
 from beam_jobs.sources.user_columns import IMAGE, KEY, LABEL, UserColumns, WrongColumnsError, has_label
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, line_of, of_user
+from pipeline.errors import DataError, UsageError, of_user
 from pipeline.files import code
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import NO_LABEL
@@ -40,7 +40,7 @@ _FLAG = "--transform"
 _MAY = (
     f"it may return a dict of arrays or lists of one length: {IMAGE!r} (bytes, or uint8 pixels), {LABEL!r} (texts or "
     f"whole numbers), {KEY!r} (that of the row that one is made of, or that with /more behind it), and others of whole "
-    "numbers, float32, texts or bytes"
+    "numbers, floats that float32 holds (.astype(np.float32) rounds), texts or bytes"
 )
 _PURE = "it must return the same for the same rows, whenever it is called and whatever it got before"
 _SECONDS_WITHOUT_BAR = 2.0
@@ -253,8 +253,6 @@ def _refusing(function: str) -> Iterator[None]:
         yield
     except WrongColumnsError as error:
         raise UsageError(f"{_FLAG}={function} returns {error}; {_MAY}") from None
-    except (ValueError, TypeError, OverflowError) as error:  # NumPy's: values of a column are of several kinds
-        raise UsageError(f"{_FLAG}={function} returns values that do not fit ({line_of(error)}); {_MAY}") from None
 
 
 def _checksum(made: UserColumns, bad: Mapping[int, str]) -> int:

@@ -9,21 +9,20 @@ from typing import Any, Self
 
 import crc32c
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from beam_jobs.sources import blocks, columns
 from beam_jobs.sources.base import Block, Source
-from beam_jobs.sources.blocks import is_inexact
 from pipeline import images
 from pipeline.commands.text import some_of
+from pipeline.errors import line_of
 from pipeline.manifest import Feature
 
 IMAGE, LABEL, KEY = "image", "label", "key"
 BELOW = b"/"  # between the key of a row and what tells apart the rows that are made of it
 _FILES = Feature("uint8", (None, None, None))  # images of any size and format
-_HIGHEST = np.iinfo(np.int64).max
-_OF_KIND = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}
 _MOST_NAMED = 8  # columns in an error
-_LONGEST = 40  # characters of a value in an error
 
 
 class WrongColumnsError(Exception):
@@ -139,7 +138,6 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
 
     Raises:
       WrongColumnsError: it is no dict of columns of one length, lacks a column, or a value cannot be stored exactly.
-      ValueError, TypeError, OverflowError: values have no common type.
     """
     if not isinstance(found, Mapping):
         raise WrongColumnsError(f"{type(found).__name__}, not a dict")
@@ -157,12 +155,16 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
     keys = [_encoded(KEY, key) for key in found[KEY]]
     values = {KEY: keys}
     features: dict[str, Feature] = {}
-    features[IMAGE], values[IMAGE] = _images(source, found[IMAGE])
     for name in found:
-        if name == LABEL and has_label(source):
-            values[name] = _labels(source, found[name])
-        elif name not in values:
-            features[name], values[name] = _column(name, found[name], source.features.get(name))
+        try:
+            if name == LABEL and has_label(source):
+                values[name] = _labels(source, found[name])
+            elif name == IMAGE:
+                features[name], values[name] = _images(source, found[name])
+            elif name != KEY:
+                features[name], values[name] = _column(name, found[name], source.features.get(name))
+        except (ValueError, TypeError, OverflowError) as error:  # NumPy's or Arrow's: values of several kinds
+            raise WrongColumnsError(f"{name!r} with values that do not fit ({line_of(error)})") from None
     return UserColumns(values, features, _origins(keys, {bytes(block.keys[row]): row for row in rows.tolist()}))
 
 
@@ -183,7 +185,7 @@ def _origins(keys: Sequence[bytes], rows: Mapping[bytes, int]) -> NDArray[np.int
 
 def _encoded(name: str, value: Any) -> bytes:
     if not isinstance(value, str | bytes):
-        raise WrongColumnsError(f"{name!r} with {_shown(value)} instead of text")
+        raise WrongColumnsError(f"{name!r} with {type(value).__name__} instead of text")
     return value.encode(errors="surrogateescape") if isinstance(value, str) else bytes(value)
 
 
@@ -192,10 +194,9 @@ def _labels(source: Source, values: Any) -> Any:
     if source.label.is_class:
         of_numbers = [str(value) if isinstance(value, int | np.integer) else value for value in values]
         return [_encoded(LABEL, "" if value is None else value).decode() for value in of_numbers]
-    is_float = source.label.dtype == "float32"  # --float_labels rounds
-    array = np.asarray(values, np.float64).astype(np.float32) if is_float else _numbers(LABEL, np.asarray(values))
-    if (feature := Feature(str(array.dtype), array.shape[1:])) != source.label:
-        raise WrongColumnsError(f"{LABEL!r} as {feature}, not as {source.label}")
+    array = np.asarray(values, np.float64).astype(source.label.dtype)  # --float_labels rounds
+    if array.shape[1:] != source.label.shape:
+        raise WrongColumnsError(f"{LABEL!r} as {array.shape[1:]} of each row, not as {source.label}")
     return array
 
 
@@ -213,7 +214,7 @@ def _file(name: str, value: Any) -> bytes:
         return value
     pixels = value[..., None] if np.ndim(value) == 2 else value
     if getattr(pixels, "dtype", None) != np.uint8 or pixels.ndim != 3:
-        raise WrongColumnsError(f"{name!r} with {_shown(value)}, not with the bytes of a file or uint8 pixels")
+        raise WrongColumnsError(f"{name!r} with {type(value).__name__}, not with the bytes of a file or uint8 pixels")
     return images.encoded(pixels, "png")
 
 
@@ -223,35 +224,19 @@ def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any
         return known, [_file(name, value) for value in values]
     if known is not None and known.convention:
         return known, [np.asarray(value, known.dtype).ravel() for value in values]
-    is_array = isinstance(values, np.ndarray) and values.dtype.kind not in "OUS"
-    found: Any
-    if not is_array and all(isinstance(value, str | bytes) for value in values):
-        feature, found = Feature("string"), [_encoded(name, value) for value in values]
-    elif not is_array and all(isinstance(value, list | np.ndarray) for value in values):
-        typed = [np.asarray(value) for value in values if isinstance(value, np.ndarray) or value]
-        numbers = _numbers(name, np.concatenate(typed or [np.zeros(0)]))
-        feature = Feature(str(numbers.dtype), (None,))
-        found = np.split(numbers, np.cumsum([len(value) for value in values])[:-1])
-    else:
-        found = _numbers(name, values if is_array else np.asarray([*values]))
-        feature = Feature(str(found.dtype), found.shape[1:])
+    shape = np.shape(values)[1:] if isinstance(values, np.ndarray) else ()
+    if not shape and len({isinstance(value, bytes) for value in values}) > 1:
+        values = [_encoded(name, value) for value in values]
+    array = pa.array(values.ravel() if shape else values)
+    if array.type == pa.list_(pa.null()):  # all of them are empty
+        array = array.cast(pa.list_(pa.float32()))
+    feature, bad = columns.feature_of(array.type), dict[int, str]()
+    if feature is None or (shape and feature.dtype == "string"):
+        raise WrongColumnsError(f"{name!r} as {array.type}{f' {shape}' if shape else ''}")
+    found = blocks.kept(array, name, feature, False, bad)
+    if bad:
+        raise WrongColumnsError(f"{name!r}: {next(iter(bad.values()))}")
+    feature = Feature(feature.dtype, shape or feature.shape)
     names = known.class_names if known is not None and dataclasses.replace(known, class_names=()) == feature else ()
-    return dataclasses.replace(feature, class_names=names), found
-
-
-def _numbers(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Returns numbers as int64 or float32, exactly."""
-    dtype = _OF_KIND.get(array.dtype.kind)
-    if dtype is None:
-        odd = next((value for value in array.ravel().tolist() if not isinstance(value, int | float)), None)
-        raise WrongColumnsError(f"{name!r} as {array.dtype}, with {_shown(odd)}")
-    if array.dtype == np.uint64 and array.size and array.max() > _HIGHEST:
-        raise WrongColumnsError(f"{name!r} with {array.max()}, above {_HIGHEST}, the most that int64 holds")
-    if dtype == "float32" and (wrong := array[is_inexact(array)]).size:
-        how = ".astype(np.float32) rounds, .astype(str) makes texts"
-        raise WrongColumnsError(f"{name!r} with {float(wrong[0])!r}, which float32 does not hold exactly ({how})")
-    return array.astype(dtype)
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {' '.join(str(value).split())[:_LONGEST]}"
+    feature = dataclasses.replace(feature, class_names=names)
+    return feature, found.tolist() if found.dtype == object else found.reshape(-1, *shape) if shape else found
