@@ -172,9 +172,9 @@ def _origins(keys: Sequence[bytes], rows: Mapping[bytes, int]) -> NDArray[np.int
     """Returns the row that each of some keys is from, int64 (n,), given {key: row} of those that the function got."""
     found, seen = [], set[bytes]()
     for key in keys:
-        begins, below = key, True
-        while begins not in rows and below:
-            begins, below, _ = begins.rpartition(BELOW)
+        begins = key
+        while begins and begins not in rows:
+            begins = begins.rpartition(BELOW)[0]
         if begins not in rows or key in seen:
             why = "twice" if key in seen else "of no row that it got, with /more behind it or not"
             raise WrongColumnsError(f"the {KEY} {key.decode(errors='backslashreplace')!r} {why}")

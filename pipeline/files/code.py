@@ -95,11 +95,11 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         for name in before
         if name in after and before[name] != after[name]
     ]
-    edited = edited(was["modules"], now["modules"])
+    files = edited(was["modules"], now["modules"])
     if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has other sources anyway
-        edited += [f"{_PACKAGE}'s own {one}" for one in edited(was["packages"], now["packages"])]
-    more = [f"and {len(edited) - _MOST_NAMED} more files"] if len(edited) > _MOST_NAMED else []
-    return [*said, *edited[:_MOST_NAMED], *more]
+        files += [f"{_PACKAGE}'s own {one}" for one in edited(was["packages"], now["packages"])]
+    more = [f"and {len(files) - _MOST_NAMED} more files"] if len(files) > _MOST_NAMED else []
+    return [*said, *files[:_MOST_NAMED], *more]
 
 
 def edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
