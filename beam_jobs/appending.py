@@ -10,13 +10,14 @@ from typing import Any
 
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.selection import ImageOptions
+from beam_jobs.sources import transformed
 from beam_jobs.sources.appended import AppendedSource
 from beam_jobs.sources.base import Source
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature, Manifest, PixelRule
 
-_FOLLOWED = ("resize", "channels", "compression", "scaled_decoding")  # options that the data set decides
+_FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
 _DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
 _ENCODINGS = {"any": ("png", "jpeg")}  # of stored images: values of --image_encoding
 
@@ -59,6 +60,11 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
+    if edits := transformed.edits(parent.options):
+        raise UsageError(
+            f"--append: {', '.join(edits)} since --transform={parent.options['transform']} made the data set, so new "
+            "rows may be unlike those that are there; bring back the code as it was, or convert all with --overwrite"
+        )
     dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
     if dealt["group_by"]:
         found |= dealt | {"seed": _seed_of_groups(config, parent, dealt, given)}

@@ -13,6 +13,7 @@ from beam_jobs.sources.base import LABEL, SourceOptions
 from pipeline.commands import values
 from pipeline.commands.flags import check_all, fields_with, flag, flags_of
 from pipeline.errors import UsageError, name_of, unknown
+from pipeline.files import code
 from pipeline.manifest import naming
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
 from pipeline.records import columns
@@ -82,6 +83,12 @@ class ConvertConfig(_Flags):
         "draw as many new splits of equal shares, fold0, fold1, ..., for cross-validation, in the place of split",
         meaning=_SHAPES,
     )
+    transform: str = flag(
+        "",
+        "my_module:function, which gets up to 64 rows at a time, as arrays by column, and returns those to convert: "
+        "changed, fewer or more",
+        meaning=_SHAPES,
+    )
     num_shards: str = flag(
         "",
         "one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB "
@@ -143,6 +150,7 @@ class ConvertConfig(_Flags):
             self._check_new_splits,
             lambda: self.size,
             self._check_scaled,
+            lambda: self.transform and code.parted("--transform", self.transform),
             self._check_append,
             lambda: self.source_options,
         )

@@ -23,6 +23,7 @@ from beam_jobs.examples import placed
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
+from beam_jobs.sources import transformed
 from beam_jobs.sources.base import Block, Source
 from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
@@ -75,6 +76,7 @@ class Plan:
       num_shards: {split: number of shards}.
       origin: source of the first pass if this is the second; else None.
       base: version that is appended to; None for a data set of its own.
+      made: options that say what --transform made of the rows; empty without it.
     """
 
     source: Source
@@ -86,11 +88,12 @@ class Plan:
     num_shards: dict[str, int]
     origin: Origin | None = None
     base: Base | None = None
+    made: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
         """The manifest's options: everything other than the source that shapes the bytes."""
-        return {"num_shards": self.num_shards, "seed": self.config.seed, **self.config.shaping_flags}
+        return {"num_shards": self.num_shards, "seed": self.config.seed, **self.config.shaping_flags, **self.made}
 
     @property
     def digest(self) -> str:
@@ -184,6 +187,10 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         may_be_empty=parent is not None,
         flag=f"--folds={config.folds}" if config.folds else "--split",
     )
+    made: dict[str, Any] = {}
+    if config.transform:  # behind new splits: what is made of a row is in its split
+        source = transformed.opened(source, config.transform)
+        made = source.options
     if parent is not None:
         config, source = appending.source_for(config, source, parent)
     taken = take_sample(
@@ -198,6 +205,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
         base=None if parent is None else Base.of(parent),
+        made=made,
     )
 
 

@@ -52,6 +52,9 @@ class MadeSource:
     unique_keys: bool
     label: Feature = base.CLASS
 
+    def __hash__(self):
+        return hash(self.path)
+
     def chunks(self, split):
         chunks = self._content(split).chunks
         return None if chunks is None else np.array(chunks, np.int64)

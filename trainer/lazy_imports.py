@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands import quiet
 from pipeline.errors import UsageError
-from trainer.config.model import load_code
+from pipeline.files.code import load_code
 
 if TYPE_CHECKING:
     from trainer.task import Task

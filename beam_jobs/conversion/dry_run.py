@@ -16,7 +16,7 @@ from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
-from beam_jobs.sources import dealt
+from beam_jobs.sources import dealt, transformed
 from beam_jobs.sources.appended import added_classes
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
@@ -186,6 +186,7 @@ def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]
     lines = [
         *splits,
         f"  {_images(plan, measured)}",
+        *transformed.lines(plan.options),
         f"  about {total}, and {_duration(seconds * passes)} of one core{shared}, plus start-up{twice}",
         f"  sampled {count_of(rows, 'row')}: {len(bad) or 'none'} invalid",
     ]

@@ -189,8 +189,7 @@ def select(
     """
     bad = dict(block.bad)
     if block.has_classes and (num_classes or not placed.of_source(features or {})):
-        for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
-            bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
+        bad = block.without_class(num_classes) | bad
     block = dataclasses.replace(block, extra=placed.moved(block, features or {}, options.size, bad))
     recoded = recode(block, options, frozenset(bad))
     bad |= recoded.bad

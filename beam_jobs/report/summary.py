@@ -15,6 +15,7 @@ from typing import Any
 from beam_jobs.examples import placed
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
+from beam_jobs.sources import transformed
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import to_run
 from pipeline.files import remote
@@ -69,6 +70,7 @@ def summary(
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
+        *transformed.lines(made.options),
         *images.notes,
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]

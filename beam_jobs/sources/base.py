@@ -314,6 +314,17 @@ class Block:
         extra = {name: _taken(values, rows) for name, values in self.extra.items()}
         return Block(images, self.labels[rows], _taken(self.keys, rows), extra)
 
+    def part(self, rows: NDArray[np.int64]) -> Block:
+        """Returns a block of the given rows, int64 (n,), each at most once, of which some may be bad."""
+        places = {row: place for place, row in enumerate(rows.tolist())}
+        bad = {places[row]: reason for row, reason in self.bad.items() if row in places}
+        return dataclasses.replace(self.taken(_taken(self.images, rows), rows), bad=bad)
+
+    def without_class(self, classes: int) -> dict[int, str]:
+        """Returns {row: reason} of the rows whose label, one class number, is not in 0..classes - 1."""
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= classes)).tolist()
+        return {row: f"label {self.labels[row]} is not in 0..{classes - 1}" for row in wrong}
+
     @classmethod
     def joined(cls, parts: Sequence[tuple[NDArray[np.int64], Block]]) -> Block:
         """Joins parts (positions of the rows, int64 (n,); rows) into one block, ordered by position."""

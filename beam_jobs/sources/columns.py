@@ -346,6 +346,17 @@ def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
 def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     """Returns the feature that a column becomes, with the type `wanted` unless that is empty."""
     found = plain(type_of(path, schema, "keep_columns", name))
+    if (feature := feature_of(found, wanted)) is not None:
+        return feature
+    kind = _kind(found)
+    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
+        advice = f"keep it as {' or '.join(choices)}"
+    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+
+
+def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
+    """Returns the feature that a type becomes, of the dtype `wanted` unless that is empty; None: it cannot be kept."""
     kind = _kind(found)
     if kind in _DTYPES and not wanted:
         return Feature(_DTYPES[kind])
@@ -353,10 +364,7 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
         return Feature(wanted)
     if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
         return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
-    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
-    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
-        advice = f"keep it as {' or '.join(choices)}"
-    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+    return None
 
 
 def plain(found: pa.DataType) -> pa.DataType:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import LABEL, DealtSource, Source
+from beam_jobs.sources.transformed import TransformedSource
 from pipeline.commands.text import count_of, range_of, some_of, table
 from pipeline.errors import UsageError
 from pipeline.order import hashing
@@ -270,6 +271,8 @@ class Shares:
 
 def shares_of(source: Source) -> Shares | None:
     """Returns what a dealing by groups or strata came to; None if there was none."""
+    if isinstance(source, TransformedSource):
+        source = source.inner
     if not isinstance(source, ResplitSource) or not (source.dealing.group_by or source.dealing.stratify):
         return None
     dealing, inner = source.dealing, source.inner

@@ -1,12 +1,14 @@
-"""Digests of the source files that compute: our packages, the user's modules and what these import from beside them.
+"""The user's code: functions by name, and digests of the source files that compute.
 
-Workers compare them when they start, and checkpoints store them, so that a resume can say what has changed.
+These are our packages, the user's modules and what they import from beside them. Workers compare the digests when they
+start; checkpoints and manifests store them, so that a resume, or an append, can say what has changed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.resources
@@ -19,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any, TypeAlias
 
+from pipeline.errors import UsageError, of_user
+
 Digests: TypeAlias = dict[str, list[str]]  # {path of a source file: [its digest]}
 
 _PACKAGE = "stepfeed"
@@ -27,6 +31,42 @@ _SITE = ("site-packages", "dist-packages")  # pip installs here; the versions of
 _LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _MOST_NAMED = 5  # files in one message
 _MAIN = "__main__"
+
+
+def parted(flag: str, text: str) -> tuple[str, str]:
+    """Returns the module and the name in it of the value of a flag, `my_package.my_module:name`.
+
+    Raises:
+      UsageError: it has another form.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name.isidentifier():
+        raise UsageError(f"{flag}={text}: must be a module and a name in it, as in my_package.my_module:name")
+    return module, name
+
+
+def load_code(flag: str, text: str) -> Any:
+    """Returns the object that a flag names; modules in the working directory are found, too.
+
+    Args:
+      flag: the flag, for messages.
+      text: its value, `my_package.my_module:name`.
+
+    Raises:
+      UsageError: there is no such module or name, or the module fails when it is imported.
+    """
+    module, name = parted(flag, text)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}") from error
+    if not hasattr(found, name):
+        raise UsageError(f"{flag}={text}: {found.__file__} has no {name!r}")
+    return getattr(found, name)
 
 
 def of_program(modules: Sequence[str], packages: Sequence[str] = _COMPUTING) -> dict[str, Any]:
@@ -55,14 +95,15 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         for name in before
         if name in after and before[name] != after[name]
     ]
-    edited = _edited(was["modules"], now["modules"])
+    files = edited(was["modules"], now["modules"])
     if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has other sources anyway
-        edited += [f"{_PACKAGE}'s own {one}" for one in _edited(was["packages"], now["packages"])]
-    more = [f"and {len(edited) - _MOST_NAMED} more files"] if len(edited) > _MOST_NAMED else []
-    return [*said, *edited[:_MOST_NAMED], *more]
+        files += [f"{_PACKAGE}'s own {one}" for one in edited(was["packages"], now["packages"])]
+    more = [f"and {len(files) - _MOST_NAMED} more files"] if len(files) > _MOST_NAMED else []
+    return [*said, *files[:_MOST_NAMED], *more]
 
 
-def _edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns what happened to source files, `m.py was edited`, given their digests before and now."""
     words = {
         path: "is new" if path not in was else "is gone" if path not in now else "was edited" for path in {**now, **was}
     }
@@ -146,7 +187,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return _spec_of_script()
     parent, _, last = name.rpartition(".")
     if not parent:
-        here = os.getcwd()  # `trainer.config.model.load_code` also looks here
+        here = os.getcwd()  # `load_code` also looks here
         path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
         others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
         known = (finder.find_spec(name, None) for finder in others)  # such as the finders of editable installs

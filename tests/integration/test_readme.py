@@ -307,6 +307,28 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
         assert re.search(said, done.stdout), done.stdout
 
 
+def test_rows_are_made_by_a_function_as_the_page_says(folder, follow):
+    (rows,) = re.findall(r"```text\n(file_name.*?)```", page_text("transform.md"), re.DOTALL)
+    names, first = rows.splitlines()
+    lines = [
+        f"{n}.jpg,{('cat', 'dog')[n % 2]},{0.75 if n % 3 else 0.25}," + first.split(",", 3)[3] for n in range(1, 91)
+    ]
+    assert first == lines[0].replace("dog", "cat")
+    (folder / "photos.csv").write_text("\n".join([names, *lines]))
+    (folder / "places.csv").write_text(
+        "\n".join(["file_name,place", *(f"{n}.jpg,place {n % 5}" for n in range(1, 91))])
+    )
+    for n in range(1, 91):
+        PIL.Image.fromarray(np.full((20, 16, 3), n, np.uint8)).save(folder / f"{n}.jpg")
+    cropped, twice = follow("transform.md").values()
+    (said,) = re.findall(r"```text\n(  clean:crop.*?)```", page_text("transform.md"), re.DOTALL)
+    assert said in cropped
+    rows = list(RandomAccess(str(folder / "cropped"), "train"))
+    assert {row["image"].shape for row in rows} == {(11, 11, 3)}
+    assert {row["place"] for row in rows} == {f"place {n}".encode() for n in range(5)}
+    assert "train: 90 rows in, 180 out, 0 dropped" in twice
+
+
 @pytest.mark.slow
 def test_existing_records_are_used_as_the_page_says(folder, follow):
     shutil.rmtree(folder / "flowers", ignore_errors=True)  # of the porting page

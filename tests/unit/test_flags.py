@@ -87,6 +87,7 @@ SEEN: dict[str, dict[str, str]] = {
         "max_rejects": (
             "unit/beam_jobs/test_convert.py::test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound"
         ),
+        "transform": "unit/beam_jobs/sources/test_transformed.py::test_rows_are_dropped_made_and_joined_with_columns_and_classes_follow",
         "seed": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
         "dry_run": "unit/beam_jobs/conversion/test_dry_run.py::test_what_is_said_is_what_the_conversion_does",
         "overwrite": "integration/test_card.py::test_a_data_set_that_is_replaced_gets_a_new_one",

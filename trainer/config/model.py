@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +17,7 @@ from pipeline import segments
 from pipeline.augmentation.recipes import sets_size
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
-from pipeline.errors import UsageError, of_user
+from pipeline.errors import UsageError
 from pipeline.registry import Registry
 from pipeline.request import class_weights
 from trainer.config import phases
@@ -354,34 +352,8 @@ class FirstWeights:
         return f"{self.name} (SHA-256 {self.sha256[:12]}...)"
 
 
-def load_code(flag: str, text: str) -> Any:
-    """Returns the object that a flag names; modules in the working directory are found, too.
-
-    Args:
-      flag: the flag, for messages.
-      text: its value, `my_package.my_module:name`.
-
-    Raises:
-      UsageError: there is no such module or name, or the module fails when it is imported.
-    """
-    module, _, name = text.partition(":")
-    if not module or not name.isidentifier():
-        raise UsageError(f"{flag}={text}: must be a module and a name in it, as in my_package.my_module:name")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}") from error
-    if not hasattr(found, name):
-        raise UsageError(f"{flag}={text}: {found.__file__} has no {name!r}")
-    return getattr(found, name)
-
-
 def name_of_code(flag: str, given: Any) -> str:
-    """Returns the name by which `load_code` finds a function or class.
+    """Returns the name by which `pipeline.files.code.load_code` finds a function or class.
 
     Raises:
       UsageError: it is local to a function, so that it has none.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
-from trainer.config.model import ModelFlags, built_in, load_code
+from pipeline.files.code import load_code
+from trainer.config.model import ModelFlags, built_in
 from trainer.models.applications import pretrained
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ SHAPING = {
     "group_by": "patient",
     "stratify": "label",
     "passes": 2,
+    "transform": "my_module:made",
 }
 OTHERS = {
     "dataset": "digits",  # the manifest has these four in places of their own

@@ -1,7 +1,8 @@
 import pytest
 
 from pipeline.errors import UsageError
-from trainer.config.model import load_code, name_of_code
+from pipeline.files.code import load_code
+from trainer.config.model import name_of_code
 
 
 def named():
@@ -19,9 +20,3 @@ def test_what_is_local_to_a_function_is_refused():
 
     with pytest.raises(UsageError, match=r"^model .*local"):
         name_of_code("model", local)
-
-
-@pytest.mark.parametrize("text", [":dumps", "json:", "json:dumps.x"])
-def test_no_name(text):
-    with pytest.raises(UsageError, match=f"--model={text}: "):
-        load_code("--model", text)
