@@ -57,7 +57,7 @@ class Made:
 
 
 def all_of(data_dir: PathLike | RemotePath) -> list[Manifest]:
-    """Returns the manifests of all versions, the oldest first; one for a data set that nothing was appended to.
+    """Returns the manifests of all versions, the oldest first, that can be read.
 
     Raises:
       DataError: there is no data set, or a manifest cannot be read.
