@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -233,6 +234,8 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
       is_given: whether the user gave the feature's type, so that values are converted to it.
       bad: {row: reason}.
     """
+    if feature.dtype == "string" and pa.types.is_nested(array.type):
+        return _json(array, name, bad)
     if feature.dtype == "string":
         kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
         if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):
@@ -243,6 +246,13 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
         return _numbers(array, name, dtype, bad)
     _refuse_nulls(bad, array, f"{name} is null")
     return _lists(array, name, dtype, bad) if feature.shape == (None,) else _vectors(array, name, dtype, bad)
+
+
+def _json(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    """Returns lists as JSON, whose numbers are exact; decimals, dates and times are texts in it."""
+    _refuse_nulls(bad, array, f"{name} is null")
+    texts = [json.dumps(value, ensure_ascii=False, default=str).encode() for value in array.to_pylist()]
+    return np.array(texts, object)
 
 
 def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:

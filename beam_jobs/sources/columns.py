@@ -348,9 +348,8 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     found = plain(type_of(path, schema, "keep_columns", name))
     if (feature := feature_of(found, wanted)) is not None:
         return feature
-    kind = _kind(found)
     advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
-    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
+    if choices := [f"{name}:{type_}" for type_ in _GIVEN if feature_of(found, type_)]:
         advice = f"keep it as {' or '.join(choices)}"
     raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
 
@@ -360,11 +359,19 @@ def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
     kind = _kind(found)
     if kind in _DTYPES and not wanted:
         return Feature(_DTYPES[kind])
-    if kind in _CASTS[wanted]:
+    if kind in _CASTS[wanted] and not _has_bytes(found):
         return Feature(wanted)
     if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
         return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
     return None
+
+
+def _has_bytes(found: pa.DataType) -> bool:
+    """Returns whether the values of lists, or what these hold, are bytes, which JSON does not have."""
+    kind = _kind(found)
+    inner = [found.value_type] if kind in ("list", "vector") else [*found] if pa.types.is_struct(found) else []
+    types = [getattr(each, "type", each) for each in inner]
+    return any(_kind(plain(each)) in ("bytes", "fixed") or _has_bytes(plain(each)) for each in types)
 
 
 def plain(found: pa.DataType) -> pa.DataType:
@@ -407,5 +414,5 @@ _CASTS: dict[str, tuple[str, ...]] = {  # {type that the user gives: kinds of co
     "": (),
     "float32": ("int", "bool", "float", "decimal"),
     "int64": ("int", "bool", "float", "decimal", "time"),
-    "string": ("int", "bool", "float", "decimal", "time", "string", "bytes", "fixed"),
+    "string": ("int", "bool", "float", "decimal", "time", "string", "bytes", "fixed", "list", "vector"),  # lists: JSON
 }

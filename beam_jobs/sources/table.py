@@ -399,7 +399,7 @@ def _first_inexact(array: pa.Array) -> tuple[int, float] | None:
 def _rounded(where: tuple[object, int], name: str, value: float, feature: Feature) -> UsageError:
     """Returns an error about a value of a kept column, at (file, row), that float32 cannot hold exactly."""
     choices = [f"{name}:float32 (rounded)"]
-    choices += [] if feature.shape else [f"{name}:string (exact, as text)"]
+    choices += [f"{name}:string (exact, as {'JSON' if feature.shape else 'text'})"]
     choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []
     return UsageError(
         f"--keep_columns={name}: {where[0]}, row {where[1]}: is {value!r}, which float32, the only floating-point type "

@@ -383,7 +383,7 @@ def test_float64_is_kept_where_float32_holds_all_values_and_else_the_first_other
         with pytest.raises(UsageError) as error:
             opened(folder, keep_columns=("other",))
         for option, is_offered in (
-            ("float32", True), ("string", form == "scalar"),
+            ("float32", True), ("string", True),
             ("int64", values[wrong[0]].is_integer() and abs(values[wrong[0]]) < 2**63),
         ):  # fmt: skip
             assert (f"other:{option}" in str(error.value)) == is_offered
@@ -680,6 +680,40 @@ print(counts)
     whole, refused = json.loads(done.stdout)
     assert whole + refused == 300
     assert min(whole, refused) > 30
+
+
+LISTS = {
+    "of lists": (pa.array([[[1, 2], [3]], []] * 5), ["[[1, 2], [3]]", "[]"]),
+    "of float64": (pa.array([[0.1, None], [1e300]] * 5), ["[0.1, null]", "[1e+300]"]),
+    "of texts": (pa.array([["a", "\u00e9"], [""]] * 5), ['["a", "\u00e9"]', '[""]']),
+    "of structs": (pa.array([[{"x": 2**60 + 1}], []] * 5), ['[{"x": 1152921504606846977}]', "[]"]),
+    "of times": (
+        pa.array([[datetime.datetime(2020, 1, 2, 3, 4, 5, 6)], []] * 5),
+        ['["2020-01-02 03:04:05.000006"]', "[]"],
+    ),
+    "of one length": (
+        pa.array([[[1, 2]], [[3, 4]]] * 5, pa.list_(pa.list_(pa.int64(), 2), 1)),
+        ["[[1, 2]]", "[[3, 4]]"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("column", "texts"), LISTS.values(), ids=LISTS)
+def test_lists_of_any_values_are_kept_exactly_as_json_which_the_refusal_names(column, texts, tmp_path):
+    with pytest.raises(
+        UsageError, check=said("'other'" if "double" not in str(column.type) else "other", "other:string")
+    ):
+        one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
+    source = one(tmp_path, flags={"keep_columns": ("other:string",)}, other=column)
+    assert source.features == {"other": Feature("string")}
+    assert everything(source).extra["other"] == [text.encode() for text in texts] * 5
+
+
+def test_null_lists_are_invalid_rows_and_lists_of_bytes_are_refused(tmp_path):
+    flags = {"keep_columns": ("other:string",)}
+    assert everything(one(tmp_path, flags=flags, other=pa.array([[["a"]], None] * 5))).bad.keys() == {1, 3, 5, 7, 9}
+    with pytest.raises(UsageError, check=said("list<element: binary>")):
+        one(tmp_path, flags=flags, other=pa.array([[b"a"]] * 10))
 
 
 def test_a_source_of_many_files_pickles_small_and_reads_elsewhere(tmp_path):

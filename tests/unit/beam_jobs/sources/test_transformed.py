@@ -378,17 +378,30 @@ def test_two_passes_mix_the_rows_that_were_made(convert, code, made, pixels, tmp
     assert once.options["transform rows"] == twice.options["transform rows"]
 
 
-def test_shards_made_by_code_that_was_edited_since_are_not_kept(converted, code, pixels, tmp_path):
-    body = 'assert (rows["score"] != 5).all()\nreturn rows'
-    rows, options = splits(pixels, score=np.float32), {"features": {"score": Feature("float32")}}
-    with pytest.raises(DataError, match="invalid row"):
-        converted(rows, code(body), **options)
-    ((kept,),) = [[*(tmp_path / "out").glob(".converting.tmp-*")]]
-    with pytest.raises(DataError, match="invalid row"):
-        converted(rows, code(body), **options)
-    assert [*(tmp_path / "out").glob(".converting.tmp-*")] == [kept]
-    found, _ = converted(rows, code("return rows"), **options)
-    assert len(found["train"]) == 150
+@pytest.mark.parametrize("what", ["code", "file"])
+def test_shards_made_by_code_or_of_files_that_were_edited_since_are_not_kept(what, converted, code, pixels, tmp_path):
+    body = """
+        assert (rows["score"] != 5).all()
+        with open("added") as file:
+            return rows | {"score": rows["score"] + int(file.read()) + 0}
+    """
+    rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
+    (tmp_path / "added").write_text("0")
+
+    def kept(body):
+        with pytest.raises(DataError, match="2 invalid rows"):
+            converted(rows, code(body), features=features)
+        return [*(tmp_path / "out").glob(".converting.tmp-*")]
+
+    first = kept(body)
+    assert kept(body) == first
+    if what == "file":
+        (tmp_path / "added").write_text("1")
+    edited = body.replace("+ 0", "+ 1") if what == "code" else body
+    assert len(kept(edited)) == 1
+    assert kept(edited) != first
+    found, _ = converted(rows, code(edited), "--max_rejects=2", features=features)
+    assert found["train"]["train.rows#007"]["score"] == [8]
     assert not [*(tmp_path / "out").glob(".converting.tmp-*")]
 
 
