@@ -70,6 +70,7 @@ class Plan:
       data_dir: folder that shards and the manifest are written to.
       receipts_dir: folder that the shards' receipts are written to.
       published_dir: final folder of the data set, the one users know.
+      rejects_dir: folder in which users find the list of invalid rows if the conversion fails because of them.
       config: options that the user gave.
       sample: encoding of the images, and estimates of sizes and time.
       num_shards: {split: number of shards}.
@@ -81,6 +82,7 @@ class Plan:
     data_dir: StoragePath
     receipts_dir: StoragePath
     published_dir: StoragePath
+    rejects_dir: StoragePath
     config: ConvertConfig
     sample: Sample
     num_shards: dict[str, int]
@@ -194,6 +196,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         data_dir=data_dir,
         receipts_dir=data_dir,
         published_dir=data_dir,
+        rejects_dir=data_dir,
         config=config,
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),

@@ -95,13 +95,13 @@ def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
         _, first = _rejects(receipts)[0]
         raise DataError(
             f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
-            f"row {first.row}: {first.reason}; {plan.published_dir / naming.REJECTS} lists them; nothing was published",
+            f"row {first.row}: {first.reason}; {plan.rejects_dir / naming.REJECTS} lists them; nothing was published",
             advice=f"--max_rejects={count} skips them",
         )
     for split in plan.num_shards:
         if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
             raise DataError(
-                f"split {split!r}: all its rows are invalid; {plan.published_dir / naming.REJECTS} says why",
+                f"split {split!r}: all its rows are invalid; {plan.rejects_dir / naming.REJECTS} says why",
                 advice=without_split(split, plan.num_shards),
             )
 

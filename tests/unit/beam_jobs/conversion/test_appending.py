@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -30,6 +31,17 @@ def files_of(folder):
     skipped = (naming.LOG, naming.CARD)
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if name not in skipped and ".html" not in name}
+
+
+def published(folder):
+    """Returns {name: bytes} of a data set's files, without those in folders of unfinished conversions."""
+    return {name: bytes_ for name, bytes_ in files_of(folder).items() if not name.startswith(".")}
+
+
+def listed_by(refused):
+    """Returns the lines of the list of invalid rows that the error of a conversion names."""
+    (path,) = re.findall(r"; (\S+) lists them; ", refused.err)
+    return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -129,8 +141,8 @@ def test_rows_that_are_there_are_invalid(data, grow, tmp_path):
     assert refused.code == 65 or refused.code == 1
     assert "12 invalid rows, over --max_rejects=0" in refused.err
     assert "its key, 'train/cat/0.png', is in the data set" in refused.err
-    assert len((data / naming.REJECTS).read_text().splitlines()) == 12
-    assert {name: files_of(data)[name] for name in before} == before
+    assert published(data) == before
+    assert len(listed_by(refused)) == 12
     assert grow(grown, data, "--max_rejects=12").code == 0
     made = manifest.load(data)
     assert made.splits["train"].num_examples == 15
@@ -147,6 +159,10 @@ def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow,
     convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--max_rejects=1")
     more = write_images(tmp_path / "b", range(8, 12), splits=["train"])
     (more / "train/cat/0worse.png").write_bytes(b"no image")
+    before = published(data)
+    refused = grow(more, data)
+    assert (refused.code, published(data)) == (1, before)
+    assert [json.loads(line)["file"] for line in listed_by(refused)][1:] == ["train/cat/0worse.png"]
     assert grow(more, data, "--max_rejects=1").code == 0
     files = [json.loads(line)["file"] for line in (data / naming.REJECTS).read_text().splitlines()]
     assert files == ["train/cat/bad.png", "train/cat/0worse.png"]
