@@ -26,7 +26,7 @@ from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import Block, Source
 from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
@@ -249,7 +249,7 @@ def take_sample(
         so that the exit code does not depend on the sample.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
-    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
+    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects, parent)
     options = dataclasses.replace(options, is_scaled=is_scaled)
     if parent is not None:
         options = appending.images_for(options, parent)
@@ -322,7 +322,13 @@ def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
 
 
 def _image_options(
-    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int
+    source: Source,
+    blocks: list[Block],
+    encoding: str,
+    size: tuple[int, int] | None,
+    channels: int,
+    max_rejects: int,
+    parent: Manifest | None,
 ) -> ImageOptions:
     if source.image_shape is not None:
         shapes = Counter([source.image_shape])
@@ -347,6 +353,9 @@ def _image_options(
     usual = sizes.most_common(1)[0] if sizes else ((1, 1), 0)
     if size is None and sizes.total() - usual[1] > max_rejects:
         text = ", ".join(sorted(f"{height}x{width}" for height, width in sizes)[:3])
+        if parent is not None:
+            there = shape_of(parent.features["image"].shape[:2])
+            raise DataError(f"--append: the images differ in size ({text}, ...); give --resize={there}, the data set's")
         raise DataError(
             f"--image_encoding=raw: the images differ in size ({text}, ...); give --resize=HxW, or png, jpeg or source"
         )
