@@ -16,7 +16,7 @@ from beam_jobs.flag_values import path_pattern
 from beam_jobs.sources import placed_columns
 from beam_jobs.sources.base import LABEL, SourceOptions
 from beam_jobs.sources.placed_columns import PlacedColumn
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, to_run
 from pipeline.manifest import Feature
 from pipeline.records import splits
 from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
@@ -208,6 +208,12 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[str, bool]:
     """Returns the kind of the labels, and whether an image has several."""
     found, label = plain(type_of(path, schema, "label_column", options.label_column)), options.label_column
+    if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("float", "decimal"):
+        raise UsageError(
+            f"--label_column={label}: {_another_label(schema, options, _LABELS)}: {path} has it as {_text(found)}; a "
+            "label is one number per image (--float_labels), or one or several classes (integers or strings); a vector "
+            f"per image: write TFRecords, run {to_run('pipeline.index')}, and read it by a trainer.Task (docs/reading.md)"
+        )
     if options.float_labels and options.label_separator:
         raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
     if options.float_labels:
