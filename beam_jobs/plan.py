@@ -276,9 +276,9 @@ def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[s
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
     chosen = select(block, len(source.class_names), options, source.features)
     if not len(chosen.rows.labels):
-        file, row = source.where(split, int(_some_rows(source, split)[0]))
+        file, row, reason = source.invalid(split, int(_some_rows(source, split)[0]), chosen.bad[0])
         raise DataError(
-            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
+            f"{file}, row {row}: {reason}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
             advice=without_split(split, source.splits),
         )
     counts = placed.counted(chosen.rows, chosen.recoded.sides(len(chosen.rows.labels)), source.features)

@@ -76,7 +76,7 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         num_rejects=len(chosen.bad),
         num_known=sum(isinstance(reason, KnownKey) for reason in chosen.bad.values()),
         rejects=tuple(
-            Reject(*plan.source.where(split, int(rows[row])), reason, isinstance(reason, KnownKey))
+            Reject(*plan.source.invalid(split, int(rows[row]), reason), isinstance(reason, KnownKey))
             for row, reason in ((row, chosen.bad[row]) for row in listed)
         ),
         turned=chosen.recoded.turned,

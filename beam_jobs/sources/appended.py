@@ -75,6 +75,10 @@ class AppendedSource(Source):
         """Returns (file, row in it)."""
         return self.inner.where(split, row)
 
+    def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
+        """Returns (file, row in it, reason)."""
+        return self.inner.invalid(split, row, reason)
+
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows; those whose key the data set has are bad."""
         block = self.inner.read(split, rows)

@@ -259,6 +259,21 @@ def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
     assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
 
 
+def test_a_reason_begins_with_the_image_that_a_table_names_also_of_rows_that_are_dealt(convert, tmp_path):
+    write_images(tmp_path, range(12), splits=["x"])
+    (tmp_path / "x/cat/bad.png").write_bytes(b"no image")
+    flags = ("--dataset=image_table", f"--data_dir={tmp_path / 'data'}", "--split=train:0.5,test:0.5")
+    for table, rows, more in (("a.csv", range(6), []), ("b.csv", range(6, 12), ["--append"])):
+        named = "".join(f"x/{('cat', 'dog')[row % 2]}/{row}.png,1\n" for row in rows)
+        (tmp_path / table).write_text(f"file_name,label\nx/cat/bad.png,1\n{named}")
+        dry = convert(*flags, f"--source={tmp_path / table}", "--dry_run", *more)
+        assert f"{table}, row 0: x/cat/bad.png: no image of a known format" in dry.err, dry
+        refused = convert(*flags, f"--source={tmp_path / table}", *more)
+        assert f"{table}, row 0: x/cat/bad.png: no image of a known format" in refused.err, refused
+        drafts.gate.open()  # as in a new process
+        assert convert(*flags, f"--source={tmp_path / table}", "--max_rejects=1", *more).code == 0
+
+
 def test_raw_images_of_several_sizes_take_that_of_the_data_set(convert, grow, tmp_path):
     source, data = write_images(tmp_path / "a", range(8), splits=["train"]), tmp_path / "data"
     convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--image_encoding=raw")
