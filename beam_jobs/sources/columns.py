@@ -211,8 +211,9 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
     if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("float", "decimal"):
         raise UsageError(
             f"--label_column={label}: {_another_label(schema, options, _LABELS)}: {path} has it as {_text(found)}; a "
-            "label is one number per image (--float_labels), or one or several classes (integers or strings); a vector "
-            f"per image: write TFRecords, run {to_run('pipeline.index')}, and read it by a trainer.Task (docs/reading.md)"
+            "label is one number per image (--float_labels), or one or several classes (integers or strings); a "
+            f"vector per image: write TFRecords, run {to_run('pipeline.index')}, and read it by a trainer.Task "
+            "(docs/reading.md)"
         )
     if options.float_labels and options.label_separator:
         raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
