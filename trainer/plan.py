@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline import manifest as manifests
-from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.errors import DataError, UsageError, as_flag, reason_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Source, Sources, own_views, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
@@ -91,7 +91,8 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
         request.check_replicas(virtual, "virtual replicas")
     request.check_replicas(replicas)
-    training = resolve_all(request)
+    with as_flag("split", "--train_split"):
+        training = resolve_all(request)
     training.check_pairs(replicas)
     _check_labels(training.parts)
     label = None if request.parse else training.first.manifest.features.get("label")
@@ -228,7 +229,8 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
     except UsageError as error:
         flag = f"--eval_split={with_eval_split(config).data.eval_split}"
         flag = f"--eval_data_dir={config.data.eval_data_dir}, {flag}" if config.data.eval_data_dir else flag
-        raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+        reason = error.reason if error.argument == "split" else error
+        raise UsageError(f"{flag}: {reason}; --eval_split=none trains without evaluation") from None
 
 
 def _otherwise_stored(

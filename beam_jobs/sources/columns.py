@@ -360,7 +360,10 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
         return Feature(wanted)
     if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
         return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
-    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    advice = (
+        "integers, booleans, floats, lists of these, strings and binary can be kept; write it as one of them, such "
+        "as a text of JSON"
+    )
     if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
         advice = f"keep it as {' or '.join(choices)}"
     raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")

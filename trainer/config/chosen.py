@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError, UsageError
 from pipeline.files.paths import with_version
 from pipeline.manifest import Manifest, load
 from pipeline.manifest.sources import parse_sources
-from pipeline.manifest.splits import names_of, select, to_evaluate
+from pipeline.manifest.splits import names_of, of_folds, select, to_evaluate
 from pipeline.request import parse_size
 from trainer.config import file
 from trainer.config.meaning import PARAMETER_SERVER
@@ -128,7 +128,8 @@ def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[
 def _of_splits(made: Manifest, given: str | None) -> dict[str, Any]:
     """Returns the optimizer, batch size and number of epochs, and the splits where the flags' defaults do not fit."""
     largest = max(made.splits, key=lambda name: made.splits[name].num_examples)
-    trained = given or (_TRAIN if _TRAIN in made.splits else largest)
+    usual, _ = of_folds(made) or (largest, "")
+    trained = given or (_TRAIN if _TRAIN in made.splits else usual)
     found: dict[str, Any] = {} if trained == _TRAIN else {"train_split": trained}
     names = names_of(trained)
     if to_evaluate(made.splits, names) is None:
