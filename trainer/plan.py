@@ -27,6 +27,7 @@ from pipeline.resolved import (
     resolve_all,
 )
 from trainer.config import TrainConfig, meaning
+from trainer.config.chosen import require_classes
 from trainer.config.data import AUTO
 from trainer.config.model import defaults_of
 from trainer.config.phases import FLAG, NO_PHASES, Phase, Phases
@@ -94,6 +95,8 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     with as_flag("split", "--train_split"):
         training = resolve_all(request)
     training.check_pairs(replicas)
+    if task is None and not config.model.modules:  # before anything is written; a model's own loss needs the model
+        require_classes(config.data.data_dir, training.first.manifest)
     _check_labels(training.parts)
     label = None if request.parse else training.first.manifest.features.get("label")
     if training.first.placed and config.model.class_weights:

@@ -84,14 +84,19 @@ def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
         found = _of_splits(made, given.get("train_split"))
     except (PipelineError, OSError):
         return {}
-    if not made.features["label"].is_class:
+    require_classes(data_dir, made)
+    found = {**_of_images(made, given.get("resize"), given.get("augment")), **found}
+    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def require_classes(data_dir: str, made: Manifest) -> None:
+    """Raises UsageError if a data set's labels are not those that our own models are for."""
+    if "label" in made.features and not made.features["label"].is_class:
         raise UsageError(
             f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its "
             "own (--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
         )
-    found = {**_of_images(made, given.get("resize"), given.get("augment")), **found}
-    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
-    return {name: value for name, value in found.items() if name not in without}
 
 
 def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.manifest import FORMAT_VERSION, Feature, Manifest, ShardInfo, SplitInfo, load
 from trainer import config as configs
+from trainer import plan
 from trainer.config import file
 from trainer.run_folder import RunFolder
 
@@ -79,13 +80,13 @@ def test_the_splits_are_those_that_there_are(data, names, flags):
     assert chosen(data(**{name: 100 - place for place, name in enumerate(names)})).endswith(f" --epochs=40{flags}")
 
 
-@pytest.mark.parametrize(
 def test_folds_are_trained_on_but_for_the_last(data):
     folds = data(fold0=100, fold1=101, fold2=99, options={"folds": 3})
     assert chosen(folds).endswith(" --epochs=40 --train_split=fold0+fold1")
     assert chosen(folds, "--train_split=fold1+fold2").endswith(" --epochs=40")
 
 
+@pytest.mark.parametrize(
     ("count", "flags"),
     [
         (208, "--global_batch_size=32 --epochs=40"),
@@ -135,6 +136,8 @@ def test_labels_that_are_no_classes_need_a_task(data):
     path = data(label=Feature("int64", (1,), stored_as="tags"), version=5)
     with pytest.raises(UsageError, match="its labels are not a class per image: give a Task .*--task=MODULE:CLASS"):
         chosen(path)
+    with pytest.raises(UsageError, match="its labels are not a class per image: give a Task .*--task=MODULE:CLASS"):
+        plan.make(configs.parse([path, "--model=lenet"]))
     assert chosen(path, "--task=m:T") == ""
 
 
