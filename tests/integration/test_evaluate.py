@@ -305,6 +305,13 @@ def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
         {"PYTHONUNBUFFERED": "1"},
     )
     assert watch.stdout.readline().startswith(f"waiting for checkpoints in {tmp_path / 'run'}, looking every 0.2 s")
+    for of_run in ("pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"):
+        command = ["-m", *of_run.split(), "--model_dir=../here/run"]
+        found = forked.run(command, cwd=elsewhere)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert f"--data_dir=data: {elsewhere}/data holds another data set" in found.stderr, found.stderr
+        found = forked.run([*command, f"--data_dir={here}/data"], cwd=elsewhere)
+        assert (found.returncode, found.stderr) == (0, ""), found.stderr
     flags = ("--train_steps=100", "--eval_every=20", "--max_to_keep=9", "--steps_per_loop=5", *FLAGS)
     flags = ("--model=softmax_regression", *flags)
     (code, _, err), (watch_code, watched, watch_err) = finish(runs.start(digits, tmp_path / "run", *flags), watch)

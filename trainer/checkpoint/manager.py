@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from pipeline import errors
 from pipeline.errors import DataError, UsageError
+from pipeline.files.write import replace
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
@@ -258,6 +259,7 @@ class CheckpointManager:
             self._write_with(self._files.add)
             if self._is_chief:  # after the checkpoint, so that the flags belong to a resumable run
                 with errors.named(self._files.folder, "cannot be written to"):
+                    replace(self._config.run.folder.order, f"{self._spec.spec.to_json()}\n")
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved = self._version()
         self.tidy()
