@@ -146,12 +146,21 @@ def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Call
 
 def _build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object]) -> Trained:
     *rest, last = reader.best_first(paths)
-    for path in rest:
+    skipped: list[str] = []
+    for path in (*rest, last):
         try:
-            return _told(build(reader.read(path), flags), say)
+            trained = build(reader.read(path), flags)
         except UnreadableError as error:
-            say(error.skipped)
-    return _told(build(reader.read(last), flags), say)
+            if path == last:
+                raise
+            skipped.append(error.skipped)
+            continue
+        if flags.checkpoint is None:
+            skipped += map(files.without_index, files.cut_after(path))
+        break
+    for line in skipped:
+        say(f"warning: {line}; {path} is used instead")
+    return _told(trained, say)
 
 
 def _told(trained: Trained, say: Callable[[str], object]) -> Trained:

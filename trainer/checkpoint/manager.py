@@ -20,7 +20,7 @@ from pipeline.files.write import replace
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
-from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
+from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of, without_index
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.run_folder import check_file
@@ -161,7 +161,7 @@ class CheckpointManager:
         if is_chief:
             check_file(folder.config)
             for path in self._files.tidy():
-                say(f"skipped {path}, which is damaged: its .index file is missing")
+                say(without_index(path))
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
 
     def use(self, config: TrainConfig) -> None:
