@@ -14,7 +14,7 @@ from pipeline.commands import values
 from pipeline.commands.flags import check_all, fields_with, flag, flags_of
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.files import code
-from pipeline.manifest import naming
+from pipeline.manifest import naming, splits
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
 from pipeline.records import columns
 
@@ -227,7 +227,7 @@ class ConvertConfig(_Flags):
     def split_fractions(self) -> dict[str, float]:
         """Parsed `split` or `folds`: {split: fraction}, summing to 1; empty to keep the source's own splits."""
         if self.folds:
-            return {f"fold{number}": 1 / self.folds for number in range(self.folds)}
+            return dict.fromkeys(splits.folds(self.folds), 1 / self.folds)
         return flag_values.fractions("split", self.split)
 
     @property

@@ -27,7 +27,7 @@ from beam_jobs.sources import transformed
 from beam_jobs.sources.base import Block, Source
 from beam_jobs.sources.dealt import resplit
 from pipeline import images, manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
@@ -71,6 +71,7 @@ class Plan:
       data_dir: folder that shards and the manifest are written to.
       receipts_dir: folder that the shards' receipts are written to.
       published_dir: final folder of the data set, the one users know.
+      rejects_dir: folder in which users find the list of invalid rows if the conversion fails because of them.
       config: options that the user gave.
       sample: encoding of the images, and estimates of sizes and time.
       num_shards: {split: number of shards}.
@@ -83,6 +84,7 @@ class Plan:
     data_dir: StoragePath
     receipts_dir: StoragePath
     published_dir: StoragePath
+    rejects_dir: StoragePath
     config: ConvertConfig
     sample: Sample
     num_shards: dict[str, int]
@@ -201,6 +203,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         data_dir=data_dir,
         receipts_dir=data_dir,
         published_dir=data_dir,
+        rejects_dir=data_dir,
         config=config,
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
@@ -254,7 +257,7 @@ def take_sample(
         so that the exit code does not depend on the sample.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
-    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
+    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects, parent)
     options = dataclasses.replace(options, is_scaled=is_scaled)
     if parent is not None:
         options = appending.images_for(options, parent)
@@ -281,9 +284,9 @@ def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[s
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
     chosen = select(block, len(source.class_names), options, source.features)
     if not len(chosen.rows.labels):
-        file, row = source.where(split, int(_some_rows(source, split)[0]))
+        file, row, reason = source.invalid(split, int(_some_rows(source, split)[0]), chosen.bad[0])
         raise DataError(
-            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
+            f"{file}, row {row}: {reason}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
             advice=without_split(split, source.splits),
         )
     counts = placed.counted(chosen.rows, chosen.recoded.sides(len(chosen.rows.labels)), source.features)
@@ -327,7 +330,13 @@ def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
 
 
 def _image_options(
-    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int
+    source: Source,
+    blocks: list[Block],
+    encoding: str,
+    size: tuple[int, int] | None,
+    channels: int,
+    max_rejects: int,
+    parent: Manifest | None,
 ) -> ImageOptions:
     if source.image_shape is not None:
         shapes = Counter([source.image_shape])
@@ -352,6 +361,9 @@ def _image_options(
     usual = sizes.most_common(1)[0] if sizes else ((1, 1), 0)
     if size is None and sizes.total() - usual[1] > max_rejects:
         text = ", ".join(sorted(f"{height}x{width}" for height, width in sizes)[:3])
+        if parent is not None:
+            there = shape_of(parent.features["image"].shape[:2])
+            raise DataError(f"--append: the images differ in size ({text}, ...); give --resize={there}, the data set's")
         raise DataError(
             f"--image_encoding=raw: the images differ in size ({text}, ...); give --resize=HxW, or png, jpeg or source"
         )

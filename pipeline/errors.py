@@ -358,6 +358,15 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def as_flag(argument: str, flag: str) -> Iterator[None]:
+    """Makes a UsageError in the block that is about an argument of a function name the flag that gives it."""
+    try:
+        yield
+    except UsageError as error:
+        raise error.changed(argument=flag) if error.argument == argument else error from None
+
+
+@contextlib.contextmanager
 def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
     """Turns a system or pyarrow error in the block into a DataError: `<path>: cannot be <done>: <reason>`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Self
@@ -14,11 +15,13 @@ from pipeline.files.paths import folder, with_version
 from pipeline.files.reading import content_of
 from pipeline.files.remote import in_command
 from pipeline.manifest import gone_in, version_names
-from pipeline.manifest.sources import parse_sources
+from pipeline.manifest.sources import flags_for, parse_sources, sources_of
+from pipeline.manifest.succession import check_trained_on, pinned
 from pipeline.order import sharding
 
 _ON_SHEET = {"on_sheet": True}  # meaning: it also chooses what a contact sheet of the data set shows
-_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, written by `trainer.run`
+# In a run's folder, written by `trainer.run`: its flags, in groups, and the spec of its order.
+_CONFIG, _ORDER = "config.yaml", "order.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +114,32 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
     return aliases.stored(groups)
 
 
-def check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
+def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
+    """Returns the stored flags of the run in a folder, by name, for its own data or for others.
+
+    Args:
+      model_dir: folder of the run.
+      data_dir: data to take; None: those that the run was trained on, in their version.
+
+    Raises:
+      DataError: there is no run, or its files cannot be read.
+      UsageError: the run's own data are not where its flags say, or it is not known which version it was trained on.
+    """
+    flags, path = flags_of_run(model_dir), pathlib.Path(model_dir) / _ORDER
+    if data_dir is None and path.exists():  # earlier releases wrote none
+        try:
+            order = json.loads(content_of(path))
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
+        flags = pinned(flags, order)
+        sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
+        check_trained_on(sources, order, f"--model_dir={model_dir}")
+    flags = flags_for(data_dir, flags)
+    _check_version(model_dir, {**flags, "data_dir": data_dir or flags.get("data_dir")})
+    return flags
+
+
+def _check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
     """Raises UsageError if a run's flags do not tell the version of its data, as they are older than an append or edit.
 
     Args:

@@ -35,6 +35,11 @@ COMMANDS = {
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")
+_COMPLETION = "completion"
+# Name: what it does, also of those that no module has.
+_LISTED = {name: text for name, (_, text) in COMMANDS.items()} | {
+    _COMPLETION: f"print the script by which {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]} complete commands and flags"
+}
 _NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
 _EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
@@ -48,15 +53,13 @@ def main() -> NoReturn:
         from importlib import metadata  # noqa: PLC0415, 0.03 s
 
         _say(f"stepfeed {metadata.version('stepfeed')}")
-    elif name == "completion":
+    elif name == _COMPLETION:
         _say(_completion(rest))
     elif name in COMMANDS:
         _run(name, rest)
     else:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        _refuse(
-            f"unknown command {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(COMMANDS)}"
-        )
+        near = difflib.get_close_matches(name, _LISTED, n=1)
+        _refuse(f"unknown command {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(_LISTED)}")
     sys.exit(0)
 
 
@@ -79,12 +82,8 @@ def _refuse(problem: str) -> NoReturn:
 
 def _help() -> str:
     lines = ["usage: stepfeed COMMAND [flags]", ""]
-    lines += [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
-    lines += [
-        "",
-        "stepfeed COMMAND --help lists its flags; stepfeed completion bash|zsh|fish prints a completion script.",
-    ]
-    return "\n".join(lines)
+    lines += [f"  {name:12}{text}" for name, text in _LISTED.items()]
+    return "\n".join([*lines, "", "stepfeed COMMAND --help lists its flags."])
 
 
 def _run(name: str, arguments: list[str]) -> NoReturn:
@@ -119,8 +118,7 @@ def _completion(arguments: list[str]) -> str:
     flags = {name: _flags(module) for name, (module, _) in COMMANDS.items()}
     if arguments[0] == "fish":
         lines = [
-            f"complete -c stepfeed -n __fish_use_subcommand -f -a {name} -d '{text}'"
-            for name, (_, text) in COMMANDS.items()
+            f"complete -c stepfeed -n __fish_use_subcommand -f -a {name} -d '{text}'" for name, text in _LISTED.items()
         ]
         for name, known in flags.items():
             lines += [
@@ -132,7 +130,7 @@ def _completion(arguments: list[str]) -> str:
     return f"""{before}_stepfeed() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} words=
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W '{" ".join(COMMANDS)}' -- "$word"))
+    COMPREPLY=($(compgen -W '{" ".join(_LISTED)}' -- "$word"))
     return
   fi
   case ${{COMP_WORDS[1]}} in

@@ -65,6 +65,9 @@ class MadeSource:
     def where(self, split, row):
         return self._files(split).where(row)
 
+    def invalid(self, split, row, reason):
+        return (*self.where(split, row), reason)
+
     def read(self, split, rows):
         content = self._content(split)
         labels = np.arange(self.splits[split]) % len(self.class_names) if content.labels is None else content.labels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +15,7 @@ from pipeline import manifest as manifests
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
-from pipeline.files.remote import is_url
-from pipeline.manifest import PixelRule
+from pipeline.manifest import PixelRule, succession
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
@@ -148,12 +146,21 @@ def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Call
 
 def _build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object]) -> Trained:
     *rest, last = reader.best_first(paths)
-    for path in rest:
+    skipped: list[str] = []
+    for path in (*rest, last):
         try:
-            return _told(build(reader.read(path), flags), say)
+            trained = build(reader.read(path), flags)
         except UnreadableError as error:
-            say(error.skipped)
-    return _told(build(reader.read(last), flags), say)
+            if path == last:
+                raise
+            skipped.append(error.skipped)
+            continue
+        if flags.checkpoint is None:
+            skipped += map(files.without_index, files.cut_after(path))
+        break
+    for line in skipped:
+        say(f"warning: {line}; {path} is used instead")
+    return _told(trained, say)
 
 
 def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
@@ -176,7 +183,7 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     """
     given = flags.of_run
     if "data_dir" not in given:
-        _check_is_that_of_run(record)
+        succession.check_trained_on(record.config().data.sources, record.content.get("order", {}), record.path)
     if "global_batch_size" in given:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
     if "data_dir" in given and record.config().data.eval_data_dir is not None:  # which it takes the place of
@@ -200,24 +207,6 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     trained = Trained(config, found, splits, may_skip, record)
     trained.take(record, flags.weights)
     return trained
-
-
-def _check_is_that_of_run(record: Record) -> None:
-    """Raises UsageError if the folder of the run's data holds another data set by now, or another folder does here."""
-    order, sources = record.content.get("order", {}), record.config().data.sources
-    if order.get("sources", 1) != len(sources):
-        return
-    for number, source in enumerate(sources):
-        digest = order.get("manifest_digest", order.get(f"source {number}: manifest_digest"))
-        with contextlib.suppress(DataError):  # that there is none is said when it is needed
-            now = manifests.load(source.data_dir).digest
-            if digest not in (None, now):
-                place = os.fspath(source.data_dir)
-                raise UsageError(
-                    f"--data_dir={place}: {place if is_url(place) else os.path.abspath(place)} holds another data set "
-                    f"({now[:12]}) than {record.path} was trained on ({digest[:12]}); call it where the run was "
-                    "started, or give --data_dir to take this one all the same"
-                )
 
 
 def _resolved(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline import manifest as manifests
-from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.errors import DataError, UsageError, as_flag, reason_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Source, Sources, own_views, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
@@ -27,6 +27,7 @@ from pipeline.resolved import (
     resolve_all,
 )
 from trainer.config import TrainConfig, meaning
+from trainer.config.chosen import require_classes
 from trainer.config.data import AUTO
 from trainer.config.model import defaults_of
 from trainer.config.phases import FLAG, NO_PHASES, Phase, Phases
@@ -91,8 +92,11 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
         request.check_replicas(virtual, "virtual replicas")
     request.check_replicas(replicas)
-    training = resolve_all(request)
+    with as_flag("split", "--train_split"):
+        training = resolve_all(request)
     training.check_pairs(replicas)
+    if task is None and not config.model.modules:  # before anything is written; a model's own loss needs the model
+        require_classes(config.data.data_dir, training.first.manifest)
     _check_labels(training.parts)
     label = None if request.parse else training.first.manifest.features.get("label")
     if training.first.placed and config.model.class_weights:
@@ -228,7 +232,8 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
     except UsageError as error:
         flag = f"--eval_split={with_eval_split(config).data.eval_split}"
         flag = f"--eval_data_dir={config.data.eval_data_dir}, {flag}" if config.data.eval_data_dir else flag
-        raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+        reason = error.reason if error.argument == "split" else error
+        raise UsageError(f"{flag}: {reason}; --eval_split=none trains without evaluation") from None
 
 
 def _otherwise_stored(

@@ -27,6 +27,7 @@ from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import check, check_all, check_ending, check_needs, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
+from pipeline.manifest import succession
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports, loop
 from trainer import plan as plans
@@ -332,8 +333,11 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[T
 
     Raises:
       DataError: the data are gone, or are others than the run's.
+      UsageError: other data lie where the run's flags lead here.
     """
     advice = "the run's data: if they have moved, give --data_dir"
+    if flags.data_dir is None:
+        succession.check_trained_on(config.data.sources, record.content["order"], record.path)
     try:
         plan = plans.make(config, task=task)
     except DataError as error:

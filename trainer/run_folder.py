@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def order(self) -> pathlib.Path:
+        """File with the spec of the run's order, as JSON, by which its data are known."""
+        return self.path / "order.json"
+
+    @property
     def launch(self) -> pathlib.Path:
         """Folder of the logs, heartbeats and status from `trainer.launch`."""
         return self.path / "launch"

@@ -99,7 +99,7 @@ def measure(plan: Plan, split: str) -> Measured:
     return Measured(
         rows=len(chosen),
         rejects=tuple(
-            Reject(*plan.source.where(split, int(chosen[row])), selected.bad[row])
+            Reject(*plan.source.invalid(split, int(chosen[row]), selected.bad[row]))
             for row in sorted(selected.bad, key=lambda row: int(chosen[row]))
         ),
         num_bytes=round(num_bytes / max(1, good) * total * part),

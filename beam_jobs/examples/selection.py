@@ -44,11 +44,24 @@ class ImageOptions:
             return
         if self.like.encoding not in (kind, "any"):
             raise BadImageError(
-                f"the image is {kind}, those of the data set are {self.like.encoding} (--image_encoding changes it)"
+                f"the image is {kind}, those of the data set are {self.like.encoding}{self._to_fit(shape, self.like)}"
             )
         if any(there not in (None, here) for there, here in zip(self.like.shape, shape, strict=True)):
             sides = "x".join(str(side or "any") for side in self.like.shape)
-            raise BadImageError(f"the image is {shape_of(shape)}, those of the data set are {sides}")
+            raise BadImageError(
+                f"the image is {shape_of(shape)}, those of the data set are {sides}{self._to_fit(shape, self.like)}"
+            )
+
+    def _to_fit(self, shape: tuple[int, ...], like: Feature) -> str:
+        """Returns the flags that would make an image of a shape like those of a data set; "" if none would."""
+        height, width, channels = like.shape
+        are_other_sides = any(there not in (None, here) for there, here in zip((height, width), shape, strict=False))
+        if are_other_sides and not (height and width):
+            return ""
+        flags = [f"--resize={height}x{width}"] * are_other_sides
+        flags += [f"--channels={channels}"] * (channels not in (None, shape[2]))
+        flags += [f"--image_encoding={'png' if like.encoding == 'any' else like.encoding}"]
+        return f"; to change it: {' '.join(flags)}"
 
 
 @dataclasses.dataclass

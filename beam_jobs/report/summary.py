@@ -21,6 +21,7 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest.splits import of_folds
 from pipeline.read.statistics import entropy
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
@@ -236,6 +237,8 @@ def mixing_warning(made: Manifest) -> str | None:
         f"{m.split} ({m.bits:.2f} bits of label entropy per shard, {m.expected_bits:.2f} if well mixed)" for m in bad
     )
     remedy = "" if made.options.get("passes", 1) == 2 else "; --passes=2 mixes them row by row"
+    if made.parent:  # an append takes one pass
+        remedy = "; all rows together, converted into another folder with --passes=2, are mixed row by row"
     return (
         f"the classes are poorly mixed across the shards of {found}: "
         f"unless a trainer shuffles the whole split, its batches hold few classes{remedy}"
@@ -284,10 +287,12 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     missing = remote.credentials_of(address)
     has_class = made.features["label"].is_class and any(split.has_labels for split in made.splits.values())
     task = "" if has_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
+    folds = of_folds(made)
+    of_folds_ = f" --train_split={folds[0]} --eval_split={folds[1]}" if folds else ""
     return [
         *card,
         ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",
-        f"train on it: {to_run('trainer.run')} {remote.in_command(address)}{task}",
+        f"train on it: {to_run('trainer.run')} {remote.in_command(address)}{of_folds_}{task}",
         *([f"for both, {missing}"] if missing else []),
     ]
 

@@ -27,6 +27,7 @@ from pipeline.manifest.manifest import MASK, size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
+_OTHER_KEYS = "images that the data set does not have need other keys (other names of files, or --key_column)"
 _TFDS_VERSION = "1.0.0"  # required by TFDS; we tell data sets apart by the manifest's digest
 _TFDS_CLASSES = "tensorflow_datasets.core.features"
 
@@ -42,7 +43,7 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
     parent = extended.parent_of(plan) if plan.base else None
     if plan.origin is None:  # a second pass reads only valid rows, and keeps the first one's list
         _write_rejects(folder, ordered, _listed_before(plan, parent) if parent else [])
-    _check_rejects(plan, ordered)
+    _check_rejects(plan, ordered, parent)
     made = make_manifest(plan, ordered, parent)
     made = dataclasses.replace(made, columns=_write_columns(plan, made, parent))
     for name, data in tfds_files(made).items():
@@ -88,20 +89,34 @@ def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[
     return found
 
 
-def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
-    """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
-    count = sum(receipt.num_rejects for receipt in receipts)
-    if count > plan.config.max_rejects:
-        _, first = _rejects(receipts)[0]
+def _check_rejects(plan: Plan, receipts: list[Receipt], parent: Manifest | None) -> None:
+    """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split that a version begins."""
+    count, known = (sum(getattr(each, name) for each in receipts) for name in ("num_rejects", "num_known"))
+    valid = sum(receipt.info.num_examples for receipt in receipts)
+    listed = plan.rejects_dir / naming.REJECTS
+    if known and known == count and not valid:
         raise DataError(
-            f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
-            f"row {first.row}: {first.reason}; {plan.published_dir / naming.REJECTS} lists them; nothing was published",
-            advice=f"--max_rejects={count} skips them",
+            f"--append: the data set has the keys of all {count_of(count, 'row')} of the source, so there is nothing "
+            f"to append; {listed} lists them",
+            advice=_OTHER_KEYS,
+        )
+    if count > plan.config.max_rejects:
+        rejects = _rejects(receipts)
+        _, first = next((pair for pair in rejects if not pair[1].is_known), rejects[0])
+        how_many = "all" if known == count else f"{known:,}"
+        of_append = f" (--append: the data set has the keys of {how_many} of them)" if known else ""
+        what = "the first other" if known and not first.is_known else "the first"
+        skips = f"--max_rejects={count} skips them" + (f" and appends the other {valid:,}" if known else "")
+        raise DataError(
+            f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}{of_append}; {what}: "
+            f"{first.file}, row {first.row}: {first.reason}; {listed} lists them; nothing was published",
+            advice="; ".join([skips] * bool(valid) + [_OTHER_KEYS] * bool(known)),
         )
     for split in plan.num_shards:
-        if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
+        stays = valid and parent is not None and split in parent.splits
+        if not stays and not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
             raise DataError(
-                f"split {split!r}: all its rows are invalid; {plan.published_dir / naming.REJECTS} says why",
+                f"split {split!r}: all its rows are invalid; {listed} says why",
                 advice=without_split(split, plan.num_shards),
             )
 
@@ -177,7 +192,8 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
 
 def _write_rejects(folder: StoragePath, receipts: list[Receipt], before: list[str]) -> None:
     lines = before + [
-        json.dumps({"split": split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
+        json.dumps({"split": split, "file": reject.file, "row": reject.row, "reason": reject.reason}, sort_keys=True)
+        + "\n"
         for split, reject in _rejects(receipts)
     ]
     if lines:

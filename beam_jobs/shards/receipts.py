@@ -21,11 +21,19 @@ _CRC_BLOCK = 4 << 20  # 4 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """An invalid row of the source: its file, its row number there, and the reason."""
+    """An invalid row of the source.
+
+    Attributes:
+      file: its file.
+      row: its row number there.
+      reason: reason why it is invalid.
+      is_known: whether the reason is that the data set to append to has its key.
+    """
 
     file: str
     row: int
     reason: str
+    is_known: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Receipt:
       sizes: ((height, width, channels), number of images), sorted.
       sums: sums over the pixels.
       num_rejects: number of invalid rows, which are skipped.
+      num_known: number of those whose keys the data set to append to has.
       rejects: first invalid rows: some more than a data set may have.
       turned: number of files rewritten upright.
       placed: counts of masks, boxes and points, by feature (`beam_jobs.examples.placed.counted`).
@@ -56,6 +65,7 @@ class Receipt:
     sums: PixelSums
     num_rejects: int
     rejects: tuple[Reject, ...]
+    num_known: int = 0
     turned: int = 0
     placed: dict[str, Any] = dataclasses.field(default_factory=dict)
     columns: dict[str, Packed] = dataclasses.field(default_factory=dict)

@@ -16,6 +16,7 @@ from beam_jobs.examples.selection import Selected, joined, select
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
+from beam_jobs.sources.known_keys import KnownKey
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
@@ -73,7 +74,11 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         sizes=tuple(sorted(chosen.recoded.sizes.items())),
         sums=chosen.recoded.sums,
         num_rejects=len(chosen.bad),
-        rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
+        num_known=sum(isinstance(reason, KnownKey) for reason in chosen.bad.values()),
+        rejects=tuple(
+            Reject(*plan.source.invalid(split, int(rows[row]), reason), isinstance(reason, KnownKey))
+            for row, reason in ((row, chosen.bad[row]) for row in listed)
+        ),
         turned=chosen.recoded.turned,
         placed=placed.counted(chosen.rows, chosen.recoded.sides(records.count), plan.source.features),
         columns=columns.packed(chosen, np.diff(records.begins) - framing.OVERHEAD, plan.column_features),

@@ -85,7 +85,7 @@ class LocalSink:
 
         When the block ends, the data set in that folder replaces `present`, or follows it as its next version. If the
         block fails, finished shards are kept for the next run, a line on stderr says so, and the list of invalid rows
-        is moved to the data set's folder.
+        stays with them; without a data set, it is moved to the folder that users know.
 
         Args:
           plan: the plan of the conversion.
@@ -99,12 +99,11 @@ class LocalSink:
         with staging.opened(self.data_dir, plan.digest) as folder:
             finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
             self._check_space(plan, present, finished)
+            listed = folder if present else self.data_dir  # a data set may have a list of its own
             try:
-                yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
+                yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, rejects_dir=listed)
             except PipelineError:
-                # A data set there may have its own list, with which that of an append begins.
-                if plan.base or not (self.data_dir / naming.MANIFEST).exists():
-                    staging.move_rejects(folder, self.data_dir)
+                staging.move_rejects(folder, listed)
                 raise
             if plan.base and present:
                 staging.publish_version(folder, self.data_dir, present)

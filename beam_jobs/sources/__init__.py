@@ -34,8 +34,10 @@ def check(options: SourceOptions) -> None:
     for field in sorted(dataclasses.fields(options), key=lambda field: field.name):
         takers = field.metadata.get("takers", (name,))
         if getattr(options, field.name) and name not in takers:
+            has_none = "column" in field.name and name == "image_folder"
             raise UsageError(
-                f"--{field.name}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}"
+                f"--{field.name}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}",
+                advice="a folder of images has no columns; name its images in a table (docs/tables.md)" * has_none,
             )
     if is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in base.SOURCES.items() if other.remote)

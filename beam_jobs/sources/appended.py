@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block, Source
-from beam_jobs.sources.known_keys import KeyTable
+from beam_jobs.sources.known_keys import KeyTable, KnownKey
 from pipeline.commands.text import some_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import BOX_LABELS, IMAGE_FEATURES, MASK
+from pipeline.records import labels
 
 _MOST_CLASSES = 8  # in a message
 
@@ -74,6 +75,10 @@ class AppendedSource(Source):
         """Returns (file, row in it)."""
         return self.inner.where(split, row)
 
+    def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
+        """Returns (file, row in it, reason)."""
+        return self.inner.invalid(split, row, reason)
+
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows; those whose key the data set has are bad."""
         block = self.inner.read(split, rows)
@@ -86,8 +91,7 @@ class AppendedSource(Source):
             return block
         keys = [bytes(key) for key in (block.keys if isinstance(block.keys, list) else block.keys.tolist())]
         there = np.flatnonzero(_table(self.known).has(keys)).tolist()
-        said = {row: f"its key, {keys[row].decode(errors='backslashreplace')!r}, is in the data set" for row in there}
-        return dataclasses.replace(block, bad={**said, **block.bad})
+        return dataclasses.replace(block, bad={row: KnownKey.of(keys[row]) for row in there} | block.bad)
 
 
 def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -167,4 +171,9 @@ def added_classes(source: Source, parent: Manifest) -> list[str]:
         if shown:
             behind = "that the data set does not have, behind those that it has"
             found.append(f"note: {what} {behind}: {some_of(shown, _MOST_CLASSES)}")
+        found += [
+            f"note: {what} {one!r} and {other!r} differ only in case"
+            for one, other in labels.alike(names, ignore_case=True)
+            if not {one, other} <= {*there}
+        ]
     return found

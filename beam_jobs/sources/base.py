@@ -398,6 +398,10 @@ class Source(abc.ABC):
         """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made of the same."""
         return self.parts[split].where(row)
 
+    def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
+        """Returns (file, row in that file, reason) of an invalid row; where a table names images, the reason does."""
+        return (*self.where(split, row), reason)
+
     def texts(self, column: str, needed: str = "") -> Texts:
         """Returns the values of a column for all rows, numbered across all splits.
 
@@ -656,12 +660,20 @@ class DealtSource(Source):
 
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it)."""
+        return self.inner.where(*self._inner_row(split, row))
+
+    def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
+        """Returns (file, row in it, reason)."""
+        return self.inner.invalid(*self._inner_row(split, row), reason)
+
+    def _inner_row(self, split: str, row: int) -> tuple[str, int]:
         name, _, rows = next(self._by_inner_split(self._rows(split)[row : row + 1]))
-        return self.inner.where(name, int(rows[0]))
+        return name, int(rows[0])
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a new split."""
-        parts = self._by_inner_split(self._rows(split)[rows])
+        # Of no rows the first split makes a block of the right form.
+        parts = list(self._by_inner_split(self._rows(split)[rows])) or [(next(iter(self.inner.splits)), rows, rows)]
         return Block.joined([(chosen, self.inner.read(name, own)) for name, chosen, own in parts])
 
     def _by_inner_split(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:

@@ -16,7 +16,7 @@ from beam_jobs.flag_values import path_pattern
 from beam_jobs.sources import placed_columns
 from beam_jobs.sources.base import LABEL, SourceOptions
 from beam_jobs.sources.placed_columns import PlacedColumn
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, to_run
 from pipeline.manifest import Feature
 from pipeline.records import splits
 from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
@@ -208,6 +208,13 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[str, bool]:
     """Returns the kind of the labels, and whether an image has several."""
     found, label = plain(type_of(path, schema, "label_column", options.label_column)), options.label_column
+    if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("float", "decimal"):
+        raise UsageError(
+            f"--label_column={label}: {_another_label(schema, options, _LABELS)}: {path} has it as {_text(found)}; a "
+            "label is one number per image (--float_labels), or one or several classes (integers or strings); a "
+            f"vector per image: write TFRecords, run {to_run('pipeline.index')}, and read it by a trainer.Task "
+            "(docs/reading.md)"
+        )
     if options.float_labels and options.label_separator:
         raise UsageError("--label_separator: texts between separators are classes; leave out --float_labels, or it")
     if options.float_labels:
@@ -329,8 +336,6 @@ def _checked_kind(
         raise UsageError(f"--{flag}={name}: {first}{path} has it as {_text(found)}; it must be {must}")
     return kind
 
-    return kind
-
 
 def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
     """Returns the name of a column to keep and the type given, or ""; the name itself may contain a colon."""
@@ -348,7 +353,7 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     found = plain(type_of(path, schema, "keep_columns", name))
     if (feature := feature_of(found, wanted)) is not None:
         return feature
-    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    advice = "integers, booleans, floats, lists of them, strings and binary can be kept; write it as one of them"
     if choices := [f"{name}:{type_}" for type_ in _GIVEN if feature_of(found, type_)]:
         advice = f"keep it as {' or '.join(choices)}"
     raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")

@@ -38,7 +38,7 @@ _MOST_KEPT = 2  # tables per process
 _AT_ONCE = 4096  # files digested at a time: a million paths as Python objects would take hundreds of MB
 # Reasons why a row has no file, in place of the file's size.
 UNNAMED, MISSING, IRREGULAR, OUTSIDE = -1, -2, -3, -4
-_FAULTS = {UNNAMED: "{column} is empty", MISSING: "{path}: no such file", IRREGULAR: "{path}: is not a regular file"}
+_FAULTS = {UNNAMED: "{column} is empty", MISSING: "no such file", IRREGULAR: "is not a regular file"}
 
 _lock = threading.Lock()
 _kept: dict[tuple[str, str], PathTable] = {}
@@ -89,11 +89,15 @@ class FileColumn:
         """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
         path, size = self.path(row), int(self.sizes[row])
         if size in _FAULTS:
-            return b"", _FAULTS[size].format(column=self.name, path=shown(path))
+            return b"", _FAULTS[size].format(column=self.name)
         place, member = archives.parted(os.path.join(self.root, path))
         if member:
             return _content_of_member(place, member, size, int(self.times[row]))
         return _content(place, size, int(self.times[row]))
+
+    def named(self, row: int, reason: str) -> str:
+        """Returns a reason behind the path of a row's file, if it has one."""
+        return f"{shown(path)}: {reason}" if (path := self.path(row)) else reason
 
     def described(self, entry: str, advance: Advance, rows: Sequence[int] | None = None) -> SourceFile:
         """Returns the manifest's entry of the files of some rows, or of all that have one: see `describe`."""
@@ -210,6 +214,12 @@ class PathSource(TableSource):
             found.append(codes.setdefault(value or "", len(codes)))
         return Texts(np.array(found, np.int64), tuple(codes))
 
+    def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
+        """Returns (file, row in it, reason)."""
+        table, own = self.table(), int(self.rows(split, np.array([row], np.int64))[0])
+        file, number = table.where(own)
+        return file, number, reason if file == text(table.path(own)) else table.files_of_images.named(own, reason)
+
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths as keys, or the values of the key column."""
         table, own = self.table(), self.rows(split, rows)
@@ -223,7 +233,7 @@ class PathSource(TableSource):
                 builder.images[position], problem = table.content(row)
                 if table.masks is not None and not problem:
                     builder.extra[MASK][position], problem = table.masks.content(row)
-                    problem = problem and f"its mask: {problem}"
+                    problem = problem and f"its mask: {table.masks.named(row, problem)}"
                 if problem:
                     builder.bad[position] = problem
         return builder.finished()

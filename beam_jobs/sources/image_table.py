@@ -459,7 +459,7 @@ def _faults(table: PathTable, options: SourceOptions) -> Iterator[str]:
     missing, rows = np.flatnonzero(table.sizes == MISSING), len(table.sizes)
     if not (table.sizes >= 0).any():
         row = int(missing[0]) if len(missing) else 0
-        problem = table.content(row)[1] or "is no file"
+        problem = table.files_of_images.named(row, table.content(row)[1] or "is no file")
         advice = _advice(table, row, options)
         raise table.refused(row, f"{problem}; none of {count_of(rows, 'row')} has a file", advice)
     if len(missing):

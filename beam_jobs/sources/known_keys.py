@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,17 @@ from numpy.typing import NDArray
 from pipeline.files.paths import StoragePath
 
 HASH_BYTES = 16  # any two of 60 million keys share a hash with probability 5e-24
+
+
+class KnownKey(str):
+    """Reason why a row is invalid: the data set that it is appended to has its key."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, key: bytes) -> Self:
+        """Returns the reason for a row with this key."""
+        return cls(f"its key, {key.decode(errors='backslashreplace')!r}, is in the data set")
 
 
 def hash_of(key: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline import manifest as manifests
 from pipeline.audit.config import AuditConfig
 from pipeline.commands import commandline
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, as_flag
 from pipeline.manifest.sources import parse_sources, sources_of
 
 COMMAND = "pipeline.audit"
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
 
-    command.run(config)
+    with as_flag("split", "--split"):
+        command.run(config)
 
 
 def entry_point() -> None:

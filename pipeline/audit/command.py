@@ -21,7 +21,7 @@ from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.manifest.sources import VIEWS, Source, Sources, flags_for, own_views, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Source, Sources, own_views, parse_sources, sources_of
 from pipeline.order.key_log import Header
 from pipeline.order.order import Order, OrderSpec, sharing_note
 from pipeline.order.reading import Reading, Topology
@@ -77,8 +77,7 @@ def run(config: AuditConfig) -> None:
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     """Returns the flags, taking those not given from a run."""
-    flags = flags_for(config.data_dir, order_flags.flags_of_run(model_dir))
-    order_flags.check_version(model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
+    flags = order_flags.flags_of_data(model_dir, config.data_dir)
     order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
     config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
     if config.observed is None and (config.workers, config.replicas) == (None, None):

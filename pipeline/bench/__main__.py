@@ -11,7 +11,7 @@ from pipeline.bench import result
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check, flag
-from pipeline.errors import name_of
+from pipeline.errors import as_flag, name_of
 from pipeline.manifest.sources import parse_sources
 from pipeline.order_flags import InputFlags
 from pipeline.request import HOST, Request
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     description = "Time each stage of an input: read, check, decode, order, gather, augment, batch, copy to device."
     config = commandline.parse(COMMAND, description, BenchConfig, argv, {"global_batch_size": 128})
     commandline.require("tensorflow")
-    resolved = resolve_all(_request(config))
+    with as_flag("split", "--split"):
+        resolved = resolve_all(_request(config))
     for part in resolved.parts:
         part.manifest.require_images()
     with quiet.loading():

@@ -25,7 +25,7 @@ from pipeline.inspect import marks, steps
 from pipeline.manifest import Feature, Manifest, SplitInfo, gone_in, versions
 from pipeline.manifest.columns import label_numbers
 from pipeline.manifest.manifest import BOXES, IMAGE_FEATURES, MASK, POINTS, rounded_up
-from pipeline.manifest.sources import flags_for, parse_sources
+from pipeline.manifest.sources import parse_sources
 from pipeline.order.views import View
 from pipeline.order_flags import InputFlags
 from pipeline.read.shards import check_present
@@ -213,9 +213,7 @@ def _show_run(config: InspectConfig) -> None:
       DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
       UsageError: a flag cannot work.
     """
-    flags = {} if config.model_dir is None else flags_for(config.data_dir, order_flags.flags_of_run(config.model_dir))
-    if config.model_dir is not None:
-        order_flags.check_version(config.model_dir, {**flags, "data_dir": config.data_dir or flags.get("data_dir")})
+    flags = {} if config.model_dir is None else order_flags.flags_of_data(config.model_dir, config.data_dir)
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)

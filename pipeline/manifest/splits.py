@@ -99,6 +99,20 @@ def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
     return named[0] if named else others[0] if len(others) == 1 else None
 
 
+def folds(count: int) -> list[str]:
+    """Returns the names of folds for cross-validation."""
+    return [f"fold{number}" for number in range(count)]
+
+
+def of_folds(manifest: Manifest) -> tuple[str, str] | None:
+    """Returns what to train on and to evaluate on in a data set of folds: all but the last one, and that.
+
+    None: the data set has no folds.
+    """
+    *first, last = folds(manifest.options.get("folds", 0)) or [""]
+    return ("+".join(first), last) if {*first, last} == manifest.splits.keys() else None
+
+
 def names_of(text: str) -> list[str]:
     """Returns the names of the splits in a split argument; none if it is not a valid one."""
     parts = [_PART.fullmatch(part) for part in "".join(text.split()).split("+")]

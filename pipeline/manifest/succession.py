@@ -6,14 +6,16 @@ own epochs, and with nothing to remember but the step.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import PathLike, folder, with_version
+from pipeline.files.remote import is_url
 from pipeline.manifest import manifest as manifests
-from pipeline.manifest.sources import WITH_SPLIT, flags_for, parse_sources
+from pipeline.manifest.sources import WITH_SPLIT, Source, flags_for, parse_sources
 
 Chain = tuple[tuple[int, str], ...]  # (first step, digest) of each version
 
@@ -87,6 +89,32 @@ def _pinned(data_dir: str, digest: Any) -> str:
     except (DataError, OSError):  # what is wrong with the data is said when they are needed
         return data_dir
     return named
+
+
+def check_trained_on(sources: Sequence[Source], order: Mapping[str, Any], by: object) -> None:
+    """Checks that the folders of a run's data hold what it was trained on.
+
+    Args:
+      sources: sources of the run's data, as its flags name them here.
+      order: fields of the spec of its order; empty if it is not known.
+      by: what has that order, for the error.
+
+    Raises:
+      UsageError: a folder holds another data set by now, or another folder has its relative path here.
+    """
+    if order.get("sources", 1) != len(sources):
+        return
+    for number, source in enumerate(sources):
+        digest = order.get("manifest_digest", order.get(f"source {number}: manifest_digest"))
+        with contextlib.suppress(DataError):  # that there is none is said when it is needed
+            now = manifests.load(source.data_dir).digest
+            if digest not in (None, now):
+                place = os.fspath(source.data_dir)
+                raise UsageError(
+                    f"--data_dir={place}: {place if is_url(place) else os.path.abspath(place)} holds another data set "
+                    f"({now[:12]}) than {by} was trained on ({digest[:12]}); call it where the run was started, or "
+                    "give --data_dir to take this one all the same"
+                )
 
 
 def in_words(chain: Iterable[tuple[int, str]], numbers: Mapping[str, int]) -> str:

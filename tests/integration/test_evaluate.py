@@ -232,12 +232,21 @@ def test_a_damaged_checkpoint_is_skipped_unless_it_was_named(copy):
     done = evaluate(f"--model_dir={copy}")
     assert done.returncode == 0, done.stderr
     skipped, name, *_ = done.stdout.splitlines()
-    assert skipped.startswith(f"skipped {copy}/ckpt-60, which is damaged: ")
+    assert skipped.startswith(f"warning: skipped {copy}/ckpt-60, which is damaged: ")
+    assert skipped.endswith(f"; {copy}/ckpt-40 is used instead")
     assert name == f"lenet at step 40, averaged weights ({copy}/ckpt-40)"
     named = evaluate(f"--model_dir={copy}", "--checkpoint=60")
     assert (named.returncode, named.stdout) == (1, "")
     assert named.stderr.startswith(f"trainer.evaluate: {copy}/ckpt-60: cannot be read: ")
     assert named.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_that_has_lost_its_index_is_named_too(copy):
+    (copy / "ckpt-60.index").unlink()
+    said = f"warning: skipped {copy}/ckpt-60, which is damaged: its .index file is missing; {copy}/ckpt-40 is used "
+    done = evaluate(f"--model_dir={copy}")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{said}instead"), done.stderr
+    assert "warning" not in evaluate(f"--model_dir={copy}", "--checkpoint=40").stdout
 
 
 def test_where_a_run_has_replaced_all_checkpoints_the_newest_is_looked_for_again(copy):
@@ -296,6 +305,13 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
     ), found.stderr
     given = evaluate("--model_dir=../here/run", f"--data_dir={here}/data", cwd=elsewhere)
     assert given.returncode == 0
+    for of_run in ("pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"):
+        command = ["-m", *of_run.split(), "--model_dir=../here/run"]
+        found = forked.run(command, cwd=elsewhere)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert f"--data_dir=data: {elsewhere}/data holds another data set" in found.stderr, found.stderr
+        found = forked.run([*command, f"--data_dir={here}/data"], cwd=elsewhere)
+        assert (found.returncode, found.stderr) == (0, ""), found.stderr
 
 
 def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):

@@ -277,3 +277,4 @@ def test_labels_that_are_not_classes_are_trained_and_evaluated_on(label, flags, 
     code, _, err = finish(start(data, tmp_path / "other", "--model=lenet", *shared))[0]
     assert (code, err.count("\n")) == (2, 1)
     assert "not a class per image" in err
+    assert not (tmp_path / "other").exists()

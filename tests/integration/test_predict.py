@@ -203,14 +203,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
     output = tmp_path / "answers.jsonl"
-    done = predict(good[0], bad, good[1], f"--model_dir={run}", f"--output={output}")
+    gone = tmp_path / "gone.png"
+    done = predict(gone, good[0], bad, good[1], f"--model_dir={run}", f"--output={output}")
     assert done.returncode == 1
     said = (
-        f"trainer.predict: 1 of 3 images cannot be read, the first {bad}: no image of a known format: it begins with 0x"
+        f"trainer.predict: 2 of 4 images cannot be read: {gone}: No such file or directory, "
+        f"{bad}: no image of a known format: it begins with 0x"
     )
     assert done.stderr.splitlines()[-1].startswith(said)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [("problem" in line, line["file"]) for line in lines] == [
+        (True, str(gone)),
         (False, good[0]),
         (True, str(bad)),
         (False, good[1]),
@@ -221,11 +224,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
     ("arguments", "code", "said"),
     [
         (["--model_dir=RUN"], 2, "INPUT is missing"),
-        (["a.png"], 2, "--model_dir or --exported is missing"),
+        (["gone", "a.png"], 2, "gone: no such file or folder; give the folder of a run first, or by --model_dir, or"),
+        (["PHOTOS"], 2, "PHOTOS: is not the folder of a run; give the folder of a run first, or by --model_dir, or"),
         (["a.png", "--model_dir=RUN", "--exported=E"], 2, "--model_dir and --exported: give one"),
         (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw: is of a run, not of --exported"),
         (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl, .csv or .npz"),
-        (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
+        (["no.png", "b.png", "--model_dir=RUN"], 1, "no.png, b.png: cannot be read: No such file or directory"),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
         (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),
         (

@@ -173,6 +173,23 @@ def test_the_tutorial_runs_to_the_letter(folder, follow):
     assert [line for line in of_readme if f"\n{line}" not in page_text("tutorial.md")] == []
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_sources_page_run(folder, follow):
+    (task,) = re.findall(r"```python\n(.*?class SeveralClasses.*?)```", page_text("tfrecords.md"), re.DOTALL)
+    (folder / "my_tasks.py").write_text(task)
+    (folder / "tagged_photos").mkdir()
+    lines = ["file_name,tags"]
+    for number, tags in enumerate(("beach sea", "sea", "forest", "beach") * 10):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        PIL.Image.fromarray(pixels).save(folder / "tagged_photos" / f"{number}.png")
+        lines.append(f"tagged_photos/{number}.png,{tags}")
+    (folder / "tags.csv").write_text("\n".join(lines) + "\n")
+    once = [("--optimizer=adamw", "--optimizer=adamw --epochs=1 --global_batch_size=20 --eval_split=none")]
+    converted, trained = follow("sources.md", once).values()
+    assert "train: 40 examples" in converted
+    assert "epoch 1 of 1, step 2: loss = " in trained
+
+
 MNIST = """
 import tensorflow_datasets as tfds
 from pipeline import RandomAccess

@@ -212,6 +212,17 @@ class CheckpointFiles:
                 path.unlink()
 
 
+def cut_after(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the checkpoints behind one, in its folder, whose data have no index."""
+    found = {data.with_suffix("") for data in _data_in(path.parent) if not data.with_suffix(".index").exists()}
+    return sorted(cut for cut in found if _step_of(cut.name) > _step_of(path.name))
+
+
+def without_index(path: object) -> str:
+    """Returns the line that says that a checkpoint without an index is skipped."""
+    return f"skipped {path}, which is damaged: its .index file is missing"
+
+
 def _step_of(name: str) -> int:
     step = name.removeprefix(f"{PREFIX}-")
     return int(step) if step.isdecimal() else -1

@@ -115,7 +115,8 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
 
 def _names(folder: RunFolder) -> tuple[str, ...]:
     """Returns the names of files that are first written under a temporary name."""
-    return (LIST, folder.config.name, folder.metrics_note.name, folder.fresh_note.name, *_algorithms(folder))
+    written = (folder.config, folder.order, folder.metrics_note, folder.fresh_note)
+    return (LIST, *(path.name for path in written), *_algorithms(folder))
 
 
 def _algorithms(folder: RunFolder) -> tuple[str, str]:
@@ -138,7 +139,7 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
 def _remove(folder: RunFolder) -> None:
     """Removes a run, newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
     with named(folder.path, "cannot be emptied for --fresh"):
-        metrics, written = _metrics(folder), (LIST, *_algorithms(folder))
+        metrics, written = _metrics(folder), (LIST, folder.order.name, *_algorithms(folder))
         for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):
             if path in (folder.best, folder.logs) or (path.name.startswith(SCRATCH) and path.is_dir()):
                 shutil.rmtree(path)

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from pipeline import errors
 from pipeline.errors import DataError, UsageError
+from pipeline.files.write import replace
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
-from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
+from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of, without_index
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.run_folder import check_file
@@ -160,7 +161,7 @@ class CheckpointManager:
         if is_chief:
             check_file(folder.config)
             for path in self._files.tidy():
-                say(f"skipped {path}, which is damaged: its .index file is missing")
+                say(without_index(path))
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
 
     def use(self, config: TrainConfig) -> None:
@@ -258,6 +259,7 @@ class CheckpointManager:
             self._write_with(self._files.add)
             if self._is_chief:  # after the checkpoint, so that the flags belong to a resumable run
                 with errors.named(self._files.folder, "cannot be written to"):
+                    replace(self._config.run.folder.order, f"{self._spec.spec.to_json()}\n")
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved = self._version()
         self.tidy()

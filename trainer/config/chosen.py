@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError, UsageError
 from pipeline.files.paths import with_version
 from pipeline.manifest import Manifest, load
 from pipeline.manifest.sources import parse_sources
-from pipeline.manifest.splits import names_of, select, to_evaluate
+from pipeline.manifest.splits import names_of, of_folds, select, to_evaluate
 from pipeline.request import parse_size
 from trainer.config import file
 from trainer.config.meaning import PARAMETER_SERVER
@@ -84,14 +84,19 @@ def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
         found = _of_splits(made, given.get("train_split"))
     except (PipelineError, OSError):
         return {}
-    if not made.features["label"].is_class:
+    require_classes(data_dir, made)
+    found = {**_of_images(made, given.get("resize"), given.get("augment")), **found}
+    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def require_classes(data_dir: str, made: Manifest) -> None:
+    """Raises UsageError if a data set's labels are not those that our own models are for."""
+    if "label" in made.features and not made.features["label"].is_class:
         raise UsageError(
             f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its "
             "own (--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
         )
-    found = {**_of_images(made, given.get("resize"), given.get("augment")), **found}
-    without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
-    return {name: value for name, value in found.items() if name not in without}
 
 
 def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) -> list[str]:
@@ -128,7 +133,8 @@ def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[
 def _of_splits(made: Manifest, given: str | None) -> dict[str, Any]:
     """Returns the optimizer, batch size and number of epochs, and the splits where the flags' defaults do not fit."""
     largest = max(made.splits, key=lambda name: made.splits[name].num_examples)
-    trained = given or (_TRAIN if _TRAIN in made.splits else largest)
+    usual, _ = of_folds(made) or (largest, "")
+    trained = given or (_TRAIN if _TRAIN in made.splits else usual)
     found: dict[str, Any] = {} if trained == _TRAIN else {"train_split": trained}
     names = names_of(trained)
     if to_evaluate(made.splits, names) is None:

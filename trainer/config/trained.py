@@ -275,9 +275,12 @@ class PredictConfig:
 
     def _check_model(self) -> None:
         if (self.model_dir is None) == (self.exported is None):
-            are = "or --exported is missing" if self.exported is None else "and --exported"
-            first = f"; {self.inputs[0]} is not the folder of a run" if self.exported is None and self.inputs else ""
-            raise UsageError(f"--model_dir {are}: give one of them{first}")
+            if self.exported is not None or not self.inputs:
+                are = "or --exported is missing" if self.exported is None else "and --exported"
+                raise UsageError(f"--model_dir {are}: give one of them")
+            first = self.inputs[0]
+            problem = "is not the folder of a run" if os.path.exists(first) else "no such file or folder"
+            raise UsageError(f"{first}: {problem}; give the folder of a run first, or by --model_dir, or --exported")
         if self.exported is not None:
             check_needs(self, model_dir="is of a run, not of --exported; give --model_dir")
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.files import write
 from trainer.cluster import failures
@@ -31,6 +31,7 @@ from trainer.exporting.predictions import FILE, PROBLEM, RECORD, Prediction, Pre
 from trainer.inference import build_first
 
 CLASS_NAMES = "class_names"  # array beside those of the outputs
+_MOST_NAMED = 3  # files in an error
 
 
 def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
@@ -63,7 +64,8 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
         batches = predictor.batches(paths, config.top, config.batch_size)
         bad = _told(predictor, config, batches, len(paths))
         if bad:
-            raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read, the first {bad[0]}")
+            said = some_of(list(map(str, bad)), _MOST_NAMED)
+            raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read: {said}")
 
 
 def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline import manifest as manifests
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, named, to_run
 from pipeline.files.paths import StoragePath, folder
 from pipeline.files.reading import content_of, opened
@@ -21,20 +21,26 @@ from pipeline.read.shards import check_present
 from pipeline.records import framing
 from pipeline.records.stream import records_of
 
+_MOST_NAMED = 3  # files in an error
+
 
 def image_files(given: Sequence[str]) -> list[str]:
     """Returns the given files, and those in given folders whose names end like an image's, sorted.
 
+    A given file that is missing is among them: its answer says so, and the others have theirs.
+
     Raises:
-      DataError: there is no such file or folder, it cannot be listed, or there is no image.
+      DataError: none of the given files and folders are there, a folder cannot be listed, or there is no image.
     """
     found, others = list[str](), list[str]()
+    if given and not any(map(os.path.exists, given)):
+        with named(some_of(given, _MOST_NAMED), "cannot be read"):
+            os.stat(given[0])
     for path in given:
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
         with named(path, "cannot be read"):
-            if not os.path.isdir(path):
-                os.stat(path)
-                found.append(path)
-                continue
             inside = sorted(
                 os.path.join(place, name)
                 for place, _, names in os.walk(path, onerror=_refuse)

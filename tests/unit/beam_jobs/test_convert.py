@@ -423,13 +423,19 @@ def test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound(run, pixels
     assert run(content, "--num_shards=8", "--max_rejects=6").code == 0
 
 
-def test_a_failure_leaves_the_list_of_rejects_of_the_data_set_that_is_there(run, pixels, tmp_path, contents):
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_failure_leaves_the_list_of_rejects_of_the_data_set_that_is_there(
+    passes, run, convert, pixels, tmp_path, contents
+):
     content = {"train": Content(pixels(20), bad={3: "first"})}
     assert run(content, "--max_rejects=1").code == 0
     before = contents(tmp_path / "out")
     assert b"first" in before["rejects.jsonl"]
-    assert run({"train": Content(pixels(20), bad={3: "second", 4: "third"})}, "--overwrite").code == 1
-    assert contents(tmp_path / "out") == before
+    others = {"train": Content(pixels(20), bad={3: "second", 4: "third"})}
+    refused = run(others, "--overwrite", f"--passes={passes}", convert=convert)
+    assert (refused.code, contents(tmp_path / "out")) == (1, before)
+    (path,) = re.findall(r"; (\S+) lists them; ", refused.err)
+    assert [json.loads(line)["reason"] for line in pathlib.Path(path).read_text().splitlines()] == ["second", "third"]
     assert run({"train": Content(pixels(20))}, "--overwrite").code == 0
     assert "rejects.jsonl" not in contents(tmp_path / "out")
 

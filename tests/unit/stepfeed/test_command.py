@@ -28,7 +28,7 @@ def test_help_lists_every_command_and_imports_none():
     done = stepfeed()
     assert done.returncode == 0
     assert done.stdout == stepfeed("--help").stdout
-    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")] == list(COMMANDS)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")] == [*COMMANDS, "completion"]
     code = "import sys\nsys.argv = ['stepfeed']\nfrom stepfeed.command import main\ntry: main()\nexcept SystemExit: "
     loaded = subprocess.run(
         [sys.executable, "-c", f"{code}print({{'pipeline', 'argparse', 'numpy'}} & set(sys.modules))"],
@@ -183,6 +183,8 @@ def completions(words):
 
 def test_bash_completes_commands_and_their_flags():
     assert completions(["ev"]) == ["evaluate"]
+    assert completions(["comp"]) == ["completion"]
+    assert stepfeed("complete").stderr.startswith("stepfeed: unknown command 'complete'; did you mean 'completion'? ")
     assert completions(["train", "--model"]) == ["--model_dir", "--model"]
     assert "--image_encoding" in completions(["convert", "--image"])
 

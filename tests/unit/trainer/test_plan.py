@@ -142,8 +142,10 @@ def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
 
 
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
-    with pytest.raises(UsageError, match=r"--eval_split=validation: .*test, train.*--eval_split=none"):
+    with pytest.raises(UsageError, match=r"^--eval_split=validation: unknown .*test, train.*--eval_split=none"):
         plan.make(config_of(data_dir=data_dir, eval_split="validation"))
+    with pytest.raises(UsageError, match=r"^--train_split: unknown 'trian'; did you mean 'train'\? known: test, train"):
+        plan.make(config_of(data_dir=data_dir, train_split="trian"))
 
 
 class Parses(Task):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs import drafts
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
 from pipeline.manifest import naming, succession, versions
@@ -30,6 +32,17 @@ def files_of(folder):
     skipped = (naming.LOG, naming.CARD)
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if name not in skipped and ".html" not in name}
+
+
+def published(folder):
+    """Returns {name: bytes} of a data set's files, without those in folders of unfinished conversions."""
+    return {name: bytes_ for name, bytes_ in files_of(folder).items() if not name.startswith(".")}
+
+
+def listed_by(refused):
+    """Returns the lines of the list of invalid rows that the error of a conversion names."""
+    (path,) = re.findall(r"; (\S+) lists them; ", refused.err)
+    return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture
@@ -126,11 +139,12 @@ def test_rows_that_are_there_are_invalid(data, grow, tmp_path):
     write_images(grown, range(40, 43), splits=["train"])
     before = files_of(data)
     refused = grow(grown, data)
-    assert refused.code == 65 or refused.code == 1
-    assert "12 invalid rows, over --max_rejects=0" in refused.err
+    assert refused.code == 1
+    assert "12 invalid rows, over --max_rejects=0 (--append: the data set has the keys of all of them); " in refused.err
+    assert "; --max_rejects=12 skips them and appends the other 3; images that the data set does not " in refused.err
     assert "its key, 'train/cat/0.png', is in the data set" in refused.err
-    assert len((data / naming.REJECTS).read_text().splitlines()) == 12
-    assert {name: files_of(data)[name] for name in before} == before
+    assert published(data) == before
+    assert len(listed_by(refused)) == 12
     assert grow(grown, data, "--max_rejects=12").code == 0
     made = manifest.load(data)
     assert made.splits["train"].num_examples == 15
@@ -138,7 +152,46 @@ def test_rows_that_are_there_are_invalid(data, grow, tmp_path):
     assert manifest.load(f"{data}@1").splits["train"].num_rejects == 0
     lines = [json.loads(line) for line in (data / naming.REJECTS).read_text().splitlines()]
     assert len(lines) == 12
+    assert {tuple(sorted(line)) for line in lines} == {("file", "reason", "row", "split")}
     assert not list(data.glob(".*"))
+    again = grow(grown, data, "--max_rejects=15", "--seed=1")
+    assert (again.code, manifest.load(data)) == (1, made)
+    assert (
+        "--append: the data set has the keys of all 15 rows of the source, so there is nothing to append" in again.err
+    )
+
+
+def test_a_row_that_is_invalid_by_itself_is_named_among_those_that_are_there(data, grow, tmp_path):
+    grown = write_images(tmp_path / "grown", range(12), splits=["train"])
+    write_images(grown, [40, 41], splits=["train"])
+    write_images(grown, [42], splits=["train"], size=(9, 9))
+    refused = grow(grown, data)
+    assert "13 invalid rows, over --max_rejects=0 (--append: the data set has the keys of 12 of them); " in refused.err
+    assert "; the first other: train/cat/42.png, row 0: the image is 9x9x3, those of the data set are " in refused.err
+    (flags,) = re.findall(r"to change it: ([^;]+);", refused.err)
+    drafts.gate.open()  # as in a new process
+    assert grow(grown, data, *flags.split(), "--max_rejects=12").code == 0
+    assert manifest.load(data).splits["train"].num_examples == 15
+
+
+def test_a_split_that_has_all_of_its_rows_stays_as_it_is(data, grow, tmp_path):
+    grown = write_images(tmp_path / "grown", range(12, 20), splits=["test"])
+    write_images(grown, [40], splits=["train"])
+    assert grow(grown, data, "--max_rejects=8").code == 0
+    made, first = manifest.load(data), manifest.load(f"{data}@1")
+    assert [made.splits[name].num_examples for name in ("test", "train")] == [8, 13]
+    assert made.splits["test"].label_histogram == first.splits["test"].label_histogram
+    assert len(RandomAccess(data, "test")) == 8
+    other = write_images(tmp_path / "other", [41], splits=["train"])
+    (other / "validation/cat").mkdir(parents=True)
+    (other / "validation/cat/bad.png").write_bytes(b"no image")
+    refused = grow(other, data, "--max_rejects=1")
+    assert "none is valid; --splits=train leaves the split 'validation' out" in refused.err
+
+
+def test_classes_that_differ_in_case_from_those_that_are_there_are_named(data, grow, tmp_path):
+    found = grow(write_images(tmp_path / "b", range(20, 26), classes=("Cat", "dog")), data)
+    assert "note: classes 'Cat' and 'cat' differ only in case\n" in found.out
 
 
 def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow, tmp_path):
@@ -147,6 +200,10 @@ def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow,
     convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--max_rejects=1")
     more = write_images(tmp_path / "b", range(8, 12), splits=["train"])
     (more / "train/cat/0worse.png").write_bytes(b"no image")
+    before = published(data)
+    refused = grow(more, data)
+    assert (refused.code, published(data)) == (1, before)
+    assert [json.loads(line)["file"] for line in listed_by(refused)][1:] == ["train/cat/0worse.png"]
     assert grow(more, data, "--max_rejects=1").code == 0
     files = [json.loads(line)["file"] for line in (data / naming.REJECTS).read_text().splitlines()]
     assert files == ["train/cat/bad.png", "train/cat/0worse.png"]
@@ -196,10 +253,34 @@ def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
     assert found.code == 0
     reasons = {json.loads(line)["reason"] for line in (data / naming.REJECTS).read_text().splitlines()}
     assert reasons == {
-        "the image is jpeg, those of the data set are png (--image_encoding changes it)",
-        "the image is 8x9x3, those of the data set are 8x8x3",
+        "the image is jpeg, those of the data set are png; to change it: --image_encoding=png",
+        "the image is 8x9x3, those of the data set are 8x8x3; to change it: --resize=8x8 --image_encoding=png",
     }
     assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
+
+
+def test_a_reason_begins_with_the_image_that_a_table_names_also_of_rows_that_are_dealt(convert, tmp_path):
+    write_images(tmp_path, range(12), splits=["x"])
+    (tmp_path / "x/cat/bad.png").write_bytes(b"no image")
+    flags = ("--dataset=image_table", f"--data_dir={tmp_path / 'data'}", "--split=train:0.5,test:0.5")
+    for table, rows, more in (("a.csv", range(6), []), ("b.csv", range(6, 12), ["--append"])):
+        named = "".join(f"x/{('cat', 'dog')[row % 2]}/{row}.png,1\n" for row in rows)
+        (tmp_path / table).write_text(f"file_name,label\nx/cat/bad.png,1\n{named}")
+        dry = convert(*flags, f"--source={tmp_path / table}", "--dry_run", *more)
+        assert f"{table}, row 0: x/cat/bad.png: no image of a known format" in dry.err, dry
+        refused = convert(*flags, f"--source={tmp_path / table}", *more)
+        assert f"{table}, row 0: x/cat/bad.png: no image of a known format" in refused.err, refused
+        drafts.gate.open()  # as in a new process
+        assert convert(*flags, f"--source={tmp_path / table}", "--max_rejects=1", *more).code == 0
+
+
+def test_raw_images_of_several_sizes_take_that_of_the_data_set(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(8), splits=["train"]), tmp_path / "data"
+    convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--image_encoding=raw")
+    more = write_images(write_images(tmp_path / "b", range(8, 12), size=(9, 9)), range(12, 16), size=(7, 5))
+    refused = grow(more, data)
+    assert "--append: the images differ in size (7x5, 9x9, ...); give --resize=8x8, the data set's\n" in refused.err
+    assert grow(more, data, "--resize=8x8").code == 0
 
 
 def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_numbers(convert, tmp_path):

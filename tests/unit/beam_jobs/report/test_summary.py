@@ -53,6 +53,12 @@ def test_the_rate_is_of_the_work_of_this_run():
     assert re.search(r"0\.5 s \(3\.0 s.*100%", summary(made(), "out", 0.5, 3.0, resumed=1.0))
 
 
+def test_the_next_command_trains_on_all_folds_but_the_last():
+    of_folds = dataclasses.replace(made(**{f"fold{n}": split(f"fold{n}", 9) for n in range(3)}), options={"folds": 3})
+    last = summary(of_folds, "out", 1.0, 1.0).splitlines()[-1]
+    assert last.endswith("trainer.run out --train_split=fold0+fold1 --eval_split=fold2")
+
+
 @pytest.mark.parametrize("label", [Feature("float32"), Feature("int64", (1,))])
 def test_labels_that_are_no_classes_need_a_task(label):
     of_classes = made()
@@ -234,3 +240,9 @@ def test_the_warning_names_the_splits_and_the_remedy_once():
 def test_two_passes_are_no_remedy_after_two_passes():
     bad = split_of([np.zeros(100, int), np.ones(100, int)], 2)
     assert "--passes" not in mixing_warning(manifest(2, train=bad))
+
+
+def test_a_version_is_mixed_in_another_folder():
+    bad = split_of([np.zeros(100, int), np.ones(100, int)], 2)
+    version = dataclasses.replace(manifest(train=bad), parent="0" * 64, version=2)
+    assert "converted into another folder with --passes=2" in mixing_warning(version)

@@ -108,6 +108,7 @@ def test_rows_come_in_the_order_asked_for_with_all_that_is_theirs(source):
         assert list(block.extra["number"]) == numbers
         assert list(block.extra["name"]) == [b"%d" % n for n in numbers]
         assert [len(values) for values in block.extra["box"]] == [n % 3 for n in numbers]
+        assert len(made.read("train", rows[:0]).labels) == 0
         where = [made.where("train", int(row)) for row in rows]
         assert where == [("train.rows", n) if n < 300 else ("test.rows", n - 300) for n in numbers]
 

@@ -109,7 +109,8 @@ def test_a_table_becomes_its_images_and_the_rejects_of_other_rows(data):
             if words:
                 columns["split"].append(words[split])
             extra = {"score": number / 4, "caption": CAPTION.encode()}
-            row = Row(f"labels{suffix}", number, key.encode(), content, label, extra, FAULTS.get(fault))
+            words_of = (*FAULTS[fault], *[f"{path}: "] * (fault != "unnamed")) if fault else None
+            row = Row(f"labels{suffix}", number, key.encode(), content, label, extra, words_of)
             table[split].append(row)
         write(folder / "in" / f"labels{suffix}", columns)
         labels = in_order({label for label in columns["label"] if label})
@@ -263,9 +264,11 @@ def test_only_files_of_the_folder_are_read(root, tmp_path):
             opened(table)
         assert everything(opened(table, follow_links=True)).images == [A, PICTURES[2]]
     table = table_of(root, f"path,label\nnear.png,1\n{root}/sub/b.png,1\n/gone/x.png,1\n")
-    block = everything(opened(table))
+    source = opened(table)
+    block = everything(source)
     assert block.keys[:2] == [b"near.png", b"sub/b.png"]
-    assert block.bad == {2: "/gone/x.png: no such file"}
+    assert block.bad == {2: "no such file"}
+    assert source.invalid("train", 2, "no such file") == ("labels.csv", 2, "/gone/x.png: no such file")
 
 
 def test_what_was_chosen_and_what_is_missing_is_said(root, capsys):

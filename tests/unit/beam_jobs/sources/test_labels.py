@@ -141,9 +141,10 @@ def test_a_label_that_is_no_finite_number_is_an_invalid_row(root):
     ("labels", "flags", "facts"),
     [
         (["a"], {"float_labels": True}, ("--label_column=label", "string", "--float_labels")),
+        ([[1.5, 2.0]], {}, ("--label_column=NAME", "has it as list<", "a vector per image: write TFRecords")),
+        ([[1.5, 2.0]], {"float_labels": True}, ("--label_column=NAME", "list<", "a vector per image: write TFRecords")),
         ([1], {"label_separator": " "}, ("--label_column=label", "int64", "--label_separator")),
         ([1.5], {}, ("--label_column=label", "double", "--float_labels")),
-        ([[1.5]], {}, ("--label_column=label", "list<", "lists of them")),
         ([[1]], {"label_separator": " ", "float_labels": True}, ("--label_separator", "--float_labels")),
     ],
 )

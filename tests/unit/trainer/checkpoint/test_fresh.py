@@ -17,7 +17,7 @@ OF_A_RUN = [
     *("logs/events.out.tfevents.0000000001.000000001.host.1.v2", "logs/evaluate/events.out.tfevents.1.host.1.v2"),
     *("logs/plugins/profile/2026/host.xplane.pb", "metrics.jsonl", "config.yaml", "launch/status.json"),
     *("xla_algorithms.txt", "xla_algorithms.txt.tmp", ".trainer.algorithms.txt"),
-    *(".trainer.lock", ".trainer.metrics", "launch/logs/worker-0.stdout.log"),
+    *("order.json", ".trainer.lock", ".trainer.metrics", "launch/logs/worker-0.stdout.log"),
 ]
 LINE = b'{"step": 5, "time": 1.5, "train/loss": 0.3}\n'
 
@@ -121,7 +121,7 @@ def test_the_next_start_removes_what_a_kill_left(folder, monkeypatch):
                 assert files_in(folder) > set(STAYS)
         fresh.begin(config_of(folder))
         assert not [name for name in files_in(folder) if "ckpt" in name]
-    assert kills == 10  # the last two removed all ten files outside best and logs
+    assert kills == 11  # the last two removed all eleven files outside best and logs
 
 
 @pytest.mark.parametrize("name", ["mine.tmp", "logs/mine.txt"])

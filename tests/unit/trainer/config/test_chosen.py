@@ -7,6 +7,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.manifest import FORMAT_VERSION, Feature, Manifest, ShardInfo, SplitInfo, load
 from trainer import config as configs
+from trainer import plan
 from trainer.config import file
 from trainer.run_folder import RunFolder
 
@@ -22,14 +23,14 @@ def split(name, examples, size):
 def data(tmp_path):
     """Writes the manifest of a data set with a shape of images, and numbers of examples by split."""
 
-    def write(shape=(28, 28, 1), label=LABEL, version=FORMAT_VERSION, **splits):
+    def write(shape=(28, 28, 1), label=LABEL, version=FORMAT_VERSION, options=None, **splits):
         size, channels = f"{shape[0] or 9}x{shape[1] or 10}", shape[2] or 3
         made = Manifest(
             "mine",
             ("a",),
             {"image": Feature("uint8", shape, "png"), "label": label, "key": Feature("string")},
             {name: split(name, count, size) for name, count in (splits or {"train": 1536, "test": 512}).items()},
-            *((0.0,) * channels, (1.0,) * channels, (), {}, "", version),
+            *((0.0,) * channels, (1.0,) * channels, (), options or {}, "", version),
         )
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data/manifest.json").write_bytes(made.to_bytes())
@@ -77,6 +78,12 @@ def test_the_model_fits_the_images(data, shape, flags):
 )
 def test_the_splits_are_those_that_there_are(data, names, flags):
     assert chosen(data(**{name: 100 - place for place, name in enumerate(names)})).endswith(f" --epochs=40{flags}")
+
+
+def test_folds_are_trained_on_but_for_the_last(data):
+    folds = data(fold0=100, fold1=101, fold2=99, options={"folds": 3})
+    assert chosen(folds).endswith(" --epochs=40 --train_split=fold0+fold1")
+    assert chosen(folds, "--train_split=fold1+fold2").endswith(" --epochs=40")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,8 @@ def test_labels_that_are_no_classes_need_a_task(data):
     path = data(label=Feature("int64", (1,), stored_as="tags"), version=5)
     with pytest.raises(UsageError, match="its labels are not a class per image: give a Task .*--task=MODULE:CLASS"):
         chosen(path)
+    with pytest.raises(UsageError, match="its labels are not a class per image: give a Task .*--task=MODULE:CLASS"):
+        plan.make(configs.parse([path, "--model=lenet"]))
     assert chosen(path, "--task=m:T") == ""
 
 

@@ -199,7 +199,7 @@ def test_numbers_are_printed_and_written_as_they_are_and_files_that_cannot_be_re
     predictor = of_records((), {"age": ["float32", 1], "place": ["float64", 2]}, compute)
     monkeypatch.setattr(Predictor, "of_export", lambda path: predictor)
     for name in ("a.csv", "a.jsonl", None):
-        with pytest.raises(DataError, match=r"^2 of 5 images cannot be read"):
+        with pytest.raises(DataError, match=r"^2 of 5 images cannot be read: "):
             written(name, files)
     rows = list(csv.reader((tmp_path / "out" / "a.csv").open()))
     assert rows[0] == ["file", "age", "place_1", "place_2", "problem"]
