@@ -45,8 +45,8 @@ class ValidateConfig:
     )
     card: bool = flag(
         False,
-        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself; "
-        "with deep it shows equal images, too",
+        "whether to write croissant.json again from the manifest and, if nothing is wrong, card.html, the data set on "
+        "one page; a conversion writes both itself; with deep the page shows equal images, too",
     )
     near: bool = flag(
         False,
@@ -123,6 +123,10 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     print(f"{shown}: checking {what}{with_workers}", flush=True)
     if lowered:
         print(lowered, flush=True)
+    if config.card:
+        from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
+
+        card.renew_croissant(data_dir)
     began = time.monotonic()
     report = _run(config, data_dir, content, options)
     for line in lines(report, content, config.deep, time.monotonic() - began):

@@ -27,10 +27,10 @@ from beam_jobs.validation.near import NearHashes, NearTwins, near_twins
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
 from beam_jobs.validation.twins import ImageHashes, Twins, twins
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, reason_of
+from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, SplitInfo, naming, versions
+from pipeline.manifest import Manifest, SplitInfo, croissant, naming, versions
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
@@ -102,6 +102,7 @@ class Validation(ShardJob):
             *tfds_problems(self.data_dir, self.manifest),
             *column_problems(self.data_dir, self.manifest),
             *_card_problems(self.data_dir, self.manifest, self.decodes),
+            *_croissant_problems(self.data_dir, self.manifest),
             *_stray_problems(self.data_dir, self.manifest, self.decodes),
         ]
         pairs = [value for value in repeated if isinstance(value, Repeated)]
@@ -288,6 +289,23 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
         text = "is missing; the same conversion, run again, writes it"
     if text:
         yield name, text
+
+
+def _croissant_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
+    """Yields problems with `croissant.json`, which is of the newest version; data sets of earlier releases lack it.
+
+    Beside records of other writers it may be another program's, about its own files.
+    """
+    found, text = _content_of(data_dir / naming.CROISSANT)
+    if found is not None and versions.is_newest(data_dir, manifest):
+        if croissant.is_ours(found):
+            of_manifest, _ = _content_of(data_dir / naming.MANIFEST)
+            problem = croissant.problem_of(found, of_manifest or manifest.to_bytes())
+            text = problem and f"{problem}; --card writes it again, with what you added to it"
+        elif manifest.has_images and not manifest.is_in_place:
+            text = f"is not one that {name_of('beam_jobs.convert')} wrote; move it elsewhere"
+    if text:
+        yield naming.CROISSANT, text
 
 
 def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:
