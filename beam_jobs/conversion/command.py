@@ -23,7 +23,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, to_run
 from pipeline.files.paths import with_version
 from pipeline.files.remote import in_command, is_url
-from pipeline.manifest import naming, unconverted
+from pipeline.manifest import Manifest, naming, unconverted
 from pipeline.records import columns as stored_columns
 
 
@@ -124,9 +124,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         made = manifest.load(sink.data_dir)
         for line in other_pixels(plan, made):
             print(line)
-        if not (sink.data_dir / naming.CARD).exists():
-            no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
-            print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
+        _describe_again(sink, made, command, arguments)
         _add_columns(config, sink, columns.chosen(config.columns, plan.column_features))
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
@@ -137,6 +135,17 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     of_columns = columns.notes(config.columns, plan.column_features, made.columns)
     for note in [*([no_card] if no_card else []), *of_columns, *notes(sink.data_dir, made)]:
         print(f"note: {note}")
+
+
+def _describe_again(sink: Sink, made: Manifest, command: str, arguments: Sequence[str]) -> None:
+    """Writes the card and `croissant.json` of an earlier conversion if they are missing or, the latter, out of date."""
+    from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
+
+    if not (sink.data_dir / naming.CARD).exists():
+        no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
+        print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
+    if card.renew_croissant(sink.data_dir):
+        print(f"{naming.CROISSANT} was missing or out of date, and is written again")
 
 
 def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | None) -> None:

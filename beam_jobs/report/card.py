@@ -27,7 +27,7 @@ from pipeline.commands.text import count_of, printable, size_of
 from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Feature, Manifest, naming
+from pipeline.manifest import Feature, Manifest, croissant, naming
 from pipeline.manifest.columns import label_numbers
 from pipeline.read.statistics import number_bars, spread
 from pipeline.records import tf_example
@@ -88,6 +88,18 @@ def write_card(
     except Exception as error:  # never lose hours of conversion to a page
         return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None
+
+
+def renew_croissant(folder: StoragePath) -> bool:
+    """Writes `croissant.json` beside a manifest if it is missing or not what that says. Returns whether it did.
+
+    Raises:
+      DataError: a file cannot be read or written.
+    """
+    files = croissant.renewed(folder)
+    for name, data in files.items():
+        drafts.publish(folder / name, data)
+    return bool(files)
 
 
 def _named_within(folder: StoragePath, error: Exception) -> Exception:

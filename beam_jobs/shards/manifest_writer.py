@@ -22,7 +22,7 @@ from beam_jobs.shards.receipts import Receipt, Reject
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath, each
-from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
+from pipeline.manifest import Column, Feature, Manifest, SplitInfo, croissant, naming
 from pipeline.manifest.manifest import MASK, size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
@@ -46,7 +46,8 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
     _check_rejects(plan, ordered, parent)
     made = make_manifest(plan, ordered, parent)
     made = dataclasses.replace(made, columns=_write_columns(plan, made, parent))
-    for name, data in tfds_files(made).items():
+    described = croissant.files(plan.published_dir if parent else None, made, is_new=True)
+    for name, data in {**tfds_files(made), **described}.items():
         drafts.Draft(folder / name, [data]).publish()
     drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # also syncs the folder, for all files in it
     return folder / naming.MANIFEST

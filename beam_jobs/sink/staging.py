@@ -208,8 +208,8 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
         for name in own:
             (folder / name).move_to(data_dir / name)
         keep_version(data_dir, parent, made)
-        if naming.REJECTS in folder.names():
-            (folder / naming.REJECTS).move_to(data_dir / naming.REJECTS)
+        for name in {naming.REJECTS, naming.CROISSANT} & {*folder.names()}:
+            (folder / name).move_to(data_dir / name)
         for each in (naming.SIDECARS, naming.COLUMNS, naming.VERSIONS):
             if (data_dir / each).exists():
                 (data_dir / each).sync()

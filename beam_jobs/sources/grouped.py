@@ -1,8 +1,7 @@
 """Data sets in files of row groups, such as Parquet: a column of encoded images, one of labels, others as features.
 
 The unit of reading is the row group. A format says how its files are opened, and how many rows each group has; the
-rules for columns, splits and classes are the same for all. Folders named `column=value`, which Hive and Spark write for
-partitions, are columns of the files in them, kept as features unless a flag names them.
+rules for columns, splits and classes are the same for all.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import abc
 import contextlib
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -36,7 +34,6 @@ from pipeline.manifest import SourceFile
 from pipeline.records import splits
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and the one at a boundary is read by two shards
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _LEAVE_OUT = "--splits names the splits to convert, and leaves out the files of others"
 
 _Result = TypeVar("_Result")
@@ -271,7 +268,7 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
         if flag_values.path_pattern(value):
             raise UsageError(f"--{flag}={value}: images within {options.dataset} files have no paths; name a column")
     folder, by_split = kind.find(options)
-    told = _partitions(folder, sorted(itertools.chain.from_iterable(by_split.values())), options.split_column)
+    told = tables.partitions(folder, sorted(itertools.chain.from_iterable(by_split.values())), options.split_column)
     names = list(told)
     try:
         opened = _open_all(kind, folder, told, options)
@@ -302,32 +299,6 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
         return tables.by_column(source, first.split_column, bool(options.split_column))
     tables.check_suspects(table, first.suspects, [*by_split])
     return source
-
-
-def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[str, dict[str, pa.Scalar]]:
-    """Returns {file: {column: value}} from folders `column=value`; whole numbers if all values of a column are numbers.
-
-    Folders that name splits are left to `splits.by_files`, unless they are the column `split`, which the user named.
-
-    Raises:
-      DataError: files differ in these columns.
-    """
-    told = {name: splits.partitions(name) for name in names}
-    columns = list(told[names[0]])
-    for name, own in told.items():
-        if list(own) != columns:
-            missing = sorted({*own}.symmetric_difference(columns))
-            problem = f"the folders of some files name the columns {', '.join(missing)}, those of others do not"
-            raise DataError(problem, path=folder / name, advice="name the files of one layout with a glob")
-    is_split = {name: any(splits.is_of_split(name, own[name]) for own in told.values()) for name in columns}
-    used = [name for name in columns if name == split or not is_split[name]]
-    types = {
-        name: pa.int64() if all(_WHOLE.fullmatch(own[name] or "0") for own in told.values()) else pa.string()
-        for name in used
-    }
-    return {
-        file: {name: pa.scalar(own[name], pa.string()).cast(types[name]) for name in used} for file, own in told.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True)

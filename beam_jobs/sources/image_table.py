@@ -193,17 +193,32 @@ def _read(
     """Reads the needed columns of all tables, which must have the same columns, and chooses columns by name."""
     used, found = options, list[pa.Table]()
     names = tuple(file.path.name_in(folder) for file in files)
+    are_texts = all(loaded.suffix_of(name) in loaded.TEXTS for name in names)
+    of_folders = tables.partitions(folder, names, options.split_column, are_texts)
     told = {split for name in names if (split := splits.hint(name))}
     for file, name in zip(files, names, strict=True):
         suspects: list[str] = []  # columns read only to find out whether they hold splits
+        added: dict[str, pa.Scalar] = {}  # columns that the table's folders name
 
-        def choose(schema: pa.Schema, path: str = str(file.path), suspects: list[str] = suspects) -> list[str]:
+        def choose(
+            schema: pa.Schema,
+            path: str = str(file.path),
+            suspects: list[str] = suspects,
+            added: dict[str, pa.Scalar] = added,
+            own: dict[str, pa.Scalar] = of_folders[name],
+        ) -> list[str]:
             nonlocal used
+            added |= {column: value for column, value in own.items() if column not in schema.names}
+            schema = pa.schema([*schema, *((column, value.type) for column, value in added.items())], schema.metadata)
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
             used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True)
+            of_flags = columns.named(path, schema, used)
+            kept = (*used.keep_columns, *(column for column in added if column not in of_flags))
+            used = dataclasses.replace(used, keep_columns=kept)
             defaults.named(path, schema, used)  # raises
             suspects += columns.suspects(schema, options.split_column)
-            return list(dict.fromkeys([*columns.named(path, schema, used), *suspects]))
+            wanted = dict.fromkeys([*columns.named(path, schema, used), *suspects])
+            return [column for column in wanted if column not in added]
 
         try:
             data = layout.read(file.path, choose, options)
@@ -212,6 +227,8 @@ def _read(
                 raise
             raise DataError(str(error), advice=f"all tables must have the columns of {files[0].path}") from None
         file.check_unchanged()
+        for column, value in added.items():
+            data = data.append_column(pa.field(column, value.type), pa.repeat(value, len(data)))
         tables.check_suspects(LoadedTable(folder, Files((name,), (len(data),)), data), suspects, [*told])
         found.append(data.select(columns.named(str(file.path), data.schema, used)))
         _check_alike(files[0], found[0].schema, file, found[-1].schema)

@@ -2,7 +2,8 @@
 
 A format only says how many rows its files have and reads columns of them. The split of a row, the names of the classes,
 values that would be rounded, the place of a row in messages: these rules are here, once for all formats. `columns`
-chooses the columns of a table, `blocks` converts their values.
+chooses the columns of a table, `blocks` converts their values. Folders named `column=value`, which Hive and Spark write
+for partitions, are columns of the files in them, kept as features unless a flag names them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -34,6 +36,7 @@ from pipeline.records.labels import SeenLabels
 
 MAX_CLASSES = 100_000  # five times the largest published label sets; more means a column of names or numbers
 SHOWN = 80  # characters of a value in errors
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
 _BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
@@ -179,6 +182,42 @@ class TableSource(Source):
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it)."""
         return self.table().where(int(self.rows(split, np.array([row], np.int64))[0]))
+
+
+def partitions(
+    folder: StoragePath, names: Sequence[str], split: str, are_texts: bool = False
+) -> dict[str, dict[str, pa.Scalar]]:
+    """Returns {file: {column: value}} from folders `column=value`; whole numbers if all values of a column are numbers.
+
+    Folders that name splits are left to `splits.by_files`, unless they are the column `split`, which the user named.
+
+    Args:
+      folder: folder of the files.
+      names: names of the files in it.
+      split: column that the user named for splits.
+      are_texts: whether all values are texts, as fields of CSV are, in which no value is an empty one.
+
+    Raises:
+      DataError: files differ in these columns.
+    """
+    told = {name: splits.partitions(name) for name in names}
+    columns = list(told[names[0]])
+    for name, own in told.items():
+        if list(own) != columns:
+            missing = sorted({*own}.symmetric_difference(columns))
+            problem = f"the folders of some files name the columns {', '.join(missing)}, those of others do not"
+            raise DataError(problem, path=folder / name, advice="name the files of one layout with a glob")
+    is_split = {name: any(splits.is_of_split(name, own[name]) for own in told.values()) for name in columns}
+    used = [name for name in columns if name == split or not is_split[name]]
+    if are_texts:
+        return {file: {name: pa.scalar(own[name] or "", pa.string()) for name in used} for file, own in told.items()}
+    types = {
+        name: pa.int64() if all(_WHOLE.fullmatch(own[name] or "0") for own in told.values()) else pa.string()
+        for name in used
+    }
+    return {
+        file: {name: pa.scalar(own[name], pa.string()).cast(types[name]) for name in used} for file, own in told.items()
+    }
 
 
 def by_files(table: Table, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 from beam_jobs import flag_values
 from beam_jobs.runs import entry
 from beam_jobs.sink.present import listed_notes, unlisted
-from beam_jobs.validation.findings import KINDS, NEAR, doubts_of
+from beam_jobs.validation.drift import COMPARED, MOST_DRIFT, SHARED, Other
+from beam_jobs.validation.findings import DRIFT, KINDS, NEAR, doubts_of
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, check_needs, flag
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from beam_jobs.report.card import Doubt
     from beam_jobs.validation.job import Report
 
+_ABOUT_PIXELS = "is about the images' pixels, which only --deep looks at"
 _SHOWN_PLACES = 3  # of a finding
 # Measured seconds of one core, to tell whether several processes pay: for each record and byte; for each byte of raw
 # pixels, which are summed; for each decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
@@ -45,8 +48,8 @@ class ValidateConfig:
     )
     card: bool = flag(
         False,
-        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself; "
-        "with deep it shows equal images, too",
+        "whether to write croissant.json again from the manifest and, if nothing is wrong, card.html, the data set on "
+        "one page; a conversion writes both itself; with deep the page shows equal images, too",
     )
     near: bool = flag(
         False,
@@ -56,9 +59,21 @@ class ValidateConfig:
     )
     fail_on: str = flag(
         "",
-        f"with deep: what makes the command fail, and is listed: {', '.join(KINDS)} (equal images in two splits, in "
-        "one split, with different labels; nearly equal ones in two splits); several with commas",
-        needs="deep",
+        f"what makes the command fail, and is listed: {', '.join(KINDS)} (equal images in two splits, in one split, "
+        "with different labels; nearly equal ones in two splits; drift from the data set of --compare); several with "
+        "commas; all but drift need deep",
+    )
+    compare: str = flag(
+        "",
+        "another data set, or a version, DIR@1, to say what has drifted from it: classes, sizes, brightness, contrast "
+        "and columns, by split; with deep also which images are in both",
+        metavar="DIR",
+    )
+    most_drift: float = flag(
+        MOST_DRIFT,
+        "with compare: the population stability index, and the distance of means in standard deviations, beyond which "
+        "data have drifted",
+        needs="compare",
     )
     report: str = flag("", "file to write the report to as JSON, too; on a cluster, one that all its machines reach")
 
@@ -67,13 +82,23 @@ class ValidateConfig:
             self._check_data_dir,
             lambda: flag_values.check_path("report", self.report),
             lambda: self.kinds_to_fail_on,
-            lambda: check_needs(self, deep="is about the images' pixels, which only --deep looks at; give it, too"),
-            self._check_near,
+            lambda: check_needs(self, deep=f"{_ABOUT_PIXELS}; give it, too"),
+            self._check_kinds,
+            self._check_most_drift,
         )
 
-    def _check_near(self) -> None:
-        if NEAR in self.kinds_to_fail_on and not self.near:
+    def _check_kinds(self) -> None:
+        kinds = {*self.kinds_to_fail_on}
+        if NEAR in kinds and not self.near:
             raise UsageError(f"--fail_on={self.fail_on}: only --near finds nearly equal images; give it, too")
+        if DRIFT in kinds and not self.compare:
+            raise UsageError(f"--fail_on={self.fail_on}: drift from what? --compare=DIR names the other data set")
+        if kinds - {DRIFT} and not self.deep:
+            raise UsageError(f"--fail_on={self.fail_on}: {_ABOUT_PIXELS}; give it, too")
+
+    def _check_most_drift(self) -> None:
+        if not 0 < self.most_drift < math.inf:
+            raise UsageError(f"--most_drift={self.most_drift:g}: must be above 0, such as {MOST_DRIFT:g}")
 
     @property
     def kinds_to_fail_on(self) -> list[str]:
@@ -109,14 +134,17 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     content = manifests.load(config.data_dir if version else data_dir)
     if config.card and not versions.is_newest(data_dir, content):
         raise UsageError(f"--card with {shown}: the card of an older version stays as it was written; give {place}")
-    if config.deep or config.card:
+    other = _other(config) if config.compare else None
+    if config.deep or config.card or other:
         content.require_images()
     commandline.require("apache_beam", *(["imagehash"] if config.near else []))
     with quiet.loading():
         from beam_jobs.runs import runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = runners.parse(beam_arguments, flags)
     lowered = runners.bound_workers(options, len(content.shards))
-    workers = runners.use_all_cores(options, seconds(content, config.deep, config.near), len(content.shards))
+    expected = seconds(content, config.deep, config.near)
+    expected += seconds(other.manifest, config.deep) if other and config.deep else 0
+    workers = runners.use_all_cores(options, expected, len(content.shards))
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
@@ -124,8 +152,12 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     print(f"{shown}: checking {what}{by_edit}{with_workers}", flush=True)
     if lowered:
         print(lowered, flush=True)
+    if config.card:
+        from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
+
+        card.renew_croissant(data_dir)
     began = time.monotonic()
-    report = _run(config, data_dir, content, options)
+    report = _run(config, data_dir, content, options, other)
     for line in lines(report, content, config.deep, time.monotonic() - began):
         print(line)
     for line in _finding_lines(report, config.kinds_to_fail_on):
@@ -135,7 +167,8 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
     if config.card:
-        doubts = doubts_of(data_dir, content, report.findings) if config.deep else None
+        of_data = [finding for finding in report.findings if finding.kind not in (COMPARED, SHARED)]
+        doubts = doubts_of(data_dir, content, of_data) if config.deep else None
         _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content, doubts)
     if bad := [finding for finding in report.findings if finding.kind in config.kinds_to_fail_on]:
         found = "; ".join(finding.text for finding in bad)
@@ -183,7 +216,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 def _finding_lines(report: Report, listed: Sequence[str]) -> Iterator[str]:
     """Yields a line for each finding, with some of its records; for kinds in `listed` with all that the report has."""
     for finding in report.findings:
-        yield f"found: {finding.text}"
+        yield f"{COMPARED if finding.kind == COMPARED else 'found'}: {finding.text}"
         most = len(finding.places) if finding.kind in listed else _SHOWN_PLACES
         for group in finding.places[:most]:
             yield f"  {' = '.join(map(str, group))}"
@@ -208,7 +241,18 @@ def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
     return listed_notes((), found.temporary, found.others if content.has_images else ())
 
 
-def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
+def _other(config: ValidateConfig) -> Other:
+    """Returns the data set of --compare."""
+    place, version = paths.with_version(config.compare)
+    data_dir = paths.path_of(place)
+    found = manifests.load(config.compare if version else data_dir)
+    found.require_images()
+    return Other(data_dir, found, str(data_dir) if data_dir.is_remote else config.compare, config.most_drift)
+
+
+def _run(
+    config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions, other: Other | None
+) -> Report:
     with quiet.loading():
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
         from beam_jobs.validation import job  # noqa: PLC0415 (as above)
@@ -216,8 +260,8 @@ def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, optio
         marks = folder / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
-        validation = job.Validation(data_dir, content, config.deep, file, marks, config.near)
-        run.run_job(validation, options, job.Progress(content, str(marks)))
+        validation = job.Validation(data_dir, content, config.deep, file, marks, config.near, other)
+        run.run_job(validation, options, job.Progress(validation.infos, str(marks)))
         try:
             return job.parse_report(file.read_bytes(), str(file))
         except FileNotFoundError:

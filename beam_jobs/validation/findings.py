@@ -20,8 +20,9 @@ from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest
 from pipeline.random_access import RandomAccess
 
-LEAKS, DUPLICATES, LABELS, NEAR = "leaks", "duplicates", "labels", "near"
-KINDS = (LEAKS, DUPLICATES, LABELS, NEAR)  # that --fail_on takes
+LEAKS, DUPLICATES, LABELS, NEAR, DRIFT = "leaks", "duplicates", "labels", "near", "drift"
+KINDS = (LEAKS, DUPLICATES, LABELS, NEAR, DRIFT)  # that --fail_on takes
+Places = Sequence[tuple[tuple[int, int], ...]]  # (number of the shard, number of the record) of each of a group
 _PICTURED = 12  # pairs on the card, of each finding
 _FEW = 10  # records of a class in a split
 _RARE = 0.1  # of the median of all classes
@@ -54,7 +55,7 @@ class Finding:
 
     Attributes:
       kind: `leaks`, `duplicates`, `labels`, `near` (in two splits), `near_duplicates` (in one), `classes`, `brightness`
-        or `sizes`.
+        or `sizes`; against another data set `drift`, `shared` (images in both) or `compared` (figures, as they are).
       text: description, with figures.
       count: number of records or classes concerned.
       places: records as examples, each a pair of records with equal images or a single record.
@@ -95,23 +96,16 @@ class Extremes:
         return below[:_KEPT_EXTREMES] + above[::-1][:_KEPT_EXTREMES]
 
 
-def of_twins(
-    found: Iterable[Twins], manifest: Manifest
-) -> Iterator[tuple[Finding, Sequence[tuple[tuple[int, int], ...]]]]:
+def of_twins(found: Iterable[Twins], manifest: Manifest) -> Iterator[tuple[Finding, Places]]:
     """Yields findings about equal images, each with its pairs of (shard, record)."""
     total = sum({part.bucket: part for part in found}.values(), Twins())
     names, splits = list(manifest.splits), list(manifest.splits.values())
     for (one, other), (of_one, of_other) in sorted(total.across.items()):
-        pairs = [
-            p
-            for p in total.pairs
-            if p.is_leak and {_split(manifest, p.first), _split(manifest, p.second)} == {one, other}
-        ]
         parts = [
             f"{n:,} of {names[i]} ({n / splits[i].num_examples:.2%})" for i, n in ((other, of_other), (one, of_one))
         ]
         text = f"{names[one]} and {names[other]} share images, by their pixels: {' and '.join(parts)}"
-        yield Finding(LEAKS, text, of_one + of_other), _places(pairs)
+        yield Finding(LEAKS, text, of_one + of_other), places_of(total, (one, other), [len(s.shards) for s in splits])
     for split, count in sorted(total.within.items()):
         pairs = [p for p in total.pairs if not p.is_leak and _split(manifest, p.first) == split]
         repeat = f"({count / splits[split].num_examples:.2%}) {'repeats' if count == 1 else 'repeat'}"
@@ -140,11 +134,17 @@ def of_near(found: NearTwins | None, manifest: Manifest) -> Iterator[tuple[Findi
         yield Finding(NEAR if one != other else "near_duplicates", text, count), _places(pairs)
 
 
+def places_of(total: Twins, pair: tuple[int, int], num_shards: Sequence[int]) -> Places:
+    """Returns the first records whose images are in both of two splits, which are numbered; `num_shards` of each."""
+    split_of = np.repeat(range(len(num_shards)), num_shards)
+    return _places(p for p in total.pairs if p.is_leak and {split_of[p.first[0]], split_of[p.second[0]]} == {*pair})
+
+
 def _split(manifest: Manifest, place: tuple[int, int]) -> int:
     return int(np.repeat(range(len(manifest.splits)), [len(s.shards) for s in manifest.splits.values()])[place[0]])
 
 
-def _places(pairs: Iterable[Twin]) -> Sequence[tuple[tuple[int, int], ...]]:
+def _places(pairs: Iterable[Twin]) -> Places:
     return [(pair.first, pair.second) for pair in pairs][:MOST_PAIRS]
 
 
@@ -160,7 +160,9 @@ def of_classes(manifest: Manifest) -> Iterator[Finding]:
         ]
         for found, what in ((few, f"fewer than {_FEW} records"), (none, "no record")):
             if len(found):
-                named = [f"{_class(manifest, i)} ({counts[i]})" if counts[i] else _class(manifest, i) for i in found]
+                named = [
+                    f"{class_name(manifest, i)} ({counts[i]})" if counts[i] else class_name(manifest, i) for i in found
+                ]
                 text = (
                     f"{count_of(len(found), 'class', 'classes')} of {name} with {what}: {some_of(named, _MOST_NAMED)}"
                 )
@@ -171,7 +173,8 @@ def _of(split: Any, label: int) -> int:
     return split.label_histogram[label] if label < len(split.label_histogram) else 0
 
 
-def _class(manifest: Manifest, label: int) -> str:
+def class_name(manifest: Manifest, label: int) -> str:
+    """Returns the name of a class, or its number if it has none."""
     return manifest.class_names[label] if label < len(manifest.class_names) else str(label)
 
 
@@ -222,29 +225,35 @@ def side_of(height: int, width: int) -> float:
 
 
 def located(
-    data_dir: StoragePath, manifest: Manifest, found: Iterable[tuple[Finding, Sequence[tuple[tuple[int, int], ...]]]]
+    data_sets: Sequence[tuple[str, StoragePath, Manifest]], found: Iterable[tuple[Finding, Places]]
 ) -> tuple[Finding, ...]:
-    """Returns findings with their records, of which each is read once for its key and label, where it can be found."""
+    """Returns findings with their records, of which each is read once for its key and label, where it can be found.
+
+    Args:
+      data_sets: (what to write before names of files, folder, manifest) of the data sets that were looked at, whose
+        shards are numbered in this order.
+      found: findings and their records.
+    """
     pairs = list(found)
     wanted = {place for _, groups in pairs for group in groups for place in group}
     named: dict[tuple[int, int], Place] = {}
     first = 0
-    for name, split in manifest.splits.items():
-        shards = range(first, first + len(split.shards))
-        first += len(shards)
-        own = sorted(place for place in wanted if place[0] in shards)
-        examples: Any = None
-        with contextlib.suppress(PipelineError):  # compressed as one stream, or damaged: then the number must do
-            examples = RandomAccess(data_dir.url, name, decode=False) if own else None
-        before = np.cumsum([0, *(shard.num_examples for shard in split.shards)])
-        for shard, record in own:
-            file = split.shards[shard - shards.start].file
-            named[shard, record] = Place(file, record)
-            with contextlib.suppress(PipelineError):
-                if examples is not None:
-                    named[shard, record] = _place(
-                        examples[int(before[shard - shards.start]) + record], file, record, manifest
-                    )
+    for before, data_dir, manifest in data_sets:
+        for name, split in manifest.splits.items():
+            shards = range(first, first + len(split.shards))
+            first += len(shards)
+            own = sorted(place for place in wanted if place[0] in shards)
+            examples: Any = None
+            with contextlib.suppress(PipelineError):  # compressed as one stream, or damaged: then the number must do
+                examples = RandomAccess(data_dir.url, name, decode=False) if own else None
+            begins = np.cumsum([0, *(shard.num_examples for shard in split.shards)])
+            for shard, record in own:
+                number = shard - shards.start
+                file = f"{before}{split.shards[number].file}"
+                named[shard, record] = Place(file, record)
+                with contextlib.suppress(PipelineError):
+                    if examples is not None:
+                        named[shard, record] = _place(examples[int(begins[number]) + record], file, record, manifest)
     return tuple(
         dataclasses.replace(finding, places=tuple(tuple(named[place] for place in group) for group in groups))
         for finding, groups in pairs
@@ -267,6 +276,8 @@ def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Find
     for finding in findings:
         groups = []
         for places in finding.places[:_PICTURED]:
+            if not all(place.file in split_of for place in places):  # in the data set that it was compared with
+                continue
             with contextlib.suppress(PipelineError):  # compressed as one stream, without access by number
                 examples = [opened(split_of[place.file])[first_of[place.file] + place.record] for place in places]
                 groups.append([(_caption(p, split_of), e["image"]) for p, e in zip(places, examples, strict=True)])
@@ -283,7 +294,7 @@ def _place(example: dict[str, Any], file: str, record: int, manifest: Manifest) 
     if label is None:
         text = ""
     elif np.ndim(label):
-        text = ", ".join(_class(manifest, i) for i in np.flatnonzero(label).tolist()) or "none"
+        text = ", ".join(class_name(manifest, i) for i in np.flatnonzero(label).tolist()) or "none"
     else:
-        text = _class(manifest, int(label)) if manifest.features["label"].is_class else f"{float(label):g}"
+        text = class_name(manifest, int(label)) if manifest.features["label"].is_class else f"{float(label):g}"
     return Place(file, record, bytes(example.get("key", b"")).decode(errors="backslashreplace"), text)

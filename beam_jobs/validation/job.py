@@ -21,16 +21,17 @@ from beam_jobs.runs.run import FOUND, Display, ShardJob
 from beam_jobs.shards import keys, manifest_writer
 from beam_jobs.shards.keys import Repeated
 from beam_jobs.sink import present
-from beam_jobs.validation import findings
+from beam_jobs.validation import drift, findings
+from beam_jobs.validation.drift import Other
 from beam_jobs.validation.findings import Extremes, Finding
 from beam_jobs.validation.near import NearHashes, NearTwins, near_twins
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
-from beam_jobs.validation.twins import ImageHashes, Twins, twins
+from beam_jobs.validation.twins import ImageHashes, Shared, Twins, of_another, twins
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, reason_of
+from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest, SplitInfo, naming, versions
+from pipeline.manifest import Manifest, ShardInfo, SplitInfo, croissant, naming, versions
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
@@ -52,6 +53,7 @@ class Validation(ShardJob):
       report: path of the report.
       finds_near: whether to look for nearly equal images, too, if the pixels are checked.
       marks: local folder that gets an empty file, named by number, for each finished shard.
+      other: data set to compare with, whose pixels are looked at, too, if those of this one are; None for none.
     """
 
     data_dir: StoragePath
@@ -60,49 +62,72 @@ class Validation(ShardJob):
     report: StoragePath
     marks: pathlib.Path
     finds_near: bool = False
+    other: Other | None = None
 
     @property
     def shards(self) -> Sequence[int]:
-        """The number of every shard."""
-        return range(len(self.manifest.shards))
+        """The number of every shard; those of the other data set are behind those of this one."""
+        return range(len(self.infos))
+
+    @property
+    def infos(self) -> Sequence[ShardInfo]:
+        """The shards that are read."""
+        return (*self.manifest.shards, *(self.other.manifest.shards if self.other and self.decodes else ()))
 
     def work(self, shards: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Checks shards and yields their reports and keys."""
         for number in shards:
-            found, hashes = check_shard(self.data_dir, self.manifest, number, self.decodes, self.finds_near)
-            yield FOUND, found
-            yield from hashes
+            if number < len(self.manifest.shards):
+                found, hashes = check_shard(self.data_dir, self.manifest, number, self.decodes, self.finds_near)
+                yield FOUND, found
+                yield from hashes
+            else:
+                yield from self._work_on_other(number)
             with contextlib.suppress(OSError):  # the command is on another machine
                 (self.marks / str(number)).touch()
 
-    def repeated(self, hashes: Iterable[Any]) -> Sequence[Repeated | Twins | NearTwins]:
+    def _work_on_other(self, number: int) -> Iterator[tuple[int, Any]]:
+        assert self.other is not None
+        own = number - len(self.manifest.shards)
+        found, groups = check_shard(self.other.data_dir, self.other.manifest, own, decodes=True)
+        yield FOUND, dataclasses.replace(found, shard=number)
+        for bucket, hashes in groups:
+            if isinstance(hashes, ImageHashes):
+                yield bucket, of_another(hashes, number)
+
+    def repeated(self, hashes: Iterable[Any]) -> Sequence[Repeated | Twins | NearTwins | Shared]:
         """Returns all pairs of equal keys, as they are counted, or the equal or nearly equal images."""
         first, *others = hashes
         if isinstance(first, ImageHashes):
-            return [twins([first, *others], self._split_of_shard)]
+            own = [one for one in (first, *others) if one.shard < len(self.manifest.shards)]
+            found: list[Repeated | Twins | NearTwins | Shared] = [twins(own, self._split_of_shard)] if own else []
+            return [*found, *([Shared(twins([first, *others], self._split_of_shard))] if self.other else [])]
         if isinstance(first, NearHashes):
             return [near_twins([first, *others], self._split_of_shard)]
         return keys.repeats([first, *others])
 
     @property
     def _split_of_shard(self) -> NDArray[np.int64]:
-        splits = self.manifest.splits.values()
+        splits = [*self.manifest.splits.values(), *(self.other.manifest.splits.values() if self.other else ())]
         return np.repeat(np.arange(len(splits)), [len(split.shards) for split in splits])
 
-    def finish(self, found: list[ShardReport], repeated: list[Repeated | Twins | NearTwins]) -> str:
+    def finish(self, found: list[ShardReport], repeated: list[Repeated | Twins | NearTwins | Shared]) -> str:
         """Writes the report.
 
         Raises:
           DataError: it cannot be written from this machine.
         """
         by_number = {shard.shard: shard for shard in found}
-        shards = [by_number[number] for number in self.shards]
+        read = [by_number[number] for number in self.shards]
+        shards = read[: len(self.manifest.shards)]
         of_files = [
+            *_other_problems(self.other, read[len(shards) :]),
             *_total_problems(self.manifest, shards, self.decodes),
             *tfds_problems(self.data_dir, self.manifest),
             *column_problems(self.data_dir, self.manifest),
             *_deletion_problems(self.data_dir, self.manifest),
             *_card_problems(self.data_dir, self.manifest, self.decodes),
+            *_croissant_problems(self.data_dir, self.manifest),
             *_stray_problems(self.data_dir, self.manifest, self.decodes),
         ]
         pairs = [value for value in repeated if isinstance(value, Repeated)]
@@ -118,10 +143,15 @@ class Validation(ShardJob):
         if self.decodes:
             of_images = [value for value in repeated if not isinstance(value, Repeated)]
             report = dataclasses.replace(report, findings=self._findings(shards, of_images))
+        if self.other:
+            drifted = drift.of_data(self.data_dir, self.manifest, self.other)
+            report = dataclasses.replace(report, findings=(*report.findings, *drifted))
         drafts.publish(self.report, report.to_bytes())
         return str(self.report)
 
-    def _findings(self, shards: Sequence[ShardReport], of_images: Sequence[Twins | NearTwins]) -> tuple[Finding, ...]:
+    def _findings(
+        self, shards: Sequence[ShardReport], of_images: Sequence[Twins | NearTwins | Shared]
+    ) -> tuple[Finding, ...]:
         brightness, sides = Extremes(), Extremes()
         for shard in shards:
             brightness.ends += shard.brightness.ends
@@ -133,7 +163,12 @@ class Validation(ShardJob):
         equal = [value for value in of_images if isinstance(value, Twins)]
         near = next((value for value in of_images if isinstance(value, NearTwins)), None)
         found = [*findings.of_twins(equal, self.manifest), *findings.of_near(near, self.manifest), *odd]
-        return (*findings.located(self.data_dir, self.manifest, found), *findings.of_classes(self.manifest))
+        data_sets = [("", self.data_dir, self.manifest)]
+        if self.other:
+            shared = [value.twins for value in of_images if isinstance(value, Shared)]
+            found += drift.of_shared(shared, self.manifest, self.other)
+            data_sets.append((f"{self.other.shown}/", self.other.data_dir, self.other.manifest))
+        return (*findings.located(data_sets, found), *findings.of_classes(self.manifest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +208,14 @@ def parse_report(data: bytes, file: str) -> Report:
         raise DataError(f"is not a validation report ({error})", path=file) from None
 
 
+def _other_problems(other: Other | None, shards: Sequence[ShardReport]) -> Iterator[FileProblem]:
+    """Yields a problem for each shard of the other data set that has some."""
+    for info, shard in zip(other.manifest.shards if other else (), shards, strict=False):
+        if shard.num_problems and other:
+            text = f"{count_of(shard.num_problems, 'problem')}, so that it is compared in part"
+            yield f"{other.shown}/{info.file}", text
+
+
 def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
     """Returns the report on all shards and on problems that concern no single shard."""
     others = sorted(more)
@@ -190,10 +233,10 @@ def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
 class Progress(Display):
     """Shows the progress of a validation in bytes of its shards."""
 
-    def __init__(self, manifest: Manifest, marks: str) -> None:
+    def __init__(self, shards: Sequence[ShardInfo], marks: str) -> None:
         """Draws the bar; workers put a file for each finished shard into the folder `marks`, named by its number."""
         self._marks = marks
-        self._sizes = [shard.num_bytes for shard in manifest.shards]
+        self._sizes = [shard.num_bytes for shard in shards]
         super().__init__(sum(self._sizes))
 
     def text(self) -> str:
@@ -289,6 +332,23 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
         text = "is missing; the same conversion, run again, writes it"
     if text:
         yield name, text
+
+
+def _croissant_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
+    """Yields problems with `croissant.json`, which is of the newest version; data sets of earlier releases lack it.
+
+    Beside records of other writers it may be another program's, about its own files.
+    """
+    found, text = _content_of(data_dir / naming.CROISSANT)
+    if found is not None and versions.is_newest(data_dir, manifest):
+        if croissant.is_ours(found):
+            of_manifest, _ = _content_of(data_dir / naming.MANIFEST)
+            problem = croissant.problem_of(found, of_manifest or manifest.to_bytes())
+            text = problem and f"{problem}; --card writes it again, with what you added to it"
+        elif manifest.has_images and not manifest.is_in_place:
+            text = f"is not one that {name_of('beam_jobs.convert')} wrote; move it elsewhere"
+    if text:
+        yield naming.CROISSANT, text
 
 
 def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:

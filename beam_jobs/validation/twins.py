@@ -43,6 +43,16 @@ class ImageHashes:
     packed: bytes
 
 
+def of_another(hashes: ImageHashes, shard: int) -> ImageHashes:
+    """Returns hashes of another data set's images under the number of their shard, and without labels.
+
+    Its classes may have other numbers.
+    """
+    packed = np.frombuffer(hashes.packed, _HASHED).copy()
+    packed["label"] = NO_LABEL_CODE
+    return ImageHashes(shard, packed.tobytes())
+
+
 class Hashed:
     """Collects the hashes of a shard's images."""
 
@@ -118,6 +128,13 @@ class Twins:
             (a, b), (c, d) = self.across.get(key, (0, 0)), other.across.get(key, (0, 0))
             across[key] = a + c, b + d
         return Twins(-1, within, across, self.disputed + other.disputed, _first_pairs([*self.pairs, *other.pairs]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Equal images of two data sets, of one bucket; the splits of the second are numbered behind those of the first."""
+
+    twins: Twins
 
 
 def _first_pairs(pairs: Iterable[Twin]) -> tuple[Twin, ...]:

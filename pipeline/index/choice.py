@@ -18,7 +18,7 @@ from pipeline.records.splits import SuspectFeatures
 from pipeline.records.stream import records_of
 
 MOST_NAMED = 3  # files in a message
-_OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES)
+_OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, naming.CROISSANT, *naming.TFDS_FILES)
 _OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
 _EVENTS = ".tfevents."  # in the names of TensorBoard's files
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"

@@ -28,7 +28,16 @@ from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in, left_in
 from pipeline.index import choice, images, labels
 from pipeline.index.images import ImageFlags, ShardImages
-from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, PACKINGS_VERSION, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest import (
+    FORMAT_VERSION,
+    MEMBERS_VERSION,
+    PACKINGS_VERSION,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    croissant,
+    naming,
+)
 from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
 from pipeline.read.statistics import STATISTICS_SPLIT
@@ -71,7 +80,8 @@ def _make_index(
     began = time.monotonic()
     with drafts_in(place, "link its files into a folder of your own (ln -s), and index that") as drafts:
         made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
-        drafts.add(naming.MANIFEST, made.to_bytes())
+        for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
+            drafts.add(name, data)
         drafts.publish(naming.MANIFEST)
     if earlier:  # what describes the records as they were
         columns.remove_others(place, made)

@@ -7,6 +7,7 @@ import re
 MANIFEST = "manifest.json"
 REJECTS = "rejects.jsonl"
 CARD = "card.html"
+CROISSANT = "croissant.json"  # the data set in the words of MLCommons Croissant
 REPLACED = ".replaced-manifest.json"  # in the folder of a conversion: the manifest of the data set that it replaces
 # The folder of files that belong to shards. They do not lie beside these, where `train-*` and `*.tfrecord*` would open
 # them as records. It is not hidden, because programs that copy or upload leave hidden files out.

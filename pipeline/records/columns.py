@@ -24,7 +24,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
 from pipeline.files.paths import LocalPath, alone_in, folder, with_version
 from pipeline.files.write import Drafts, drafts_in
-from pipeline.manifest import Column, Manifest, naming, versions
+from pipeline.manifest import Column, Manifest, croissant, naming, versions
 from pipeline.manifest.columns import (
     FROM_RECORDS,
     LONGEST_STRING,
@@ -143,7 +143,8 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
     place = pathlib.Path(data_dir)
     with drafts_in(place) as drafts:
         made = drafted(drafts, manifest, found, is_own)
-        drafts.add(naming.MANIFEST, made.to_bytes())
+        for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
+            drafts.add(name, data)
         drafts.publish(naming.MANIFEST)
     remove_others(place, made)
     return made

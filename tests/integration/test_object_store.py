@@ -293,6 +293,6 @@ def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when
     made = manifest.load(bucket)
     assert {*bucket.files(recursive=True)} == {
         *(name for shard in made.shards for name in shard.files),
-        *("manifest.json", "card.html", "dataset_info.json", "features.json", "label.labels.txt"),
+        *("manifest.json", "card.html", "croissant.json", "dataset_info.json", "features.json", "label.labels.txt"),
     }
     assert not [key for key in keys(bucket) if ".converting" in key]

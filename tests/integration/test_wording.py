@@ -75,6 +75,8 @@ CASES = {
     "beam_jobs.validate": {
         "a whole data set": "{tmp}/valid",
         "deep": "{tmp}/valid --deep",
+        "the same data set": "{tmp}/valid --deep --compare={tmp}/valid",
+        "drift from nothing": "{tmp}/valid --fail_on=drift",
         "no manifest": "{tmp}/nothing",
         "a corrupt record": "{tmp}/corrupt",
         "a shard that was cut": "{tmp}/cut",

@@ -105,6 +105,8 @@ SEEN: dict[str, dict[str, str]] = {
         "card": "integration/test_in_place.py::test_a_run_is_evaluated_exported_and_predicts",
         "report": "integration/test_validate.py::test_the_report_is_json",
         "fail_on": "unit/beam_jobs/validation/test_findings.py::test_planted_leaks_are_found_named_and_fail_the_command_if_asked",
+        "compare": "unit/beam_jobs/validation/test_drift.py::test_what_has_drifted_is_said_with_figures_and_fails_the_command_if_asked",
+        "most_drift": "unit/beam_jobs/validation/test_drift.py::test_what_has_drifted_is_said_with_figures_and_fails_the_command_if_asked",
         "near": "unit/beam_jobs/validation/test_findings.py::test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair",
     },
     "trainer.run": {

@@ -76,10 +76,10 @@ def test_what_existed_is_untouched_and_the_new_version_is_that_of_all_rows(data,
     assert "behind those that it has: 'ant' = 2\n" in found.out
     assert f"version 2 ({manifest.load(data).short}) of image_folder is in {data}, with 6 more examples:" in found.out
     after = files_of(data)
-    outdated = {naming.MANIFEST, *naming.TFDS_FILES}
+    outdated = {naming.MANIFEST, naming.CROISSANT, *naming.TFDS_FILES}
     assert {name: bytes_ for name, bytes_ in before.items() if name not in outdated}.items() <= after.items()
     assert after[naming.version_name(1, first.digest)] == before[naming.MANIFEST]
-    assert not outdated & after.keys() - {naming.MANIFEST}
+    assert not outdated & after.keys() - {naming.MANIFEST, naming.CROISSANT}
     added = sorted(name for name in after.keys() - before.keys() if name.endswith(".tfrecord"))
     assert added == ["train-v2-00000-of-00002.tfrecord", "train-v2-00001-of-00002.tfrecord"]
 

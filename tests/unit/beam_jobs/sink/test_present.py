@@ -114,7 +114,7 @@ def test_overwrite_removes_what_the_manifest_lists_and_nothing_else(data_set, co
     assert again("--num_shards=1", "--overwrite").code == 0
     found = contents(out)
     shards = [f"{split}-00000-of-00001.tfrecord" for split in ("train", "test")]
-    ours = {"manifest.json", *naming.TFDS_FILES, *shards, *map(naming.crcs_name, shards)}
+    ours = {"manifest.json", "croissant.json", *naming.TFDS_FILES, *shards, *map(naming.crcs_name, shards)}
     assert found.keys() == ours | others.keys()
     assert {name: found[name] for name in others} == others
     assert present.notes(out, present.existing_manifest(out)) == [

@@ -94,10 +94,10 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
             assert expected.items() <= contents(out).items()
         staging.remove_leftovers(out, "f" * 64)
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    # The list of old files, new manifest aside, old one away, 4 shards, their CRCs, 4 columns, 3 files beside them, the
+    # The list of old files, new manifest aside, old one away, 4 shards, their CRCs, 4 columns, 4 files beside them, the
     # manifest in its place; then train's 3 old shards and more.
-    assert seen[:22] == ["old"] * 3 + ["none"] * 16 + ["new"] * 3
-    assert set(seen[22:]) == {"new"}
+    assert seen[:23] == ["old"] * 3 + ["none"] * 17 + ["new"] * 3
+    assert set(seen[23:]) == {"new"}
     assert len(changes) == len(seen)
 
 
@@ -292,7 +292,7 @@ def test_offsets_and_rejects_are_published_with_their_shards(plan_of, pixels, tm
     convert(plan)
     staging.publish(tmp_path / "out" / FOLDER, tmp_path / "out", None)
     name = "train-00000-of-00001.tfrecord"
-    beside = {"manifest.json", "rejects.jsonl", *naming.TFDS_FILES}
+    beside = {"manifest.json", "rejects.jsonl", "croissant.json", *naming.TFDS_FILES}
     assert set(contents(tmp_path / "out")) == {name, *naming.sidecar_names(name)} | beside
 
 

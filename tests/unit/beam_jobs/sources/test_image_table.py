@@ -593,3 +593,47 @@ def test_names_that_differ_in_unicode_form_or_case_are_hinted_at(root, capsys):
     assert "there is B.PNG" in capsys.readouterr().err
     opened(table_of(root, "file_name,label\na.png,x\nc.png,x\n"))
     assert "there is" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_folders_of_partitions_are_columns_of_their_tables(tmp_path, kind):
+    for year, site in ((2020, "a"), (2021, "a%20b")):
+        folder = tmp_path / f"year={year}" / f"site={site}"
+        write(folder / f"metadata.{kind}", {"file": ["0.png", "1.png"], "label": ["cat", "dog"]})
+        fill(folder, {f"{number}.png": PICTURES[0] for number in range(2)})
+    for named in (tmp_path, f"{tmp_path}/year=*/site=*/metadata.{kind}"):
+        source = pickle.loads(pickle.dumps(opened(named)))
+        assert source.features == {"year": Feature("int64"), "site": Feature("string")}
+        block = everything(source)
+        assert block.extra["year"].tolist() == [2020, 2020, 2021, 2021]
+        assert [bytes(site) for site in block.extra["site"]] == [b"a", b"a", b"a b", b"a b"]
+        assert [bytes(key) for key in block.keys][2] == b"year=2021/site=a%20b/0.png"
+        assert block.labels.tolist() == [0, 1, 0, 1]
+    source = opened(tmp_path, label_column="site", keep_columns=("year:string",))
+    assert (source.class_names, source.features) == (("a", "a b"), {"year": Feature("string")})
+    assert everything(source).labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(DataError, check=said("year=2020", "row 0", "'year' has '2020'")):
+        opened(tmp_path, split_column="year")
+    with pytest.raises(UsageError, check=said("--keep_columns", "'years'", "'year'", "site")):
+        opened(tmp_path, keep_columns=("years",))
+    write(tmp_path / f"metadata.{kind}", {"file": ["0.png"], "label": ["cat"]})
+    with pytest.raises(DataError, check=said("site, year", "those of others do not")):
+        opened(tmp_path)
+
+
+def test_a_partition_is_the_split_or_the_label_where_a_table_has_none(tmp_path):
+    for part, label in (("train", "cat"), ("train", "dog"), ("holdout", "dog")):
+        fill(tmp_path / f"part={part}" / f"label={label}", {"metadata.csv": "file\n0.png\n", "0.png": PICTURES[0]})
+    source = opened(tmp_path, split_column="part")
+    assert (source.splits, source.class_names) == ({"holdout": 1, "train": 2}, ("cat", "dog"))
+    assert source.features == {}
+    assert everything(source, "holdout").labels.tolist() == [1]
+
+
+def test_a_column_that_a_table_has_is_not_that_of_its_folder(tmp_path):
+    folder = tmp_path / "year=2020" / "site=__HIVE_DEFAULT_PARTITION__"
+    fill(folder, {"metadata.csv": "file,label,year\n0.png,cat,7\n", "0.png": PICTURES[0]})
+    source = opened(tmp_path, keep_columns=("year",))
+    assert source.features == {"year": Feature("int64"), "site": Feature("string")}
+    block = everything(source)
+    assert (block.extra["year"].tolist(), [bytes(site) for site in block.extra["site"]]) == ([7], [b""])

@@ -21,7 +21,7 @@ def made(tmp_path):
 
 def test_finished_shards_are_counted_by_their_bytes(made):
     manifest, marks = made
-    with Progress(manifest, str(marks)) as progress:
+    with Progress(manifest.shards, str(marks)) as progress:
         for number in (0, 2):
             (marks / str(number)).touch()
         later(progress, 5.1)
@@ -35,7 +35,7 @@ def test_finished_shards_are_counted_by_their_bytes(made):
 def test_marks_that_cannot_be_seen_are_no_error(made):
     manifest, marks = made
     marks.rmdir()
-    progress = Progress(manifest, str(marks))
+    progress = Progress(manifest.shards, str(marks))
     later(progress, 6)
     progress.show()
     assert progress.finished == 0
