@@ -123,6 +123,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
         no_card = None
         if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
             no_card = card.write_card(sink.data_dir, command, _shown_arguments(config), facts_of_manifest(made))
+        card.renew_croissant(sink.data_dir)
     for line in _result_lines(sink, made, parent if places else None, edits):
         print(line)
     for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:

@@ -23,7 +23,7 @@ from pipeline import images
 from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import EDITED_VERSION, Column, Edit, Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest import EDITED_VERSION, Column, Edit, Feature, Manifest, ShardInfo, SplitInfo, croissant, naming
 from pipeline.manifest.columns import encode
 from pipeline.manifest.manifest import size_histogram
 from pipeline.read.statistics import STATISTICS_SPLIT, PixelSums, entropy, label_histogram, moments
@@ -196,6 +196,8 @@ def write(folder: StoragePath, data_dir: StoragePath, parent: Manifest, edits: E
         edit=edit,
     )
     _redact(folder, data_dir, edits.deleted)
+    for name, data in croissant.files(data_dir, made, is_new=True).items():
+        drafts.publish(folder / name, data)
     drafts.publish(folder / naming.MANIFEST, made.to_bytes())
 
 

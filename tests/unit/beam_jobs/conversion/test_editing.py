@@ -14,7 +14,7 @@ from beam_jobs.validate import main as validate
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError, PipelineError
 from pipeline.inspect.__main__ import main as inspect
-from pipeline.manifest import naming, versions
+from pipeline.manifest import croissant, naming, versions
 from pipeline.read.statistics import entropy
 from tests.unit.beam_jobs.conversion.test_appending import files_of, write_images
 
@@ -77,8 +77,9 @@ def test_labels_are_set_and_other_shards_stay(data, edit, tmp_path):
     assert "behind those that it has: 'ant' = 2\n" in out
     assert f"version 1 stays: {data}@1; runs that began on it resume on it, and move by --data_dir={data}@2" in out
     made, after = manifest.load(data), files_of(data)
-    outdated = {naming.MANIFEST, *naming.TFDS_FILES}
+    outdated = {naming.MANIFEST, naming.CROISSANT, *naming.TFDS_FILES}
     assert {name: content for name, content in before.items() if name not in outdated}.items() <= after.items()
+    assert croissant.problem_of(after[naming.CROISSANT], after[naming.MANIFEST]) is None
     assert manifest.load(f"{data}@1") == first
     assert (made.version, made.parent, made.format_version) == (2, first.digest, 8)
     assert (made.edit.labels, made.edit.deleted, made.edit.removed) == (2, 0, ())
