@@ -309,7 +309,8 @@ KERNEL static int32_t mean_grey(const uint8_t *from, Size size, double factor, i
     /* Whole numbers, of which one division makes the mean, so that no processor rounds it otherwise. */
     double mean = size.channels == 1 ? (double)totals[0] / pixels
                                      : (double)(299 * totals[0] + 587 * totals[1] + 114 * totals[2]) / (1000 * pixels);
-    return (int32_t)rint(mean * factor * (1 << SHARE));
+    double grey = rint(mean * factor * (1 << SHARE));
+    return grey > INT32_MIN && grey < INT32_MAX ? (int32_t)grey : 0; /* processors convert others, and NaN, as they like */
 }
 
 KERNEL static void extremes(const uint8_t *from, Size size, uint8_t *least, uint8_t *most, uint8_t *of_lanes) {

@@ -134,6 +134,11 @@ FAULTS = {
     "a box is as wide as it is given": (P, "left + wide < size.width ? left + wide : size.width", "left + wide"),
     "the first image is mixed with one before it": (P, "program->mixes && i % 2", "program->mixes"),
     "the last pixel of a flip has four bytes": (P, "x + TOGETHER < width", "x + TOGETHER <= width"),
+    "a grey may be more than a number holds": (
+        P,
+        "grey > INT32_MIN && grey < INT32_MAX ? (int32_t)grey : 0",
+        "(int32_t)grey",
+    ),
     "a line has no room for a whole vector": (P, "in_vectors(lanes_of(size))", "lanes_of(size)"),
     "the last pixels of words are sixteen bytes": (P, "REACH = 6", "REACH = 5"),
     "the floats have no room for all lines": (R, "aligned(4 * STRIP * lines)", "aligned(4 * STRIP)"),

@@ -22,7 +22,13 @@ from tests.kernels.calls import Case, Result
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = (
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+)
 _NO_LEAKS = {"ASAN_OPTIONS": "detect_leaks=0"}  # leaks are Python's, or need ptrace to be found
 
 
