@@ -51,11 +51,14 @@ def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | 
     return numbers
 
 
+_FRACTION = "split:fraction, as in train:0.8,test:0.2"
+
+
 def fractions(flag: str, text: str) -> dict[str, float]:
     """Returns {split: fraction}, empty for an empty text: positive, summing to 1, each split named once."""
     if not text:
         return {}
-    values = {split: float(value) for split, value in _by_split(flag, text, r"[0-9]*\.?[0-9]+", "split:fraction")}
+    values = {split: float(value) for split, value in _by_split(flag, text, r"[0-9]*\.?[0-9]+", _FRACTION)}
     if not all(values.values()) or abs(sum(values.values()) - 1) > _SUM_TOLERANCE:
         raise UsageError(
             f"--{flag}={text}: the fractions must be above 0 and sum to 1; they sum to {sum(values.values()):g}"

@@ -26,6 +26,11 @@ _MOST_LISTED = 20  # names in one line
 _MOST_CHARACTERS = 300  # of a TensorFlow message
 _MOST_OF_REASON = 400  # characters of a system or store message: without Java, HDFS lists 100 folders
 _TOO_LARGE = os.strerror(errno.EFBIG)
+_REMEDIES = {  # {system's reason: what to do}
+    os.strerror(errno.ENOSPC): "make room",
+    os.strerror(errno.EDQUOT): "make room",
+    os.strerror(errno.EROFS): "name another place, or mount it writable",
+}
 _OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow errors, which have no errno
 
 # Lines of TensorFlow's error messages that only give a location in the graph, the Python code or the cluster.
@@ -314,18 +319,29 @@ def _shown(file: str) -> str:
     return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 
 
-def reason_of(error: BaseException) -> str:
-    """Returns one line on why the system or a store failed, without the file's name if that is known anyway."""
+def reason_of(error: BaseException, is_advised: bool = False) -> str:
+    """Returns one line on why the system or a store failed, without the file's name if that is known anyway.
+
+    Args:
+      error: the error.
+      is_advised: whether advice follows, which a remedy must not precede.
+    """
     if isinstance(error, PipelineError):
         return str(error)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     text = " ".join(str(text).split())
     text = (text if len(text) <= _MOST_OF_REASON else f"{text[:_MOST_OF_REASON]}...") or type(error).__name__
-    return with_limit(text)
+    return text if is_advised and text in _REMEDIES else with_remedy(text)
 
 
-def with_limit(reason: str) -> str:
-    """Returns a reason; for a file that is too large, with the largest that this process may write, and what to do."""
+def with_remedy(reason: str) -> str:
+    """Returns a reason with what to do, if a full disk, a mount or a limit is one.
+
+    For a file that is too large, that is after the largest that this process may write.
+    """
+    for text, remedy in _REMEDIES.items():
+        if reason.endswith(text):
+            return f"{reason}; {remedy}"
     if not reason.endswith(_TOO_LARGE):
         return reason
     most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -354,7 +370,7 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
     except PipelineError:
         raise
     except OSError as error:
-        raise DataError(f"{problem}: {reason_of(error)}", path=what, advice=advice) from None
+        raise DataError(f"{problem}: {reason_of(error, bool(advice))}", path=what, advice=advice) from None
 
 
 @contextlib.contextmanager

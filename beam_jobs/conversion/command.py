@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -26,6 +27,8 @@ from pipeline.files.remote import in_command, is_url
 from pipeline.manifest import Manifest, naming, unconverted
 from pipeline.records import columns as stored_columns
 
+_SOURCE = re.compile("--source=.")
+
 
 def _check_source(config: ConvertConfig) -> None:
     commandline.require("apache_beam")  # brings pyarrow, which sources import
@@ -33,15 +36,19 @@ def _check_source(config: ConvertConfig) -> None:
 
 
 def _check_folder(arguments: Sequence[str]) -> None:
-    """Raises UsageError, with the whole command, where a folder of images is all that is given."""
-    folder = arguments[0] if arguments else ""
-    if not os.path.isdir(folder) or any(argument.startswith("--dataset") for argument in arguments):
+    """Raises UsageError, with the whole command, where it is not said what a folder of images is."""
+    if any(argument.startswith("--dataset") for argument in arguments):
+        return
+    source = next(filter(_SOURCE.match, arguments), "").partition("=")[2]
+    folder = source or (arguments[0] if arguments else "")
+    if not os.path.isdir(folder):
         return
     if os.path.isfile(os.path.join(folder, naming.MANIFEST)):
         advice = f"it is a data set already; train on it: {to_run('trainer.run')} {in_command(folder)}"
     else:
         advice = unconverted.advice(folder)
-    raise UsageError(f"--dataset is missing, and {folder} would be --data_dir, where the data set is written; {advice}")
+    is_written = "" if source else f", and {folder} would be --data_dir, where the data set is written"
+    raise UsageError(f"--dataset is missing{is_written}; {folder}: {advice}")
 
 
 def _check_unconverted(config: ConvertConfig) -> None:

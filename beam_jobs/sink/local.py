@@ -151,7 +151,7 @@ class LocalSink:
         if not existing.is_dir():
             return f"{existing} is not a folder"
         if not os.access(existing, os.W_OK | os.X_OK):
-            return f"no permission to write in {existing}"
+            return f"no permission to write in {existing}; choose another, or make it writable"
         if existing == self.data_dir and not os.access(existing, os.R_OK):
             return "no permission to list it"
         return None

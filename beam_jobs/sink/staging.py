@@ -194,7 +194,8 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
     """Moves what an append or an edit wrote from `folder` up into `data_dir`, as the version behind `parent`.
 
     The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
-    and `manifest.json` is replaced in one step. So there is a whole version at any moment.
+    and `manifest.json` is replaced in one step. So there is a whole version at any moment. What takes room is written
+    before anything is moved, so that a full disk leaves all as it was.
 
     Raises:
       DataError: the files in `folder` are incomplete, or one cannot be moved or written.
@@ -202,12 +203,17 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
     made = manifest.load(folder)
     own = [name for shard in extended.new_shards(made, parent) for name in shard.files]
     own += sorted({*present.columns_of(made)} - {*present.columns_of(parent)})
-    with _signals_held():
+    with _signals_held(), contextlib.ExitStack() as written:
         for each in sorted({name.rpartition("/")[0] for name in own} - {""} | {naming.VERSIONS}):
             (data_dir / each).make_folder()
+        kept = written.enter_context(_drafts_of_version(data_dir, parent, made))
         for name in own:
             (folder / name).move_to(data_dir / name)
-        keep_version(data_dir, parent, made)
+        for draft in kept:
+            draft.publish()
+        page = data_dir / naming.CARD
+        if page.exists():  # the new one is written at the end
+            page.move_to(data_dir / naming.version_name(parent.version, parent.digest, "html"))
         for name in {naming.REJECTS, naming.CROISSANT} & {*folder.names()}:
             (folder / name).move_to(data_dir / name)
         for each in (naming.SIDECARS, naming.COLUMNS, naming.VERSIONS):
@@ -263,16 +269,26 @@ def _own_files(made: Manifest) -> set[str]:
     return present.files_of(made) - {*drafts.BESIDE_SHARDS}
 
 
-def keep_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> None:
-    """Keeps the manifest and the card of a version that a new one is about to follow, and notes who makes that."""
-    text = (data_dir / naming.MANIFEST).read_bytes()  # as it is: an earlier release may have written it
-    drafts.publish(data_dir / naming.version_name(parent.version, parent.digest), text)
-    page = data_dir / naming.CARD
-    if page.exists():  # the new one is written at the end
-        page.move_to(data_dir / naming.version_name(parent.version, parent.digest, "html"))
+@contextlib.contextmanager
+def _drafts_of_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> Iterator[list[drafts.Draft]]:
+    """Yields drafts of the manifest of a version that a new one is about to follow, and of the log with its maker."""
     log = data_dir / naming.LOG
     before = log.read_bytes() if log.exists() else b""
-    drafts.publish(log, before + versions.Made.now(made.digest).line())
+    files = {
+        # As it is: an earlier release may have written it.
+        data_dir / naming.version_name(parent.version, parent.digest): (data_dir / naming.MANIFEST).read_bytes(),
+        log: before + versions.Made.now(made.digest).line(),
+    }
+    found: list[drafts.Draft] = []
+    try:
+        for path, content in files.items():
+            found.append(drafts.Draft(path, [content]))
+        yield found
+    finally:
+        for draft in found:
+            draft.discard()  # unless it has its name
+        with contextlib.suppress(OSError):  # it holds files
+            os.rmdir(data_dir / naming.VERSIONS)
 
 
 def _remove_outdated(data_dir: LocalPath) -> None:

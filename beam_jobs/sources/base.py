@@ -399,7 +399,7 @@ class Source(abc.ABC):
         return self.parts[split].where(row)
 
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
-        """Returns (file, row in that file, reason) of an invalid row; where a table names images, the reason does."""
+        """Returns (file, row in it, reason) of an invalid row; the reason begins with the image's path, if any."""
         return (*self.where(split, row), reason)
 
     def texts(self, column: str, needed: str = "") -> Texts:

@@ -257,7 +257,7 @@ def test_where_the_disk_is_full_shards_are_read_from_the_store(
         before = ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", str(cache)]
         if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
             pytest.skip("this system mounts no tmpfs for its users")
-        reason = "No space left on device"
+        reason = "No space left on device; make room"
     else:
         before = ["prlimit", f"--fsize={100 << 10}"]
         reason = "File too large: this process may write files of 102,400 bytes at most; "

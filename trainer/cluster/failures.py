@@ -16,7 +16,7 @@ from pipeline.errors import (
     place_of,
     reason_of,
     said_by,
-    with_limit,
+    with_remedy,
 )
 from trainer import runtime
 from trainer.cluster.rendezvous import SOMEBODY, LostError
@@ -49,8 +49,11 @@ def in_one_line(num_workers: int) -> Iterator[None]:
             raise UsageError(f"{place}: {said_by(error)}") from error
         if not isinstance(error, OSError):
             raise
-        reason = f"{error.filename}: {reason_of(error)}" if error.filename else with_limit(str(error))
-        raise _disk_full(reason) if error.strerror in _FULL else DataError(reason) from None
+        if error.strerror in _FULL:
+            raise _disk_full(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+        raise DataError(
+            f"{error.filename}: {reason_of(error)}" if error.filename else with_remedy(str(error))
+        ) from None
 
 
 def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
@@ -64,7 +67,7 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
             "checkpoint",
             lost=[SOMEBODY],
         )
-    if (limited := with_limit(reason)) != reason:
+    if (limited := with_remedy(reason)) != reason:
         return DataError(limited)
     if issubclass(runtime.kind(error), tf.errors.CancelledError):
         # A call that is not inlined, as of a virtual replica, cancels what its caller waits for before it returns its

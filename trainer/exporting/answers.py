@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pipeline.commands.text import count_of, some_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, named, to_run
 from pipeline.files import write
 from trainer.cluster import failures
 from trainer.config.trained import ARRAYS, CheckpointFlags, PredictConfig
@@ -73,7 +73,10 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
     first, is_arrays = config.inputs[0], config.output is not None and config.output.endswith(ARRAYS)
     if predictor.image_shape is not None:
         if are_records:
-            raise UsageError(f"{first}: has records, but {predictor.name} takes images; give image files")
+            raise UsageError(
+                f"{first}: has records, but {predictor.name} takes images; give image files "
+                f"({to_run('trainer.evaluate')} tells how right it is on a data set)"
+            )
         if is_arrays or config.split is not None:
             flag = f"--split={config.split}" if config.split is not None else f"--output={config.output}"
             raise UsageError(f"{flag}: is for records, but {predictor.name} takes images; leave it out")

@@ -122,6 +122,7 @@ def test_values_are_read():
         ("resize", "14x", "--resize=14x: "),
         ("scaled_decoding", True, "--scaled_decoding=True: .*--resize=HxW"),
         ("split", "train:0.5", "--split=train:0.5: "),
+        ("split", "0.8", "--split=0.8: '0.8' is not split:fraction, as in train:0.8,test:0.2"),
         ("image_shape", "28x28", "--image_shape=28x28: "),
         ("keep_columns", "a,a", "--keep_columns=a,a: "),
         ("feature_map", "x", "--feature_map=x: "),

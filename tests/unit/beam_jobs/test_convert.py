@@ -676,11 +676,12 @@ def test_what_a_kill_after_publishing_left_goes_with_the_next_command(tmp_path):
 def test_a_folder_alone_and_a_data_set_as_a_source_are_answered_by_the_next_command(tmp_path):
     (tmp_path / "photos/cats").mkdir(parents=True)
     (tmp_path / "photos/cats/1.png").touch()
-    done = forked.run(["-m", "beam_jobs.convert", "photos"], cwd=tmp_path)
-    assert done.returncode == 2
-    assert "python -m beam_jobs.convert --dataset=image_folder --source=photos" in done.stderr
+    for flags in (["photos"], ["--source=photos"], ["--data_dir=out", "--source=photos", "--resize=8"]):
+        done = forked.run(["-m", "beam_jobs.convert", *flags], cwd=tmp_path)
+        assert done.returncode == 2
+        assert "python -m beam_jobs.convert --dataset=image_folder --source=photos" in done.stderr
     made = convert_in_process("--dataset=digits", f"--data_dir={tmp_path / 'digits'}")
-    for flags in (["digits"], ["--dataset=image_folder", "--source=digits", "--data_dir=out"]):
+    for flags in (["digits"], ["--source=digits"], ["--dataset=image_folder", "--source=digits", "--data_dir=out"]):
         done = forked.run(["-m", "beam_jobs.convert", *flags], cwd=tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert done.stderr.endswith(f" a data set already; train on it: python -m trainer.run {made.name}\n")

@@ -89,7 +89,7 @@ def test_an_error_of_a_library_alone_has_no_place():
     [
         (
             OSError(28, "No space left on device", "/x"),
-            "No space left on device",
+            "No space left on device; make room",
             "[Errno 28] No space left on device: '/x'",
         ),
         (ValueError("\n one\n  two "), "one two", "one"),

@@ -1,5 +1,7 @@
 import dataclasses
+import errno
 import json
+import os
 import pathlib
 import re
 
@@ -12,6 +14,7 @@ import pytest
 from beam_jobs import drafts
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
+from pipeline.errors import DataError
 from pipeline.manifest import naming, succession, versions
 from tests.round_trips import picture
 
@@ -208,6 +211,27 @@ def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow,
     files = [json.loads(line)["file"] for line in (data / naming.REJECTS).read_text().splitlines()]
     assert files == ["train/cat/bad.png", "train/cat/0worse.png"]
     assert [one.splits["train"].num_rejects for one in versions.all_of(data)] == [1, 2]
+
+
+def test_a_disk_that_is_full_at_the_last_file_of_an_append_leaves_all_as_it_was(data, grow, tmp_path, monkeypatch):
+    class Full(drafts.Draft):
+        def __init__(self, path, blocks):
+            if str(path).endswith(naming.LOG):
+                raise DataError(f"cannot be written: {os.strerror(errno.ENOSPC)}", path=path)
+            super().__init__(path, blocks)
+
+    def there():
+        return {str(path.relative_to(data)) for path in data.rglob("*") if ".converting" not in str(path)}
+
+    names, before, source = there(), published(data), write_images(tmp_path / "b", range(20, 26))
+    with monkeypatch.context() as patched:
+        patched.setattr(drafts, "Draft", Full)
+        full = grow(source, data)
+    assert (full.code, there(), published(data)) == (1, names, before)
+    assert f"{data / naming.LOG}: cannot be written: No space left on device\n" in full.err
+    drafts.gate.open()  # as in a new process
+    assert grow(source, data).code == 0
+    assert naming.LOG in there()
 
 
 def test_the_same_append_again_has_nothing_to_do(data, grow, tmp_path):
