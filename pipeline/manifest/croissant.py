@@ -102,7 +102,7 @@ def problem_of(data: bytes, text: bytes) -> str | None:
       text: content of `manifest.json`.
     """
     found = _parsed(data) or {}
-    wrong = [name for name, value in _own(text).items() if found.get(name) != value]
+    wrong = [name for name, value in _own(_manifest(text), text).items() if found.get(name) != value]
     if not wrong:
         return None
     if "identifier" in wrong:
@@ -125,18 +125,18 @@ def _content_of(path: StoragePath) -> bytes | None:
 
 
 def _made(text: bytes, before: bytes | None, is_new: bool) -> bytes:
-    dataset = _manifest(text).dataset
+    made = _manifest(text)
     added = {name: value for name, value in (_parsed(before) or {}).items() if name not in _OWN}
     packages = added.pop(_BY, [])
     if is_new:  # an append adds its own to those of the parent
         packages = [*packages, *(one for one in _packages() if one not in packages)]
     content: Node = {
         "@context": {**added.pop("@context", {}), **_CONTEXT},
-        "name": dataset,
-        "description": f"{dataset} as TFRecord shards of tf.train.Example. {naming.MANIFEST} has the CRC32C of each.",
+        "name": made.dataset,
+        "description": f"{made.dataset} as TFRecord shards of tf.train.Example. {naming.MANIFEST} has their CRC32Cs.",
         **added,
         **({_BY: packages} if packages else {}),
-        **_own(text),
+        **_own(made, text),
     }
     return (json.dumps(content, indent=1) + "\n").encode()
 
@@ -145,7 +145,7 @@ def _parsed(data: bytes | None) -> Node | None:
     """Returns the JSON object of a file, if it is one of ours; else None."""
     try:
         found = json.loads(data or b"null")
-    except ValueError:  # bad UTF-8, too
+    except (ValueError, RecursionError):  # bad UTF-8, too
         return None
     if not isinstance(found, dict) or not str(found.get("identifier")).startswith(_URN):
         return None
@@ -157,9 +157,8 @@ def _manifest(text: bytes) -> Manifest:
     return parse(text.decode(), naming.MANIFEST)
 
 
-def _own(text: bytes) -> Node:
-    """Returns what the manifest says and nobody else; `text` is the content of its file."""
-    made = _manifest(text)
+def _own(made: Manifest, text: bytes) -> Node:
+    """Returns what the manifest says and nobody else; `text` is the content of its file, as `_manifest` parses it."""
     derived = [
         {"@type": "prov:Entity", "prov:label": file.file, "contentSize": f"{file.num_bytes} B", "sha256": file.sha256}
         for file in made.source
