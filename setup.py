@@ -11,6 +11,7 @@ TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "tensorboard>=2.20", "pyyaml>=
 CONVERT = [
     "apache-beam>=2.77,<3",
     "pyarrow>=18",
+    "pycocotools>=2.0.8",
     "tensorflow-datasets>=4.9.10",
     "importlib-resources>=6",
     "jinja2>=3.1",

@@ -15,6 +15,7 @@ import PIL.Image
 CLASSES = ("cat", "dog", "bird")
 COLOURS = np.array([(230, 20, 20), (20, 230, 20), (20, 20, 230)], np.uint8)  # of the classes
 GREY = 60  # around objects
+CROWD = 9  # pixels across and down of the crowd in the first image of COCO's files
 _EXIF_ORIENTATION = 0x0112
 
 
@@ -94,8 +95,17 @@ def coco(folder: pathlib.Path, counts: Mapping[str, int], exif: int = 0) -> path
                 })  # fmt: skip
         categories = [{"id": 3 + 5 * label, "name": text, "supercategory": "x"} for label, text in enumerate(CLASSES)]
         if images:
-            crowd = {"id": 99_999, "image_id": images[0]["id"], "category_id": 3, "bbox": [0, 0, 9, 9], "iscrowd": 1}
-            annotations.append(crowd)
+            height, width = images[0]["height"], images[0]["width"]
+            columns = [CROWD, height - CROWD] * CROWD  # by column: pixels of the crowd, then the others
+            rest = columns[-1] + height * (width - CROWD)
+            annotations.append({
+                "id": 99_999,
+                "image_id": images[0]["id"],
+                "category_id": 3,
+                "bbox": [0, 0, CROWD, CROWD],
+                "segmentation": {"size": [height, width], "counts": [0, *columns[:-1], rest]},
+                "iscrowd": 1,
+            })  # fmt: skip
         content = {"images": images, "annotations": annotations, "categories": categories[::-1]}
         (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(content))
         first += count

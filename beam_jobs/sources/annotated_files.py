@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from beam_jobs.sources import streams
 from beam_jobs.sources.base import Files
 from beam_jobs.sources.columns import Columns
-from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, PathTable, shown
+from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, Masks, PathTable, shown
 from beam_jobs.sources.placed_columns import PlacedColumn
+from beam_jobs.sources.segmentations import Segmentation
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError
@@ -43,6 +44,7 @@ class Annotated:
       boxes: four numbers of each box.
       classes: class of each box.
       more: values of the other columns.
+      segmentations: what its mask is drawn of.
       problem: reason why the row is invalid; empty if it is not.
     """
 
@@ -51,6 +53,7 @@ class Annotated:
     boxes: list[list[float]] = dataclasses.field(default_factory=list)
     classes: list[int] = dataclasses.field(default_factory=list)
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
+    segmentations: list[Segmentation] = dataclasses.field(default_factory=list)
     problem: str = ""
 
 
@@ -99,7 +102,7 @@ def table_of(
     root: LocalPath,
     kept: Mapping[str, Feature],
     origin: object,
-    masks: tuple[Feature, Sequence[bytes]] | None = None,
+    masks: tuple[Feature, Masks] | None = None,
 ) -> AnnotatedTable:
     """Returns the table of images, whose files are looked up.
 
@@ -112,7 +115,7 @@ def table_of(
       root: folder of the images.
       kept: features of `Annotated.more`.
       origin: value whose `repr` determines everything but paths, sizes and times of images.
-      masks: feature of the masks, and the path of each row's, below `root`; None: no masks.
+      masks: feature of the masks, and the masks; None: no masks.
 
     Raises:
       DataError: a path leads out of the folder of the images, or none of the files exist.
@@ -147,13 +150,14 @@ def table_of(
         times=times,
         again=np.diff(np.maximum.accumulate(codes), prepend=-1) == 0,
         origin=origin,
-        masks=_masks(root, masks[1]) if masks else None,
+        masks=masks[1] if masks else None,
         said=np.array([row.size or (0, 0) for row in rows], np.int64).reshape(-1, 2),
         problems={number: row.problem for number, row in enumerate(rows) if row.problem},
     )
 
 
-def _masks(root: LocalPath, paths: Sequence[bytes]) -> FileColumn:
+def masks_of(root: LocalPath, paths: Sequence[bytes]) -> FileColumn:
+    """Returns the files of masks, whose paths are relative to `root`; raises DataError if one leads out of it."""
     return FileColumn(MASK, os.fsencode(str(root)), pa.array(paths, pa.large_binary()), *_status(root, paths))
 
 

@@ -171,13 +171,13 @@ class SourceOptions:
     mask_column: str = _option(
         "",
         f"{_TABLES_ARE}: the column of masks: the bytes or paths of PNG files, grey or with a palette, that have "
-        "the class of each pixel",
-        *_TABLES,
+        "the class of each pixel; coco: segmentation, from which masks are drawn",
+        *(*_TABLES, "coco"),
     )
     mask_fill: int | None = _option(
         None,
-        f"{_TABLES_ARE}, voc: the class of a mask's pixels that recipes move in; default: 0",
-        *(*_TABLES, "voc"),
+        f"{_TABLES_ARE}, coco, voc: the class of a mask's pixels that recipes move in; default: 0",
+        *(*_TABLES, "coco", "voc"),
         parse=_class_of_pixels,
     )
     mask_dir: str = _option(

@@ -1,6 +1,7 @@
 """Images with the boxes of COCO's annotation files: https://cocodataset.org/#format-data.
 
-Boxes of crowds (`iscrowd`) are left out: they surround many objects, and training on them as one is wrong.
+Boxes of crowds (`iscrowd`) are left out: they surround many objects, and training on them as one is wrong. In masks
+their pixels are of no class.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
-from beam_jobs.sources import annotated_files, image_files, listing, streams
+from beam_jobs.sources import annotated_files, image_files, listing, placed_columns, segmentations, streams
 from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
+from beam_jobs.sources.segmentations import DrawnMasks, Segmentation
 from beam_jobs.sources.streams import KnownFile
+from pipeline.commands import commandline
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import Feature
 from pipeline.records import labels, splits
+from pipeline.records.annotation import BACKGROUND, IGNORED
 
 _PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
 _SUFFIX = ".json"
@@ -33,6 +37,8 @@ _READ = frozenset([
     *("images", "annotations", "categories", "id", "file_name", "height", "width", "image_id", "category_id", "bbox"),
     *("iscrowd", "name"),
 ])  # fmt: skip
+_SEGMENTATION = "segmentation"  # field of annotations of which masks are drawn
+_OF_MASKS = frozenset([_SEGMENTATION, "size", "counts"])
 _SHOWN = 60  # characters of a value in errors
 
 
@@ -41,12 +47,17 @@ def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --source is missing, or --image_dir is no folder.
+      UsageError: --source is missing, --image_dir is no folder, or --mask_column is no field of segmentations.
       DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
         have different categories; none of the images exist.
     """
     if not options.source:
         raise UsageError(f"--source is missing: {_KINDS}")
+    placed_columns.check_needs(options)
+    if options.mask_column:
+        if options.mask_column != _SEGMENTATION:
+            raise unknown("--mask_column", options.mask_column, [_SEGMENTATION])
+        commandline.require("pycocotools")
     wanted = f"{_PREFIX}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
     found, names = listing.find(options.source, _is_coco, True, wanted, _KINDS)
     folder = LocalPath(str(found))
@@ -88,7 +99,7 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     rows: list[Annotated] = []
     counts, crowds, first = [], 0, None
     for file, name in zip(files, names, strict=True):
-        content = _content(file.path)
+        content = _content(file.path, _READ | _OF_MASKS if options.mask_column else _READ)
         file.check_unchanged()
         categories = _categories(file.path, content)
         first = categories if first is None else first
@@ -98,29 +109,53 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 path=file.path,
                 advice="convert each, then both together by --dataset=tfrecord, which joins classes by their names",
             )
-        own, left_out = _rows(file.path, content, categories, _below(root, name, content))
+        own, left_out = _rows(file.path, content, categories, _below(root, name, content), bool(options.mask_column))
         rows += own
         counts.append(len(own))
         crowds += left_out
     assert first is not None
     of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
     origin = (files, options)
-    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, _KEPT, origin), crowds
+    masks = (_mask(files[0].path, classes, options), _drawn(rows)) if options.mask_column else None
+    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, _KEPT, origin, masks), crowds
 
 
-def _content(path: StoragePath) -> dict[str, list[dict[str, Any]]]:
-    """Returns the lists of a file, without what is not needed: polygons are most of it."""
+def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -> Feature:
+    """Returns the feature of the masks, in which the pixels of a class have its number + 1."""
+    if len(classes) >= IGNORED:
+        raise DataError(f"has {len(classes)} categories; masks can have {IGNORED - 1} at most", path=path)
+    names = (BACKGROUND, *classes)
+    if BACKGROUND in classes or labels.alike(names):
+        raise DataError(
+            f"a category is named {BACKGROUND!r}, as the pixels around objects are", advice="rename it", path=path
+        )
+    return Feature("uint8", (None, None, 1), "png", names, convention="classes", fill=options.mask_fill or 0)
+
+
+def _drawn(rows: Sequence[Annotated]) -> DrawnMasks:
+    return DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
+
+
+def _content(path: StoragePath, fields: Set[str]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the lists of a file with the fields that are needed: polygons are most of it."""
+
+    def needed(item: dict[str, Any]) -> dict[str, Any]:
+        found = {name: item[name] for name in item.keys() & fields}
+        if _SEGMENTATION in found:
+            found[_SEGMENTATION] = segmentations.compact(found[_SEGMENTATION])
+        return found
+
     try:
         with streams.errors_of(path), path.open("rb") as stream:
-            found = json.load(stream, object_hook=lambda item: {name: item[name] for name in item.keys() & _READ})
+            found = json.load(stream, object_hook=needed)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON in UTF-8 ({' '.join(str(error).split())})", path=path) from None
-    for name, fields in _NEEDED.items():
+    for name, of_items in _NEEDED.items():
         items = found.get(name, [] if name == "annotations" else None) if isinstance(found, dict) else None
         if not isinstance(items, list) or not (items or name == "annotations"):
             raise DataError(f"has no list {name!r}, as COCO's files have", path=path, advice=_KINDS)
         for number, item in enumerate(items):
-            if missing := [field for field in fields if not isinstance(item, dict) or field not in item]:
+            if missing := [field for field in of_items if not isinstance(item, dict) or field not in item]:
                 raise DataError(f"{name}, number {number}: has no {missing[0]!r}: {str(item)[:_SHOWN]}", path=path)
         found[name] = items
     return dict(found)
@@ -151,7 +186,11 @@ def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]])
 
 
 def _rows(
-    path: StoragePath, content: dict[str, list[dict[str, Any]]], categories: Sequence[tuple[Any, str]], below: str
+    path: StoragePath,
+    content: dict[str, list[dict[str, Any]]],
+    categories: Sequence[tuple[Any, str]],
+    below: str,
+    with_masks: bool,
 ) -> tuple[list[Annotated], int]:
     """Returns the images of a file with their boxes, and the number of crowds' boxes."""
     rows: dict[Any, Annotated] = {}
@@ -173,10 +212,18 @@ def _rows(
             raise DataError(f"{said}: there is no image {item['image_id']!r}", path=path)
         if item.get("category_id") not in numbers:
             raise DataError(f"{said}: there is no category {item.get('category_id')!r}", path=path)
+        row = rows[item["image_id"]]
+        if with_masks:
+            if not isinstance(item["id"], int):
+                raise DataError(
+                    f"{said}: the id is no whole number, which decides what lies on top in masks", path=path
+                )
+            value = IGNORED if item.get("iscrowd") else numbers[item["category_id"]] + 1
+            row.segmentations.append(Segmentation(item["id"], value, item.get(_SEGMENTATION)))
         if item.get("iscrowd"):
             crowds += 1
             continue
-        box, row = item.get("bbox"), rows[item["image_id"]]
+        box = item.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(_is_number(number) for number in box):
             row.problem = row.problem or f"{said}: its bbox is {str(box)[:_SHOWN]}, not four numbers"
         elif box[2] < 0 or box[3] < 0:

@@ -13,6 +13,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +61,16 @@ UNREADABLE = extensions(
     """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
     dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
 )
+
+
+class Masks(Protocol):
+    """The masks of a table's rows."""
+
+    def content(self, row: int) -> tuple[bytes, str]:
+        """Returns the file of a row's mask, and the reason if there is none; one of the two is empty."""
+
+    def named(self, row: int, reason: str) -> str:
+        """Returns a reason with what it is about."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +140,7 @@ class PathTable(LoadedTable):
       times: modification times of the files in nanoseconds, int64 (n,).
       again: whether an earlier row names the same file, bool (n,).
       origin: value whose `repr` determines everything but paths, sizes and times.
-      masks: files of the masks; None if there are none.
+      masks: masks of the rows, files unless `origin` determines them; None if there are none.
     """
 
     columns: Columns
@@ -139,7 +150,7 @@ class PathTable(LoadedTable):
     times: NDArray[np.int64]
     again: NDArray[np.bool_]
     origin: object = None
-    masks: FileColumn | None = None
+    masks: Masks | None = None
 
     @functools.cached_property
     def paths(self) -> pa.Array:
@@ -150,7 +161,8 @@ class PathTable(LoadedTable):
     def digest(self) -> str:
         """SHA-256, hexadecimal, that tells whether another process has the same table."""
         digest = hashlib.sha256(repr((self.origin, self.class_names, self.files)).encode())
-        for files in (self.files_of_images, *filter(None, [self.masks])):
+        masks = [self.masks] if isinstance(self.masks, FileColumn) else []
+        for files in (self.files_of_images, *masks):
             for column in (*filter(None, files.paths.buffers()[1:]), files.sizes, files.times):
                 digest.update(column)
         return digest.hexdigest()

@@ -428,6 +428,7 @@ def _look_up(
 def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:
     """Returns an entry of each archive that is not `read` as a table, one of all image files, and one of masks."""
     images, masks = table.files_of_images, table.masks
+    assert masks is None or isinstance(masks, FileColumn)
     rows, places = images.parted(np.flatnonzero((table.sizes >= 0) & ~table.again).tolist())
     of_masks: list[int] = []
     if masks is not None:

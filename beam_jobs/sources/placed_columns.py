@@ -120,10 +120,15 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     Raises:
       UsageError: a column is missing, or cannot hold what the flag says; a flag needs another one.
     """
+    check_needs(options)
+    return tuple(_column(path, schema, options, are_paths, *given) for given in _given(options))
+
+
+def check_needs(options: SourceOptions) -> None:
+    """Raises UsageError if a flag is given without the one that it is about."""
     for flag, needed in _NEEDS.items():
         if getattr(options, flag) not in ("", None) and not getattr(options, needed):
             raise UsageError(f"--{flag}={getattr(options, flag)}: needs --{needed}=NAME")
-    return tuple(_column(path, schema, options, are_paths, *given) for given in _given(options))
 
 
 def label_kind(placed: Sequence[PlacedColumn]) -> tuple[str, bool]:

@@ -17,10 +17,12 @@ from xml.etree import ElementTree
 from beam_jobs.sources import annotated_files, image_files, streams
 from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
+from beam_jobs.sources.image_files import FileColumn
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import LocalPath, path_of
 from pipeline.manifest import Feature, SourceFile
 from pipeline.records import labels, splits
+from pipeline.records.annotation import BACKGROUND
 
 _SETS, _XML, _IMAGES, _MASKS = "ImageSets", "Annotations", "JPEGImages", "SegmentationClass"
 DETECTION, SEGMENTATION = "Main", "Segmentation"
@@ -31,7 +33,6 @@ _NAMES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-_BACKGROUND = "background"
 _KEPT = {"difficult": Feature("int64", (None,))}  # of each box
 _LARGEST = 16 << 20  # 16 MiB of XML
 _KINDS = f"--source of voc is a folder like VOCdevkit/VOC2012, with {_XML}, {_IMAGES} and {_SETS}"
@@ -75,7 +76,7 @@ def _described(folder: LocalPath, table: AnnotatedTable) -> Iterator[SourceFile]
     with streams.progress_bar(sizes) as bar:
         yield image_files.describe(os.fsencode(str(folder / _XML)), _XML, xml, bar.update)
         yield table.files_of_images.described(_IMAGES, bar.update)
-        if table.masks is not None:
+        if isinstance(table.masks, FileColumn):
             yield table.masks.described(_MASKS, bar.update)
 
 
@@ -114,9 +115,9 @@ def _load(folder: LocalPath, lists: dict[str, str], options: SourceOptions) -> A
     rows = [dataclasses.replace(row, classes=[numbers[name] for name in names]) for row, names in found]
     masks = None
     if kind == SEGMENTATION:
-        of_masks = (_BACKGROUND, *_NAMES) if classes == _NAMES else ()
+        of_masks = (BACKGROUND, *_NAMES) if classes == _NAMES else ()
         feature = Feature("uint8", (None, None, 1), "png", of_masks, convention="classes", fill=options.mask_fill or 0)
-        masks = feature, [os.fsencode(f"{_MASKS}/{stem}.png") for stem in stems]
+        masks = feature, annotated_files.masks_of(folder, [os.fsencode(f"{_MASKS}/{stem}.png") for stem in stems])
     names = tuple(f"{_SETS}/{kind}/{name}.txt" for name in lists.values())
     origin = (options, lists, digest.hexdigest())
     return annotated_files.table_of(

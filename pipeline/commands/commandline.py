@@ -24,7 +24,7 @@ _Config = TypeVar("_Config")
 
 _EXTRA_OF = {
     **dict.fromkeys(("tensorflow", "yaml"), "train"),
-    **dict.fromkeys(("apache_beam", "pyarrow", "tensorflow_datasets", "array_record"), "convert"),
+    **dict.fromkeys(("apache_beam", "pyarrow", "pycocotools", "tensorflow_datasets", "array_record"), "convert"),
     **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
     **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
     **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "page"),

@@ -20,6 +20,7 @@ from pipeline.manifest import Feature
 from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, RELATIVE
 
 WEIGHT = "_weight"  # behind the name of boxes or points: which of them are visible
+BACKGROUND = "background"  # name of the class 0 of masks, around all objects
 IGNORED = 255  # value of a mask's pixels that stand for no class, as in PASCAL VOC
 _COUNTS = ("most", "counts", "beyond", "tiny", "unseen")  # of `ShardAnnotations`, by feature
 _SLACK = 0.01  # part of the image's side by which numbers that were rounded reach beyond it

@@ -17,6 +17,13 @@ from tests.runs import checkpoint_bytes, finish, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+FLAGS = (
+    "--dataset=coco",
+    "--mask_column=segmentation",
+    "--num_shards=train:20,validation:2",
+    "--resize=56x72",
+    "--image_encoding=png",
+)
 MOVING = (
     "none",
     "flip",
@@ -53,8 +60,8 @@ def coco(tmp_path_factory):
 def data(coco, tmp_path_factory):
     """The data set as one worker converts it."""
     out = tmp_path_factory.mktemp("data") / "out"
-    flags = ("--dataset=coco", "--num_shards=train:20,validation:2", "--resize=56x72", "--image_encoding=png")
-    done = convert(coco / "annotations", out, *flags, "--direct_num_workers=1")
+    done = convert(coco / "annotations", out, *FLAGS, "--direct_num_workers=1")
+    assert "  mask: mask, 4 classes, and pixels of no class (255)" in done.stdout
     assert "  boxes: boxes (xywh), 108, at most 3 in a record" in done.stdout
     assert "  box_labels: box_labels, 3 classes" in done.stdout
     assert "--task=MODULE:CLASS" in done.stdout
@@ -62,13 +69,7 @@ def data(coco, tmp_path_factory):
 
 
 def test_two_workers_killed_and_run_again_write_the_bytes_of_one(coco, data, tmp_path):
-    flags = [
-        "--dataset=coco",
-        "--num_shards=train:20,validation:2",
-        "--resize=56x72",
-        "--image_encoding=png",
-        *TWO_WORKERS,
-    ]
+    flags = [*FLAGS, *TWO_WORKERS]
     out = tmp_path / "out"
     process = forked.Process(
         ["-m", "beam_jobs.convert", f"--source={coco / 'annotations'}", f"--data_dir={out}", *flags]

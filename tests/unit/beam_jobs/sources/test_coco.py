@@ -195,3 +195,155 @@ def test_boxes_turn_and_shrink_with_their_images(tmp_path, convert_without_beam,
             assert np.abs(inside - colour).max() <= 2
             around = pixels[max(0, first - 2), begin:end]  # above it
             assert np.abs(around - colour).max(axis=1).min() > 100
+
+
+MASKS = "--mask_column=segmentation"
+
+
+def mask_of(number, size=None):
+    """Returns the mask of a scene, resized by the nearest pixel; of the first scenes also the crowd."""
+    made = annotated.scene(number, *size_of(number)).mask
+    if number in (0, 12):
+        made[: annotated.CROWD, : annotated.CROWD] = 255
+    if size:
+        rows, columns = (((np.arange(n) + 0.5) * old / n).astype(int) for n, old in zip(size, made.shape, strict=True))
+        made = made[rows][:, columns]
+    return made
+
+
+@pytest.mark.parametrize("size", [None, (96, 128)])
+def test_masks_are_drawn_of_the_segmentations(converted, size):
+    flags = ("--resize=96x128", "--image_encoding=png") if size else ()
+    folder, outcome = converted(MASKS, "--mask_fill=255", *flags)
+    assert outcome.code == 0, outcome.err
+    feature = manifests.load(folder).features["mask"]
+    assert (feature.class_names, feature.fill, feature.encoding) == (("background", *CLASSES), 255, "png")
+    found = examples_of(folder) | examples_of(folder, "validation")
+    assert len(found) == 17
+    for number, example in found.items():
+        np.testing.assert_array_equal(example["mask"][..., 0], mask_of(number, size))
+    assert "mask" not in manifests.load(converted()[0]).features
+
+
+@pytest.mark.parametrize("value", [3, 6])
+def test_masks_turn_with_their_images(tmp_path, convert_without_beam, value):
+    source = annotated.coco(tmp_path / "turned", {"train": 4}, exif=value)
+    out = tmp_path / "out"
+    outcome = convert_without_beam("--dataset=coco", f"--source={source / 'annotations'}", f"--data_dir={out}", MASKS)
+    assert outcome.code == 0, outcome.err
+    for number, example in examples_of(out).items():
+        np.testing.assert_array_equal(example["mask"][..., 0], np.rot90(mask_of(number), 2 if value == 3 else 3))
+
+
+def test_small_objects_lie_on_large_ones_and_all_of_them_on_crowds(converted, coco):
+    """A rectangle of 20x30, one of 10x10 on it, a triangle, objects of equal areas, and a crowd of 56x5."""
+    crowd = {"size": [56, 72], "counts": [0, 56 * 5, 56 * 67]}  # its five first columns
+    shapes = [  # id, category, segmentation
+        (7, 8, [[0, 0, 10, 0, 10, 10, 0, 10]]),
+        (5, 3, [[0, 0, 30, 0, 30, 20, 0, 20]]),
+        (6, 13, [[40, 10, 60, 10, 40, 30]]),
+        (9, 3, [[50, 40, 54, 40, 54, 44, 50, 44], [60, 40, 64, 40, 64, 44, 60, 44]]),  # of two parts
+        (8, 8, [[50, 40, 58, 40, 58, 44, 50, 44]]),  # as many pixels, and a lower id
+        (4, 3, crowd),
+    ]
+
+    def change(content):
+        content["annotations"] = [
+            {"id": number, "image_id": 1001, "category_id": of, "bbox": [1, 1, 2, 2], "segmentation": shape}
+            | {"iscrowd": int(shape is crowd)}
+            for number, of, shape in shapes
+        ]
+
+    changed(coco / "annotations/instances_train2017.json", change)
+    folder, outcome = converted(MASKS)
+    assert outcome.code == 0, outcome.err
+    mask = examples_of(folder)[1]["mask"][..., 0]
+    expected = np.zeros((56, 72), np.uint8)
+    expected[:, :5] = 255
+    expected[:20, :30] = 1
+    expected[:10, :10] = 2
+    expected[40:44, 50:58] = 2
+    expected[40:44, 50:54] = expected[40:44, 60:64] = 1
+    for row in range(19):  # pixels whose centres lie inside: not those on the long side
+        expected[10 + row, 40 : 59 - row] = 3
+    np.testing.assert_array_equal(mask, expected)
+
+
+def test_packed_counts_are_those_of_pycocotools(converted, coco):
+    from pycocotools import mask as tools
+
+    drawn = np.random.default_rng(2).integers(0, 2, (56, 72)).astype(np.uint8)
+    drawn[:, 30:50] = 1
+    packed = tools.encode(np.asfortranarray(drawn))
+    shape = {"size": packed["size"], "counts": packed["counts"].decode()}
+    path = coco / "annotations/instances_train2017.json"
+    changed(path, lambda content: content["annotations"][0].update(segmentation=shape, category_id=3))
+    folder, outcome = converted(MASKS)
+    assert outcome.code == 0, outcome.err
+    np.testing.assert_array_equal(examples_of(folder)[1]["mask"][..., 0], drawn)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (None, "its segmentation is None, neither polygons nor a run-length encoding"),
+        ([], "its segmentation is [], neither"),
+        ([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]], "polygon 1 of its segmentation has 7 numbers, not x and y of 3"),
+        ([[1, 2, 3, 4]], "polygon 0 of its segmentation has 4 numbers, not x and y of 3 or more points"),
+        ([[1, 2, "3", 4, 5, 6]], "polygon 0 of its segmentation is [1, 2, '3', 4, 5, 6], not a list of numbers"),
+        ([[1, 2, True, 4, 5, 6]], "is [1, 2, True, 4, 5, 6], not a list of numbers"),
+        ([[1, 2, 10**400, 4, 5, 6]], "not a list of numbers"),
+        ([[1, 2, float("nan"), 4, 5, 6]], "has the point (nan, 4.0), far outside of the image of 56x72"),
+        ([[1, 2, 3, 4, 5, 1e9]], "has the point (5.0, 1000000000.0), far outside of the image of 56x72"),
+        ([[0, 0, 72, 56] * 40_000], "polygon 0 of its segmentation is more than 4194304 pixels long"),
+        ({"size": [72, 56], "counts": [56 * 72]}, "has the size [72, 56], and its image [56, 72]"),
+        ({"size": [56, 72], "counts": [5, 6]}, "the counts of its segmentation are 11 pixels, and its image has 4,032"),
+        ({"size": [56, 72], "counts": [5, -6]}, "has the counts [5, -6], not lengths of runs"),
+        ({"size": [56, 72], "counts": "5"}, "the counts of its segmentation are 5 pixels, and its image has 4,032"),
+        ({"size": [56, 72], "counts": "é"}, "has the counts é, not lengths of runs"),
+        ({"size": [56, 72], "counts": "oooooooooooo1"}, "has the counts oooooooooooo1, not lengths of runs"),
+        ({"size": [56, 72], "counts": "o"}, "has the counts o, not lengths of runs"),
+        ({"size": [56, 72]}, "has the counts None, not lengths of runs"),
+    ],
+)
+def test_a_segmentation_that_cannot_be_is_an_invalid_row(converted, coco, shape, text):
+    path = coco / "annotations/instances_train2017.json"
+    changed(path, lambda content: content["annotations"][0].update(segmentation=shape))
+    folder, outcome = converted(MASKS, "--max_rejects=1")
+    assert outcome.code == 0, outcome.err
+    (line,) = (folder / "rejects.jsonl").read_text().splitlines()
+    assert "its mask: annotation 1: " in json.loads(line)["reason"]
+    assert text in json.loads(line)["reason"]
+    assert json.loads(line)["row"] == 1
+    assert converted()[1].code == 0  # without masks, nobody needs it
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "text"),
+    [
+        (lambda c: None, ["--mask_column=mask"], "--mask_column"),
+        (lambda c: None, ["--mask_fill=255"], "--mask_fill=255: needs --mask_column=NAME"),
+        (lambda c: c["annotations"][0].update(id="a"), [MASKS], "annotation 'a': the id is no whole number"),
+        (lambda c: c["categories"][0].update(name="background"), [MASKS], "a category is named 'background'"),
+        (
+            lambda c: c["categories"].extend({"id": n, "name": str(n)} for n in range(100, 352)),
+            [MASKS],
+            "has 255 categories; masks can have 254 at most",
+        ),
+    ],
+)
+def test_masks_that_cannot_be_are_refused(converted, coco, change, flags, text):
+    for name in ("train", "val"):
+        changed(coco / f"annotations/instances_{name}2017.json", change)
+    folder, outcome = converted(*flags)
+    assert outcome.code in (1, 2)
+    assert text in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert not (folder / "manifest.json").exists()
+
+
+def test_masks_need_the_size_of_their_image(converted, coco):
+    changed(coco / "annotations/instances_train2017.json", lambda c: c["images"][1].pop("height"))
+    folder, outcome = converted(MASKS, "--max_rejects=1")
+    assert outcome.code == 0, outcome.err
+    assert "do not name the height and width" in (folder / "rejects.jsonl").read_text()
