@@ -65,7 +65,7 @@ class DrawnMasks:
 
 
 def compact(shape: Any) -> Any:
-    """Returns a segmentation with arrays for its lists of numbers, a quarter of their memory; others stay as they are.
+    """Returns a segmentation with arrays for its lists of numbers, in a third of their memory; others stay as they are.
 
     Args:
       shape: value of `segmentation`: a list of polygons, or a dict of a run-length encoding.

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from beam_jobs.sources import segmentations
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature
@@ -222,7 +223,13 @@ def test_masks_are_drawn_of_the_segmentations(converted, size):
     assert len(found) == 17
     for number, example in found.items():
         np.testing.assert_array_equal(example["mask"][..., 0], mask_of(number, size))
-    assert "mask" not in manifests.load(converted()[0]).features
+
+
+def test_polygons_are_kept_for_masks_alone(converted, monkeypatch):
+    monkeypatch.setattr(segmentations, "compact", None)  # the function that keeps them
+    folder, outcome = converted()
+    assert outcome.code == 0, outcome.err
+    assert "mask" not in manifests.load(folder).features
 
 
 @pytest.mark.parametrize("value", [3, 6])
