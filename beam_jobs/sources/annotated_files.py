@@ -27,7 +27,7 @@ from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature
-from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK, POINTS
 
 IMAGE = "file_name"  # column of the images' paths
 _NUMBERS = pa.list_(pa.list_(pa.float64()))
@@ -45,6 +45,7 @@ class Annotated:
       classes: class of each box.
       more: values of the other columns.
       segmentations: what its mask is drawn of.
+      points: two numbers of each point.
       problem: reason why the row is invalid; empty if it is not.
     """
 
@@ -54,6 +55,7 @@ class Annotated:
     classes: list[int] = dataclasses.field(default_factory=list)
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
     segmentations: list[Segmentation] = dataclasses.field(default_factory=list)
+    points: list[list[float]] = dataclasses.field(default_factory=list)
     problem: str = ""
 
 
@@ -103,6 +105,7 @@ def table_of(
     kept: Mapping[str, Feature],
     origin: object,
     masks: tuple[Feature, Masks] | None = None,
+    points: Feature | None = None,
 ) -> AnnotatedTable:
     """Returns the table of images, whose files are looked up.
 
@@ -116,6 +119,7 @@ def table_of(
       kept: features of `Annotated.more`.
       origin: value whose `repr` determines everything but paths, sizes and times of images.
       masks: feature of the masks, and the masks; None: no masks.
+      points: feature of the points; None: no points.
 
     Raises:
       DataError: a path leads out of the folder of the images, or none of the files exist.
@@ -124,10 +128,12 @@ def table_of(
     of_boxes = Feature("int64", (None,), class_names=class_names, convention="classes")
     placed = [PlacedColumn(BOXES, (BOXES,), boxes), PlacedColumn(BOX_LABELS, (BOX_LABELS,), of_boxes, False)]
     placed += [PlacedColumn(MASK, (IMAGE,), masks[0], is_path=True)] if masks else []
+    placed += [PlacedColumn(POINTS, (POINTS,), points)] if points else []
     paths = pa.array([row.path for row in rows], pa.large_binary())
     data = {
         IMAGE: paths,
         BOXES: pa.array([row.boxes for row in rows], _NUMBERS),
+        POINTS: pa.array([row.points for row in rows], _NUMBERS),
         BOX_LABELS: pa.array([row.classes for row in rows], _CLASSES),
         **{
             name: pa.array([row.more[name] for row in rows], _CLASSES if feature.shape else pa.int64())

@@ -161,7 +161,11 @@ class SourceOptions:
         "--label_column they are also the labels",
         *_TABLES,
     )
-    points_column: str = _option("", f"{_TABLES_ARE}: the column of points, lists of two numbers each", *_TABLES)
+    points_column: str = _option(
+        "",
+        f"{_TABLES_ARE}: the column of points, lists of two numbers each; coco: keypoints",
+        *(*_TABLES, "coco"),
+    )
     point_format: str = _option(
         "",
         f"{_TABLES_ARE}: what the numbers of a point are: {', '.join(CONVENTIONS[POINTS])}; default: rel_yx",

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from beam_jobs.sources import annotated_files, image_files, listing, placed_columns, segmentations, streams
@@ -28,6 +28,7 @@ from pipeline.records import labels, splits
 from pipeline.records.annotation import BACKGROUND, IGNORED
 
 _PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
+_OF_PERSONS = "person_keypoints_"  # begins the names of files with keypoints
 _SUFFIX = ".json"
 _FOLDER = "annotations"  # COCO's files lie in it, beside the folders of images
 _KINDS = f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX}, a folder of them, or a glob"
@@ -39,6 +40,10 @@ _READ = frozenset([
 ])  # fmt: skip
 _SEGMENTATION = "segmentation"  # field of annotations of which masks are drawn
 _OF_MASKS = frozenset([_SEGMENTATION, "size", "counts"])
+_KEYPOINTS = "keypoints"  # field of annotations and of categories
+# Of each point: its number in its category's list, the number of its box, and 1 if it is hidden or 2 if it is visible.
+_OF_POINTS = {name: Feature("int64", (None,)) for name in ("keypoint", "keypoint_box", "keypoint_visibility")}
+_COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS}
 _SHOWN = 60  # characters of a value in errors
 
 
@@ -47,16 +52,17 @@ def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --source is missing, --image_dir is no folder, or --mask_column is no field of segmentations.
+      UsageError: --source is missing, --image_dir is no folder, or --mask_column or --points_column is another field.
       DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
         have different categories; none of the images exist.
     """
     if not options.source:
         raise UsageError(f"--source is missing: {_KINDS}")
     placed_columns.check_needs(options)
+    for flag, field in _COLUMNS.items():
+        if getattr(options, flag) not in ("", field):
+            raise unknown(f"--{flag}", getattr(options, flag), [field])
     if options.mask_column:
-        if options.mask_column != _SEGMENTATION:
-            raise unknown("--mask_column", options.mask_column, [_SEGMENTATION])
         commandline.require("pycocotools")
     wanted = f"{_PREFIX}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
     found, names = listing.find(options.source, _is_coco, True, wanted, _KINDS)
@@ -99,7 +105,8 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     rows: list[Annotated] = []
     counts, crowds, first = [], 0, None
     for file, name in zip(files, names, strict=True):
-        content = _content(file.path, _READ | _OF_MASKS if options.mask_column else _READ)
+        fields = _READ | (_OF_MASKS if options.mask_column else set())
+        content = _content(file.path, fields | ({_KEYPOINTS} if options.points_column else set()))
         file.check_unchanged()
         categories = _categories(file.path, content)
         first = categories if first is None else first
@@ -109,7 +116,7 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 path=file.path,
                 advice="convert each, then both together by --dataset=tfrecord, which joins classes by their names",
             )
-        own, left_out = _rows(file.path, content, categories, _below(root, name, content), bool(options.mask_column))
+        own, left_out = _rows(file.path, content, categories, _below(root, name, content), options)
         rows += own
         counts.append(len(own))
         crowds += left_out
@@ -117,7 +124,9 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
     origin = (files, options)
     masks = (_mask(files[0].path, classes, options), _drawn(rows)) if options.mask_column else None
-    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, _KEPT, origin, masks), crowds
+    kept = _KEPT | (_OF_POINTS if options.points_column else {})
+    points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
+    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, kept, origin, masks, points), crowds
 
 
 def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -> Feature:
@@ -176,7 +185,7 @@ def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> 
 
 def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]]) -> str:
     """Returns the folder below the root in which a file's images are: the first that holds its first image."""
-    stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX)
+    stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX).removeprefix(_OF_PERSONS)
     first = str(content["images"][0]["file_name"])
     places = [stem, f"images/{stem}", os.path.dirname(name), "", "images"]
     for place in dict.fromkeys(places):
@@ -185,16 +194,12 @@ def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]])
     return ""
 
 
-def _rows(
-    path: StoragePath,
-    content: dict[str, list[dict[str, Any]]],
-    categories: Sequence[tuple[Any, str]],
-    below: str,
-    with_masks: bool,
-) -> tuple[list[Annotated], int]:
-    """Returns the images of a file with their boxes, and the number of crowds' boxes."""
+def _images(
+    path: StoragePath, items: Sequence[dict[str, Any]], below: str, lists: Iterable[str]
+) -> dict[Any, Annotated]:
+    """Returns {id: image} without annotations; `lists` are the other columns that hold a list."""
     rows: dict[Any, Annotated] = {}
-    for item in content["images"]:
+    for item in items:
         if item["id"] in rows:
             raise DataError(f"two images have the id {item['id']!r}", path=path)
         if not isinstance(item["id"], int):
@@ -203,8 +208,26 @@ def _rows(
         is_sized = isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0
         place = os.fsencode(os.path.join(below, str(item["file_name"])))
         size = (int(height or 0), int(width or 0)) if is_sized else None
-        rows[item["id"]] = Annotated(place, size, more={"image_id": item["id"]})
+        rows[item["id"]] = Annotated(place, size, more={"image_id": item["id"]} | {name: [] for name in lists})
+    return rows
+
+
+def _rows(
+    path: StoragePath,
+    content: dict[str, list[dict[str, Any]]],
+    categories: Sequence[tuple[Any, str]],
+    below: str,
+    options: SourceOptions,
+) -> tuple[list[Annotated], int]:
+    """Returns the images of a file with their boxes, and the number of crowds' boxes."""
+    rows = _images(path, content["images"], below, _OF_POINTS if options.points_column else ())
     numbers = {number: label for label, (number, _) in enumerate(categories)}
+    counts = {
+        each["id"]: len(each[_KEYPOINTS]) for each in content["categories"] if isinstance(each.get(_KEYPOINTS), list)
+    }
+    if options.points_column and not any(_KEYPOINTS in item for item in content["annotations"]):
+        advice = f"they are in files like {_OF_PERSONS}train2017{_SUFFIX}"
+        raise DataError(f"none of its annotations has {_KEYPOINTS}", path=path, advice=advice)
     crowds = 0
     for item in content["annotations"]:
         said = f"annotation {item['id']!r}"
@@ -213,7 +236,7 @@ def _rows(
         if item.get("category_id") not in numbers:
             raise DataError(f"{said}: there is no category {item.get('category_id')!r}", path=path)
         row = rows[item["image_id"]]
-        if with_masks:
+        if options.mask_column:
             if not isinstance(item["id"], int):
                 raise DataError(
                     f"{said}: the id is no whole number, which decides what lies on top in masks", path=path
@@ -231,8 +254,34 @@ def _rows(
         else:
             row.boxes.append(box)
             row.classes.append(numbers[item["category_id"]])
+            if options.points_column and not row.problem:
+                problem = _add_points(row, item.get(_KEYPOINTS, []), counts.get(item["category_id"]))
+                row.problem = f"{said}: {problem}" if problem else ""
     return list(rows.values()), crowds
 
 
+def _add_points(row: Annotated, stored: Any, count: int | None) -> str:
+    """Adds the keypoints of a row's last box that are labelled; returns the reason if they cannot be.
+
+    Args:
+      row: row to add to.
+      stored: x, y and visibility of each keypoint, as the file has them.
+      count: number of keypoints in the category's list; None if it has none.
+    """
+    if not isinstance(stored, list) or not all(_is_number(number) for number in stored):
+        return f"its {_KEYPOINTS} are {str(stored)[:_SHOWN]}, not a list of numbers"
+    if stored and len(stored) != 3 * (len(stored) // 3 if count is None else count):
+        expected = "three of each" if count is None else f"three of each of {count_of(count, 'keypoint')}"
+        return f"its {_KEYPOINTS} are {len(stored)} numbers, not {expected}"
+    for number, (x, y, visibility) in enumerate(zip(*[iter(stored)] * 3, strict=True)):
+        if visibility not in (0, 1, 2):
+            return f"keypoint {number} has the visibility {visibility}, not 0, 1 or 2"
+        if visibility:
+            row.points.append([x, y])
+            for name, value in zip(_OF_POINTS, (number, len(row.boxes) - 1, int(visibility)), strict=True):
+                row.more[name].append(value)
+    return ""
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)

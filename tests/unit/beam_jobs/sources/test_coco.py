@@ -136,6 +136,7 @@ def test_files_that_contradict_themselves_are_refused(converted, coco, change, t
             "annotation 1: its bbox is [3, 4, 5, -6], of a negative",
         ),
         (lambda c: c["annotations"][0].update(bbox=[3, 4, 5]), "annotation 1: its bbox is [3, 4, 5], not four numbers"),
+        (lambda c: c["annotations"][0].update(bbox=[3, 4, 10**400, 5]), "not four numbers"),
         (lambda c: c["annotations"][0].pop("bbox"), "annotation 1: its bbox is None"),
         (lambda c: c["images"][1].update(width=50), "its annotations are of an image of 56x50, and the file has 56x72"),
         (lambda c: c["images"][1].update(file_name="gone.png"), "gone.png: no such file"),
@@ -354,3 +355,64 @@ def test_masks_need_the_size_of_their_image(converted, coco):
     folder, outcome = converted(MASKS, "--max_rejects=1")
     assert outcome.code == 0, outcome.err
     assert "do not name the height and width" in (folder / "rejects.jsonl").read_text()
+
+
+POINTS = "--points_column=keypoints"
+
+
+def with_keypoints(coco, points, *, of=3):
+    """Writes person_keypoints_train2017.json: the first two annotations of image 1002 have these, others none."""
+    content = json.loads((coco / "annotations/instances_train2017.json").read_text())
+    for category in content["categories"]:
+        category["keypoints"] = [f"part {number}" for number in range(of)]
+    own = [each for each in content["annotations"] if each["image_id"] == 1002]
+    for annotation, given in zip(own, points, strict=True):
+        annotation["keypoints"] = given
+    (coco / "annotations/person_keypoints_train2017.json").write_text(json.dumps(content))
+    return own[0]["id"]
+
+
+@pytest.mark.parametrize("size", [None, (32, 128)])
+def test_labelled_keypoints_are_points(converted, coco, size):
+    with_keypoints(coco, [[10, 20, 2, 0, 0, 0, 30.5, 8, 1], [0, 0, 0, 16, 32, 2, 0, 0, 0]])
+    flags = ("--resize=32x128", "--image_encoding=png") if size else ()
+    folder, outcome = converted(POINTS, *flags, source="annotations/person_keypoints_train2017.json")
+    assert outcome.code == 0, outcome.err
+    assert manifests.load(folder).features["points"] == Feature("float32", (3, 2), convention="xy")
+    found = examples_of(folder)
+    np.testing.assert_allclose(found[2]["points"] * [64, 64], [[20, 10], [8, 30.5], [32, 16]])
+    assert found[2]["keypoint"].tolist() == [0, 2, 1]
+    assert found[2]["keypoint_box"].tolist() == [0, 0, 1]
+    assert found[2]["keypoint_visibility"].tolist() == [2, 1, 2]
+    assert len(found[2]["boxes"]) == 2
+    assert len(found[3]["points"]) == 0
+    assert "keypoint" not in manifests.load(converted()[0]).features
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([1, 2, 2], "its keypoints are 3 numbers, not three of each of 3 keypoints"),
+        ([1, 2, 2, 4, 5], "its keypoints are 5 numbers, not three of each of 3 keypoints"),
+        ([1, 10**400, 2], "not a list of numbers"),
+        ([1, 2, "2"], "its keypoints are [1, 2, '2'], not a list of numbers"),
+        (None, "its keypoints are None, not a list of numbers"),
+        ([1, 2, 2, 3, 4, 2, 5, 6, 3], "keypoint 2 has the visibility 3, not 0, 1 or 2"),
+        ([1, 2, 2, 3, float("nan"), 2, 5, 6, 2], "its points are not all finite numbers"),
+    ],
+)
+def test_keypoints_that_cannot_be_are_invalid_rows(converted, coco, given, text):
+    number = with_keypoints(coco, [given, []])
+    folder, outcome = converted(POINTS, "--max_rejects=1", source="annotations/person_keypoints_train2017.json")
+    assert outcome.code == 0, outcome.err
+    (line,) = (folder / "rejects.jsonl").read_text().splitlines()
+    assert text in json.loads(line)["reason"]
+    assert "finite" in text or f"annotation {number}: " in json.loads(line)["reason"]
+    assert json.loads(line)["row"] == 2
+
+
+def test_files_without_keypoints_are_refused(converted):
+    _, outcome = converted(POINTS)
+    assert outcome.code == 1
+    assert "none of its annotations has keypoints; they are in files like person_keypoints_" in outcome.err
+    assert "--points_column" in converted("--points_column=joints")[1].err
