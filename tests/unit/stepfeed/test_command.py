@@ -168,8 +168,9 @@ def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader
         )
     finally:
         os.close(theirs)
-    name = f"stepfeed {arguments[0]}" if arguments[0] in COMMANDS else "stepfeed"
-    full = f"{name}: the output cannot be written: No space left on device; make room\n"
+    # What `stepfeed` itself prints comes before anything of ours is imported, and so before the remedies.
+    name, remedy = (f"stepfeed {arguments[0]}", "; make room") if arguments[0] in COMMANDS else ("stepfeed", "")
+    full = f"{name}: the output cannot be written: No space left on device{remedy}\n"
     assert (done.returncode, done.stderr) == ((141, "") if reader == "gone" else (1, full))
 
 
