@@ -13,5 +13,5 @@ def test_every_place_in_a_runs_folder_is_described():
     places = {
         str(getattr(folder, name)) for name, _ in inspect.getmembers(RunFolder, lambda of: isinstance(of, property))
     }
-    assert len(places) == 11
+    assert len(places) == 12
     assert {place for place in places if f"`{place}`" not in PAGE and f"`{place}/`" not in PAGE} == set()

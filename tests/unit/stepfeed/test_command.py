@@ -168,8 +168,9 @@ def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader
         )
     finally:
         os.close(theirs)
-    name = f"stepfeed {arguments[0]}" if arguments[0] in COMMANDS else "stepfeed"
-    full = f"{name}: the output cannot be written: No space left on device\n"
+    # What `stepfeed` itself prints comes before anything of ours is imported, and so before the remedies.
+    name, remedy = (f"stepfeed {arguments[0]}", "; make room") if arguments[0] in COMMANDS else ("stepfeed", "")
+    full = f"{name}: the output cannot be written: No space left on device{remedy}\n"
     assert (done.returncode, done.stderr) == ((141, "") if reader == "gone" else (1, full))
 
 
@@ -277,6 +278,9 @@ def test_the_folder_of_a_run_may_come_first(tmp_path, monkeypatch):
     assert (found.model_dir, found.exported, found.inputs) == (None, "exported", ["a.png"])
     found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "--model_dir=run"])
     assert (found.model_dir, found.inputs) == ("run", ["run", "a.png"])
-    for wrong in (["run"], ["a.png", "b.png"]):
-        with pytest.raises(errors.UsageError, match="missing"):
+    for wrong, what in (
+        (["run"], "missing"),
+        (["a.png", "b.png"], "a.png: no such file or folder; give the folder of a run first"),
+    ):
+        with pytest.raises(errors.UsageError, match=what):
             commandline.parse("x", "x", PredictConfig, wrong)

@@ -176,7 +176,7 @@ def test_output_to_a_full_disk_is_one_line(body, unbuffered):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", PROGRAM.format(body)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
-    said = f"pipeline.inspect: the output cannot be written: {os.strerror(errno.ENOSPC)}\n"
+    said = f"pipeline.inspect: the output cannot be written: {os.strerror(errno.ENOSPC)}; make room\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 

@@ -429,7 +429,7 @@ def changed(made, **label):
     [
         ("text", {}, {"format_version": 4}, ["version 4 does not know"]),
         ("float", {}, {"format_version": 4}, ["version 4 does not know"]),
-        ("float", {}, {"format_version": 8}, ["newer than 7"]),
+        ("float", {}, {"format_version": 9}, ["newer than 8"]),
         ("text", {"texts": ["a", "b", "c"]}, {}, ["'a', 'b', 'c'", "daisy"]),
         ("hot", {"shape": [2, 2]}, {}, ["(2, 2)", "a vector of one length"]),
         ("hot", {}, {"class_names": ["a"]}, ["int64 (4,)", "1 class_names"]),
