@@ -152,6 +152,8 @@ def _build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Cal
             trained = build(reader.read(path), flags)
         except UnreadableError as error:
             if path == last:
+                for line in skipped:
+                    say(line)
                 raise
             skipped.append(error.skipped)
             continue
