@@ -5,7 +5,10 @@ A new release may move such names without notice, so the trainer's other modules
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
@@ -13,6 +16,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.utils import file_utils
 from keras.src.utils.naming import to_snake_case
+from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, remote
@@ -37,6 +41,26 @@ OWN = (
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
 _ABORTED = "Collective ops is aborted by: "  # precedes the reason: common_runtime/base_collective_executor.cc
+
+
+@contextlib.contextmanager
+def saving_without_function() -> Iterator[None]:
+    """Context in which variables on several servers are saved by single operations.
+
+    TensorFlow would trace a function for each checkpoint and register it with every server. That call holds Python's
+    lock: while a server is silent, no thread of this process could notice, or end the process.
+    """
+    save = functional_saver.MultiDeviceSaver.save
+
+    def by_operations(saver: Any, *arguments: Any, **options: Any) -> Any:
+        saver._num_unique_tasks = 1  # of several, it makes a function
+        return save(saver, *arguments, **options)
+
+    functional_saver.MultiDeviceSaver.save = by_operations
+    try:
+        yield
+    finally:
+        functional_saver.MultiDeviceSaver.save = save
 
 
 def is_of_xla(error: tf.errors.OpError) -> bool:

@@ -18,6 +18,7 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError
 from pipeline.files.write import replace
 from pipeline.resolved import ResolvedInput, ResolvedRequest
+from trainer import runtime
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of, without_index
@@ -285,7 +286,8 @@ class CheckpointManager:
                 self._write(os.path.join(scratch, PREFIX))
 
     def _write(self, path: str) -> None:
-        self._checkpoint.write(path, self._options)
+        with runtime.saving_without_function():
+            self._checkpoint.write(path, self._options)
 
     def _record_text(self) -> str:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
