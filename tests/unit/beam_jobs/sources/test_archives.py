@@ -89,6 +89,7 @@ def test_the_folder_of_the_images_may_be_in_an_archive(tmp_path, place, names):
 
 def test_files_and_archives_may_be_mixed_and_others_are_invalid_rows(tmp_path, capsys):
     zipped(tmp_path / "a.zip", FILES)
+    zipped(tmp_path / "D.ZIP", FILES)
     tarred(tmp_path / "b.tar", {"x.svg": b"<svg/>", "./y.png": picture(7)})
     (tmp_path / "c.zip").mkdir()  # a folder, in spite of its name
     (tmp_path / "c.zip" / "z.png").write_bytes(picture(8))
@@ -99,14 +100,15 @@ def test_files_and_archives_may_be_mixed_and_others_are_invalid_rows(tmp_path, c
         "a.zip/no.png",
         "b.tar/x.svg",
         "a.zip/pictures/1.png",
+        "D.ZIP/pictures/1.png",
     ]
     source = table(tmp_path, names)
     block = read(source)
-    assert [block.images[row] for row in (0, 1, 2, 5)] == [picture(1), picture(7), picture(8), picture(1)]
+    assert [block.images[row] for row in (0, 1, 2, 5, 6)] == [picture(n) for n in (1, 7, 8, 1, 1)]
     assert block.bad.keys() == {3, 4}
     assert ("no such file" in block.bad[3], ".svg" in block.bad[4]) == (True, True)
     assert block.keys[5] == b"a.zip/pictures/1.png#5"
-    assert [file.file for file in source.files] == ["t.csv", "a.zip", "b.tar", "images"]
+    assert [file.file for file in source.files] == ["t.csv", "D.ZIP", "a.zip", "b.tar", "images"]
     assert "a.zip/no.png: no such file" in capsys.readouterr().err
 
 

@@ -271,6 +271,13 @@ def test_a_function_that_returns_something_else_the_second_time_is_refused(body,
         converted(splits(pixels), code(body, f"{HEAD}count = []\n"))
 
 
+def test_the_first_block_is_called_twice_before_anything_is_written(converted, code, pixels, tmp_path):
+    body, _ = next(iter(IMPURE.items()))
+    with pytest.raises(DataError, check=said("returns something else when it is called again")):
+        converted(splits(pixels), code(body, f"{HEAD}count = []\n"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_function_that_raises_for_rows_together_alone_is_refused(converted, code, pixels):
     with pytest.raises(DataError, check=said("raises for 64 rows together, but for none of them alone", "mine.py:3")):
         converted(splits(pixels), code('assert len(rows["key"]) == 1\nreturn rows'))
