@@ -19,22 +19,6 @@ from tests.raised import said
 OLD, NEW = ("a", "b"), ("a", "b", "b", "b", "b", "b", "b", "b", "b", "c")
 
 
-@pytest.fixture
-def run(capfd):
-    """Runs the command in this process; returns its lines, and the error's text if it failed."""
-
-    def command(*arguments):
-        capfd.readouterr()
-        error = ""
-        try:
-            validate.main([str(argument) for argument in arguments])
-        except DataError as raised:
-            error = str(raised)
-        return capfd.readouterr().out.splitlines(), error
-
-    return command
-
-
 def file_of(number, side=6, least=0):
     """Returns a PNG file of random grey values between `least` and `least` + 100."""
     pixels = np.random.default_rng(number).integers(least, least + 101, (side, side), np.uint8)

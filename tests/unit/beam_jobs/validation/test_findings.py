@@ -20,7 +20,7 @@ from beam_jobs import validate
 from beam_jobs.conversion.command import convert as convert_command
 from beam_jobs.validation import findings, near, twins
 from pipeline import manifest
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import UsageError
 from pipeline.random_access import RandomAccess
 from tests.raised import said
 from tests.validated import pixels_of, png
@@ -135,22 +135,6 @@ def test_the_nearest_pairs_are_those_that_are_listed(monkeypatch):
     found = near.near_twins([near.NearHashes(0, packed.tobytes())], SPLIT_OF_SHARD)
     assert found.counts == {(0, 0): 3}
     assert [(pair.first, pair.second) for pair in found.pairs] == [((0, 1), (0, 2))]
-
-
-@pytest.fixture
-def run(capfd):
-    """Runs the command in this process; returns its lines, and the error's text if it failed."""
-
-    def command(*arguments):
-        capfd.readouterr()
-        error = ""
-        try:
-            validate.main([str(argument) for argument in arguments])
-        except DataError as raised:
-            error = str(raised)
-        return capfd.readouterr().out.splitlines(), error
-
-    return command
 
 
 def image_of(number):
