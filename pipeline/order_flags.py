@@ -129,8 +129,11 @@ def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
     if data_dir is None and path.exists():  # earlier releases wrote none
         try:
             order = json.loads(content_of(path))
+            if not isinstance(order, dict):
+                raise ValueError("it is no JSON object")
         except (OSError, ValueError) as error:
-            raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
+            advice = f"remove it, and let {name_of('trainer.run')} resume, which writes it again"
+            raise DataError(f"cannot be read: {reason_of(error)}", path=path, advice=advice) from None
         flags = pinned(flags, order)
         sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
         check_trained_on(sources, order, f"--model_dir={model_dir}")

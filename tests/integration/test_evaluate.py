@@ -312,6 +312,12 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
         assert f"--data_dir=data: {elsewhere}/data holds another data set" in found.stderr, found.stderr
         found = forked.run([*command, f"--data_dir={here}/data"], cwd=elsewhere)
         assert (found.returncode, found.stderr) == (0, ""), found.stderr
+    for damaged in ("", "[]", "{"):
+        (here / "run" / "order.json").write_text(damaged)
+        found = forked.run(["-m", "pipeline.audit", "--model_dir=../here/run"], cwd=elsewhere)
+        assert (found.returncode, found.stderr.count("\n")) == (1, 1), found.stderr
+        assert "run/order.json: cannot be read: " in found.stderr
+        assert "; remove it, and let trainer.run resume, which writes it again" in found.stderr
 
 
 def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
