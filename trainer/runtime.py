@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -61,6 +62,38 @@ def saving_without_function() -> Iterator[None]:
         yield
     finally:
         functional_saver.MultiDeviceSaver.save = save
+
+
+@contextlib.contextmanager
+def registering_within(seconds: float) -> Iterator[None]:
+    """Context in which this process is killed by SIGALRM if registering a function on all servers takes too long.
+
+    That call holds Python's lock, as above, so that only the kernel can end it. A function is registered when it is
+    traced, for example in the first evaluation.
+
+    Args:
+      seconds: longest time for a function.
+    """
+    kind = context.Context
+    calls = {name: getattr(kind, name) for name in ("add_c_function", "add_function_def")}
+
+    def bounded(call: Callable[..., None]) -> Callable[..., None]:
+        def add(*arguments: Any) -> None:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            try:
+                call(*arguments)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+        return add
+
+    for name, call in calls.items():
+        setattr(kind, name, bounded(call))
+    try:
+        yield
+    finally:
+        for name, call in calls.items():
+            setattr(kind, name, call)
 
 
 def is_of_xla(error: tf.errors.OpError) -> bool:

@@ -5,6 +5,7 @@ Two hosts of the kernel's own (network namespaces) and a cable between them, whi
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -65,8 +66,12 @@ class Hosts:
 
     def pull_at(self, name, step):
         """Pulls the cable once a process has logged a step."""
+        self.pull_when(name, lambda: re.search(rf"^step {step},", self.said(name), re.MULTILINE))
+
+    def pull_when(self, name, is_time):
+        """Pulls the cable once a function says so of a process."""
         end = time.monotonic() + 120
-        while not re.search(rf"^step {step},", self.said(name), re.MULTILINE):
+        while not is_time():
             assert time.monotonic() < end, self.said(name)
             assert self.processes[name].poll() is None, self.said(name)
             time.sleep(0.1)
@@ -97,9 +102,9 @@ def hosts(tmp_path):
     made.close()
 
 
-def start_parameter_servers(hosts, data_dir, model_dir, ps, workers):
+def start_parameter_servers(hosts, data_dir, model_dir, ps, workers, *flags):
     addresses = {"ps": [f"{ps}:5200"], "worker": [f"{host}:{5201 + n}" for n, host in enumerate(workers)]}
-    flags = [f"--{job}_hosts={','.join(given)}" for job, given in addresses.items()]
+    flags = [*flags, *(f"--{job}_hosts={','.join(given)}" for job, given in addresses.items())]
     flags += [f"--data_dir={data_dir}", f"--model_dir={model_dir}", "--strategy=parameter_server"]
     for job, given in addresses.items():
         for index, address in enumerate(given):
@@ -134,6 +139,20 @@ def test_a_parameter_server_that_is_cut_off_ends_the_job(hosts, digits, tmp_path
     assert re.match(f"trainer.run: {silent}", ends["worker 0"][1])
     assert re.match(f"trainer.run: the job has ended: {silent}", ends["worker 1"][1])
     assert ends["ps 0"][1].startswith(f"trainer.run: lost the chief ({HERE}:5201): no sign of life for {T} s")
+
+
+@pytest.mark.slow
+def test_a_parameter_server_that_is_cut_off_where_a_function_is_traced_ends_the_job(
+    hosts, digits, tmp_path, monkeypatch
+):
+    """The chief, which TensorFlow lets do nothing else meanwhile, is killed."""
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    task = "--task=tests.integration.parameter_server_tasks:Traced"
+    start_parameter_servers(hosts, digits, tmp_path / "run", THERE, (HERE, HERE), task)
+    hosts.pull_when("worker 0", (tmp_path / "traced").exists)
+    (tmp_path / "go").touch()
+    ends = hosts.ends("worker 0", "worker 1", "ps 0")
+    assert [code for code, _ in ends.values()] == [-signal.SIGALRM, 75, 75]
 
 
 @pytest.mark.slow

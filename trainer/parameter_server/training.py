@@ -15,7 +15,7 @@ from pipeline.batch.compose import make_dataset
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.request import Request
-from trainer import description
+from trainer import description, runtime
 from trainer import task as tasks
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
@@ -43,6 +43,8 @@ from trainer.step.measures import Sums
 from trainer.step.state import TrainState
 from trainer.task import Evaluation
 from trainer.training import Batches, Run, TrainLoop
+
+_REGISTERING_SECONDS = 15.0  # beyond the timeout: by then a stopped worker has been killed, or given up
 
 
 def run(
@@ -81,7 +83,7 @@ def run(
     say, on_lost = output.line, callbacks.on_lost
     with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:
         coordinator.wait()
-        with _in_one_line(coordinator, roles):
+        with _in_one_line(coordinator, roles), runtime.registering_within(silence + _REGISTERING_SECONDS):
             return ParameterServerRun(config, plan, roles, coordinator, interrupt, output, callbacks).run(task)
 
 
