@@ -1,13 +1,17 @@
 """What is put together: the memory that all sources need, and how TensorFlow is to run them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from pipeline import Shard, input_fn
 from pipeline.batch import compose
+from pipeline.batch.plans import RunningWorker
 from pipeline.errors import UsageError
 from pipeline.read import memory
+from pipeline.request import Request
 from tests.datasets import Kind, write_dataset
 
 RECORD, TRAIN = 8 * 6 * 3, {"global_batch_size": 4, "training": True}
@@ -82,3 +86,23 @@ def test_a_portable_run_has_an_end_and_rows_that_fit_into_its_graph(sources, mon
     with pytest.raises(UsageError, match=f"^epochs=2 .* {rows + 4} rows .* at most {rows}; give fewer"):
         input_fn(folder, **options, epochs=2)
     input_fn(folder, **TRAIN, epochs=2)
+
+
+def test_rows_handed_out_in_place_follow_a_batch_that_two_windows_share(tmp_path):
+    write_dataset(tmp_path, (100, 80))
+    window = 50 * RECORD  # of 45 records, so that a batch is left over
+    options = {"training": True, "augment": "none", "shuffle_bytes": window, "epochs": 1, "record_ids": True}
+    fed = [ids for *_, ids in input_fn(tmp_path, global_batch_size=2, **options)]
+    assert sorted(np.concatenate(fed).tolist()) == list(range(180))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_worker_that_runs_a_graph_with_all_plans_gets_its_own(worker, sources):
+    request = Request(sources[0][0], **TRAIN, epochs=2, portable=True, record_ids=True)
+    running = RunningWorker(0, 2, 1, number=tf.constant(worker, tf.int64))
+    rows = [
+        [step[-1].numpy().tolist() for step in compose.make_dataset(dataclasses.replace(request, shard=shard))]
+        for shard in (running, Shard(worker, 2))
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 20
