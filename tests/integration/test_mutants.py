@@ -35,7 +35,7 @@ EQUIVALENT: tuple[str, ...] = ()  # changes, as the test prints them, with which
 TESTS = """
 import sys
 import pytest
-for name in [name for name in sys.modules if name.split(".")[0] in ("pipeline", "trainer", "beam_jobs", "tests")]:
+for name in [name for name in sys.modules if name.split(".")[0] in ("pipeline", "trainer", "beam_jobs", "stepfeed", "tests")]:
     del sys.modules[name]
 sys.path.insert(0, "")
 sys.dont_write_bytecode = True
