@@ -218,8 +218,8 @@ class SourceOptions:
     keep_columns: tuple[str, ...] = _option(
         (),
         f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
-        "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-        *(*_TABLES, "tfrecord", "tfds:NAME"),
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, also beside boxes",
+        *(*_TABLES, "tfrecord", "tfds:NAME", "coco"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )

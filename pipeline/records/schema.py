@@ -330,8 +330,6 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
     dtype = DTYPES[kind(found[0])]
     if all(len(values) == 1 for values in found) and len(found) == len(records):
         return Feature(dtype)
-    if dtype == "string":
-        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
     return Feature(dtype, (None,))
 
 
@@ -357,7 +355,7 @@ def _kept(features: Mapping[str, Any], name: str, feature: Feature) -> Any:
         return _one(features, name, wanted)
     values = features.get(name, [])
     if not len(values):
-        values = np.zeros(0, feature.dtype)
+        values = [] if feature.dtype == "string" else np.zeros(0, feature.dtype)
     elif kind(values) != wanted:
         raise ValueError(_other(name, values, wanted))
     if None in feature.shape:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.sources import segmentations
-from pipeline import RandomAccess
+from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature
 from tests import annotated
@@ -416,3 +416,98 @@ def test_files_without_keypoints_are_refused(converted):
     assert outcome.code == 1
     assert "none of its annotations has keypoints; they are in files like person_keypoints_" in outcome.err
     assert "--points_column" in converted("--points_column=joints")[1].err
+
+
+CAPTIONS = "--keep_columns=caption"
+
+
+def fed(folder, split="train"):
+    """Returns what `input_fn` feeds: {key: captions as texts}, labels and names of features."""
+    fed = input_fn(folder, split, global_batch_size=12, training=True, epochs=1, features=("caption", "key"))
+    x, labels, _ = next(iter(fed))
+    texts = [[text.decode() for text in row] for row in x["caption"].to_list()]
+    return dict(zip(x["key"].numpy().tolist(), texts, strict=True)), labels.numpy(), {*x}
+
+
+def test_captions_lie_beside_boxes(converted, coco):
+    annotated.caption_files(coco)
+    folder, outcome = converted(CAPTIONS, "--resize=32", "--image_encoding=raw")
+    assert outcome.code == 0, outcome.err
+    assert manifests.load(folder).features["caption"] == Feature("string", (None,))
+    files = [file["file"] for file in json.loads((folder / "manifest.json").read_text())["source"]]
+    assert {"instances_val2017.json", "captions_val2017.json"} < {*files}
+    texts, labels, _ = fed(folder)
+    assert texts == {b"train2017/%06d.png" % n: annotated.captions_of(n) for n in range(12)}
+    assert labels.shape == (12, 3)
+    assert len(examples_of(folder)[3]["boxes"]) == 3
+    assert "caption" not in manifests.load(converted()[0]).features
+
+
+def test_captions_need_no_boxes_and_no_labels(converted, coco, tmp_path, convert_without_beam):
+    annotated.caption_files(coco)
+    for path in (coco / "annotations").glob("instances_*"):
+        path.unlink()
+    folder, outcome = converted("--resize=32", "--image_encoding=raw")
+    assert outcome.code == 0, outcome.err
+    made = manifests.load(folder)
+    assert (made.class_names, made.format_version, [*made.features]) == (
+        (),
+        6,
+        ["caption", "image", "image_id", "key", "label"],
+    )
+    texts, labels, names = fed(folder)
+    assert texts == {b"train2017/%06d.png" % n: annotated.captions_of(n) for n in range(12)}
+    assert (set(labels.tolist()), names) == ({-1}, {"image", "caption", "key"})
+    again = tmp_path / "again"
+    outcome = convert_without_beam("--dataset=tfrecord", f"--source={folder}", f"--data_dir={again}")
+    assert outcome.code == 0, outcome.err
+    assert fed(again)[0] == texts
+    assert "has no list 'categories'" in converted(POINTS)[1].err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda c: c["annotations"][0].update(image_id=7), "captions_train2017.json: annotation 0: there is no image 7"),
+        (lambda c: c["annotations"][0].update(image_id=[7]), "annotation 0: there is no image [7]"),
+        (lambda c: c["images"][0].update(file_name="x.png"), "image 1011 is 'x.png' here, and 'train2017/000011.png' in"),
+        (lambda c: c.update(annotations=[]), "none of its annotations has a caption"),
+        (lambda c: c.pop("images"), "captions_train2017.json: has no list 'images'"),
+    ],
+)
+def test_captions_of_other_images_are_refused(converted, coco, change, text):
+    annotated.caption_files(coco)
+    changed(coco / "annotations/captions_train2017.json", change)
+    folder, outcome = converted(CAPTIONS)
+    assert outcome.code == 1
+    assert text in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("caption", [3, None, ["a"], "\ud800"])
+def test_an_image_whose_caption_is_no_text_is_an_invalid_row(converted, coco, caption):
+    annotated.caption_files(coco)
+    changed(coco / "annotations/captions_train2017.json", lambda c: c["annotations"][0].update(caption=caption))
+    folder, outcome = converted(CAPTIONS, "--max_rejects=1")
+    assert outcome.code == 0, outcome.err
+    assert f"annotation 0: its caption is {ascii(caption)}, not a text" in json.loads(
+        (folder / "rejects.jsonl").read_text()
+    )["reason"]
+
+
+def test_captions_of_images_without_boxes_are_left_out(converted, coco):
+    assert "captions_train2017.json: no such file; --keep_columns=caption takes" in converted(CAPTIONS)[1].err
+    assert "--keep_columns: unknown 'x'" in converted("--keep_columns=x")[1].err
+    annotated.caption_files(coco)
+
+    def change(content):
+        content["images"] = content["images"][:6]
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] < 1006]
+
+    changed(coco / "annotations/instances_train2017.json", change)
+    folder, outcome = converted(CAPTIONS)
+    assert outcome.code == 0, outcome.err
+    left_out = sum(len(annotated.captions_of(number)) for number in range(6, 12))
+    assert f"{left_out} captions of images that are not among those with boxes left out" in outcome.err
+    assert len(examples_of(folder)) == 6
