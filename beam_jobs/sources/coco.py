@@ -26,6 +26,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import POINT_LABELS
 from pipeline.records import labels, splits
 from pipeline.records.annotation import BACKGROUND, IGNORED
 
@@ -51,7 +52,7 @@ _KEYPOINTS = "keypoints"  # field of annotations and of categories
 _CAPTION = "caption"  # field of annotations
 _OF_CAPTION = {_CAPTION: Feature("string", (None,))}
 # Of each point: its number in its category's list, the number of its box, and 1 if it is hidden or 2 if it is visible.
-_OF_POINTS = {name: Feature("int64", (None,)) for name in ("keypoint", "keypoint_box", "keypoint_visibility")}
+_OF_POINTS = {name: Feature("int64", (None,)) for name in (POINT_LABELS, "keypoint_box", "keypoint_visibility")}
 _COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS, "keep_columns": _CAPTION}
 _SHOWN = 60  # characters of a value in errors
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
@@ -153,6 +154,7 @@ def _load(
     fields |= {_KEYPOINTS} if options.points_column else set()
     needed = _NEEDED if has_boxes or options.mask_column or options.points_column else _NEEDED_OF_CAPTIONS
     rows: list[Annotated] = []
+    points_of: set[tuple[str, ...]] = set()
     counts, crowds, others, first = [], 0, 0, None
     for number, (file, name) in enumerate(zip(files, names, strict=True)):
         content = _content(file, fields, needed)
@@ -167,6 +169,7 @@ def _load(
         own = _images(file.path, content["images"], _below(root, name, content), lists)
         if has_boxes:
             crowds += _add_objects(file.path, content, own, categories, options)
+            points_of |= _names_of_points(content)
         if captions:
             read = _content(captions[number], _READ, _NEEDED_OF_CAPTIONS) if has_boxes else content
             others += _add_captions(captions[number].path, read, own)
@@ -179,8 +182,12 @@ def _load(
     points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
     notes = [f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)"] if crowds else []
     notes += [f"{count_of(others, 'caption')} of images that are not among those with boxes left out"] if others else []
+    if options.points_column and len(points_of) == 1:  # else a number is another point in each category
+        lists[POINT_LABELS] = dataclasses.replace(lists[POINT_LABELS], class_names=points_of.pop())
     convention, kept = "xywh" if has_boxes else "", _KEPT | lists
-    return annotated_files.table_of(folder, of_files, rows, classes, convention, root, kept, origin, masks, points), notes
+    return annotated_files.table_of(
+        folder, of_files, rows, classes, convention, root, kept, origin, masks, points
+    ), notes
 
 
 def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -> Feature:
@@ -199,9 +206,7 @@ def _drawn(rows: Sequence[Annotated]) -> DrawnMasks:
     return DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
 
 
-def _content(
-    file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]
-) -> dict[str, list[dict[str, Any]]]:
+def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
     """Returns the lists of a file with the given fields: polygons are most of it.
 
     Args:
@@ -347,6 +352,14 @@ def _add_objects(
                 problem = _add_points(row, item.get(_KEYPOINTS, []), counts.get(item["category_id"]))
                 row.problem = f"{said}: {problem}" if problem else ""
     return crowds
+
+
+def _names_of_points(content: dict[str, list[dict[str, Any]]]) -> set[tuple[str, ...]]:
+    """Returns the lists of keypoints of the categories whose objects have some; () for one without names."""
+    used = {item["category_id"] for item in content["annotations"] if item.get(_KEYPOINTS)}
+    lists = [each.get(_KEYPOINTS) for each in content["categories"] if each["id"] in used]
+    found = {tuple(map(str, names)) if isinstance(names, list) else () for names in lists}
+    return {names if len({*names}) == len(names) else () for names in found}
 
 
 def _add_points(row: Annotated, stored: Any, count: int | None) -> str:

@@ -65,7 +65,8 @@ class UserColumns:
         crc = crc32c.crc32c(self.origins.tobytes())
         for name, column in sorted(self.values.items()):
             for value in column if isinstance(column, list) else [column]:
-                data = _encoded(name, value) if isinstance(value, str | bytes) else value.tobytes()
+                text = repr(value) if isinstance(value, list) else value
+                data = _encoded(name, text) if isinstance(text, str | bytes) else text.tobytes()
                 crc = crc32c.crc32c(data, crc32c.crc32c(len(data).to_bytes(8, "little"), crc))
         return crc
 

@@ -158,6 +158,7 @@ class Feature:
 
 MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
 BOX_LABELS = "box_labels"  # the class of each box
+POINT_LABELS = "keypoint"  # which one of the named points each point is
 _CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
@@ -443,7 +444,7 @@ class Manifest:
         """Whether images need a label: nothing lies on them, and they are in place, or a conversion found labels."""
         if any(feature.convention for feature in self.features.values()):
             return False
-        return self.is_in_place or bool(self.class_names) or not self.features["label"].is_class
+        return not self.has_images or self.is_in_place or bool(self.class_names) or not self.features["label"].is_class
 
     @property
     def turns_images(self) -> bool:
