@@ -120,16 +120,16 @@ class SourceOptions:
     )
     group_by: str = _option(
         "",
-        f"{_TABLES_ARE}, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
-        "one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
-        *(*_TABLES, "image_folder"),
+        f"{_TABLES_ARE}, image_folder, tfrecord: the column of groups, such as patient: with --split or --folds, rows "
+        "of one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
+        *(*_TABLES, "image_folder", "tfrecord"),
         parse=flag_values.column_or_path,
     )
     stratify: str = _option(
         "",
-        f"{_TABLES_ARE}, image_folder: with --split or --folds, every value of this column has its share in "
+        f"{_TABLES_ARE}, image_folder, tfrecord: with --split or --folds, every value of this column has its share in "
         "each split; label: every class; file:REGEX: a part of the image's path",
-        *(*_TABLES, "image_folder"),
+        *(*_TABLES, "image_folder", "tfrecord"),
         parse=flag_values.column_or_path,
     )
     label_separator: str = _option(

@@ -25,8 +25,8 @@ from pipeline.records import tf_example
 OWN_FEATURES = ("image", "label", "key")  # features of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
-    "boxes and masks: see docs/boxes.md; text, tables and captions are not converted: write them as TFRecords if they "
-    "are none yet, run "
+    "boxes, masks and captions of COCO: see docs/boxes.md; text and tables are not converted: write them as TFRecords "
+    "if they are none yet, run "
     f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
 # {(offset, first bytes there): format} of encoded images; for BMP the two letters, and the zeros after the size.
