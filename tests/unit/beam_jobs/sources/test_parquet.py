@@ -454,7 +454,7 @@ def test_a_column_that_is_no_feature_is_refused_with_its_type(tmp_path, column):
         one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
 
 
-OTHER_DATA = "docs/boxes.md; text, tables and captions .* python -m pipeline.index .* input_fn.*trainer.Task"
+OTHER_DATA = "docs/boxes.md; text and tables .* python -m pipeline.index .* input_fn.*trainer.Task"
 
 
 def test_data_without_images_or_labels_gets_the_columns_and_what_to_do(tmp_path):
