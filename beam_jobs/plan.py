@@ -120,7 +120,7 @@ class Plan:
         """The manifest's format version: the oldest that knows what the data set has."""
         if self.base is not None:
             return manifest.APPENDED_VERSION
-        if placed.of_source(self.source.features):
+        if placed.of_source(self.source.features) or (self.source.label.is_class and not self.source.class_names):
             return ANNOTATIONS_VERSION
         if not self.source.label.is_class:
             return manifest.LABELS_VERSION

@@ -223,7 +223,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     if request.parse is not None:
         return
     _check_placed(request, manifest)
-    if request.training and not manifest.has_annotations:
+    if request.training and manifest.needs_labels:
         require_labels(manifest, request.split)
     if request.mixes and manifest.has_images and not manifest.class_names:
         label = manifest.features["label"]

@@ -144,3 +144,18 @@ def voc(folder: pathlib.Path, counts: Mapping[str, int]) -> pathlib.Path:
 
 
 VOC_CLASSES = np.array([0, 8, 12, 3], np.uint8)  # of cat, dog and bird in VOC's masks, by our mask's values
+
+
+def captions_of(number: int) -> list[str]:
+    """Returns the captions of a scene, `(number + 1) % 3` of them."""
+    return [f"Bild {number}, \N{CYRILLIC SMALL LETTER YA}, {n}" for n in range((number + 1) % 3)]
+
+
+def caption_files(folder: pathlib.Path) -> None:
+    """Writes captions_NAME.json beside each instances_NAME.json of `coco`, with the same images in another order."""
+    for path in (folder / "annotations").glob("instances_*.json"):
+        images = json.loads(path.read_text())["images"][::-1]
+        texts = [(each["id"], text) for each in images for text in captions_of(each["id"] - 1000)]
+        annotations = [{"id": n, "image_id": of, "caption": text} for n, (of, text) in enumerate(texts)]
+        content = {"images": images, "annotations": annotations}
+        path.with_name(path.name.replace("instances_", "captions_")).write_text(json.dumps(content))

@@ -196,12 +196,12 @@ def select(
 
     Args:
       block: a block of a source.
-      num_classes: number of classes; labels must be smaller. 0 if rows have no labels, as masks or boxes need none.
+      num_classes: number of classes; labels must be smaller. 0 if rows have no labels.
       options: options for storing the images.
       features: features of the source, of which masks, boxes and points move with their images.
     """
     bad = dict(block.bad)
-    if block.has_classes and (num_classes or not placed.of_source(features or {})):
+    if block.has_classes and num_classes:
         bad = block.without_class(num_classes) | bad
     block = dataclasses.replace(block, extra=placed.moved(block, features or {}, options.size, bad))
     recoded = recode(block, options, frozenset(bad))

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from beam_jobs import drafts
-from beam_jobs.report import summary
+from beam_jobs.report import boxes, summary
 from beam_jobs.report.summary import ImageFacts, by_size
 from pipeline import images, manifest
 from pipeline.commands.text import count_of, printable, size_of
@@ -29,6 +30,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, croissant, naming
 from pipeline.manifest.columns import label_numbers
+from pipeline.manifest.manifest import BOX_LABELS, BOXES
 from pipeline.read.statistics import number_bars, spread
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
@@ -169,6 +171,7 @@ def make_card(
         samples=_figures(made, take_samples(folder, made)),
         labels=_labels(made),
         numbers=_numbers(label_numbers(folder.url, made)),
+        boxes=_boxes(folder, made),
         sizes=_sizes(made, images),
         doubts=None if doubts is None else [_shown_doubt(made, doubt) for doubt in doubts],
         cell=_cell(made),
@@ -255,12 +258,43 @@ def _numbers(labels: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
       labels: {split: labels}; empty if labels are classes.
     """
     ordered = dict(sorted(labels.items(), key=lambda item: -len(item[1])))
-    bars = number_bars(ordered)
-    most = {split: max((counts[split] for _, counts in bars), default=0) or 1 for split in ordered}
     return {
         "spreads": [(split, spread(values)) for split, values in ordered.items()],
-        "rows": [(name, [(counts[split] / most[split], counts[split]) for split in ordered]) for name, counts in bars],
+        "rows": _rows(number_bars(ordered)),
         "is_wide": len(ordered) > _COLUMNS,
+    }
+
+
+def _rows(bars: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Returns (text, [(length of the bar, count) of each split], what follows) of (text, {split: count}, ...)."""
+    most: Counter[str] = Counter()
+    for _, counts, *_ in bars:
+        most |= Counter(counts)  # of each split the largest
+    return [(text, [(n / (most[split] or 1), n) for split, n in counts.items()], *more) for text, counts, *more in bars]
+
+
+def _boxes(folder: StoragePath, made: Manifest) -> dict[str, Any] | None:
+    """Returns the number, sizes and classes of the boxes of the sampled records of each split; None without boxes."""
+    if BOXES not in made.features:
+        return None
+    splits = by_size(made)
+    found = {
+        name: boxes.counted((record for *_, record in _sampled(folder, made, name)), made)
+        for name, split in splits
+        if split.num_examples
+    }
+    classes = boxes.by_class(found, made.features[BOX_LABELS].class_names) if BOX_LABELS in made.features else []
+    if len(classes) > _MANY_CLASSES:
+        classes = sorted(classes, key=lambda row: -sum(row[1].values()))
+    return {
+        "splits": [*found],
+        "seen": sum(len(each.per_image) for each in found.values()),
+        "examples": sum(split.num_examples for _, split in splits),
+        "count": sum(len(each.parts) for each in found.values()),
+        "per_image": _rows(boxes.per_image(found)),
+        "by_part": _rows(boxes.by_part(found)),
+        "by_class": _rows(classes),
+        "is_wide": len(found) > _COLUMNS,
     }
 
 
@@ -288,12 +322,14 @@ def step_curve(values: Sequence[int], steps: int = 240) -> str:
 def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
     """Returns the pictures of each class, made from the samples."""
     most_bytes = min(_LARGEST_PICTURE, _PICTURES // max(1, sum(map(len, samples.by_label.values()))))
-    shown: dict[int, list[tuple[str, Picture]]] = {label: [] for label in samples.by_label}
+    shown: dict[int, list[tuple[str, Picture, list[list[float]]]]] = {label: [] for label in samples.by_label}
     undecodable = 0
     for label, of_class in samples.by_label.items():
-        for image, key in of_class:
+        for image, key, of_image in of_class:
             try:
-                shown[label].append((key, _picture(made, image, most_bytes)))
+                picture = _picture(made, image, most_bytes)
+                sides = np.tile([picture.height, picture.width], 2)
+                shown[label].append((key, picture, (of_image * sides).round(1).tolist()))
             except BadImageError:
                 undecodable += 1
     histogram = _counts(made, samples.split)
@@ -327,17 +363,20 @@ def _counts(made: Manifest, split: str) -> tuple[int, ...]:
     return info.label_histogram or (info.num_examples,)
 
 
+Sample = tuple[bytes, str, NDArray[np.float64]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Samples:
     """Examples by class.
 
     Attributes:
       split: name of their split.
-      by_label: {label: (image, key) of the first examples found}, ordered by label.
+      by_label: {label: (image, key, boxes as of `boxes.of_record`) of the first examples found}, ordered by label.
     """
 
     split: str
-    by_label: dict[int, list[tuple[bytes, str]]]
+    by_label: dict[int, list[Sample]]
 
 
 def take_samples(folder: StoragePath, made: Manifest) -> Samples:
@@ -349,25 +388,31 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
       DataError: a shard cannot be read, or a record is corrupt.
     """
     split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
-    filled = [shard for shard in made.splits[split].shards if shard.num_examples]
-    shards = [filled[i] for i in _spread(len(filled), _SAMPLED_SHARDS)]
     wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(_counts(made, split)) if n}
-    found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
+    found: dict[int, list[Sample]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
     is_classified = bool(made.splits[split].label_histogram)
+    for file, number, record in _sampled(folder, made, split):
+        labels, sample = _sample_of(record, file, number, made)
+        for label in labels if is_classified else [0]:
+            if len(found.get(label, ())) < wanted.get(label, 0):
+                found[label].append(sample)
+                missing -= 1
+                break  # each image is shown once
+        if not missing:
+            break
+    return Samples(split, _choose_classes(found))
+
+
+def _sampled(folder: StoragePath, made: Manifest, split: str) -> Iterator[tuple[str, int, bytes]]:
+    """Yields (file, number, record) of the first records of some shards, spread over a split."""
+    filled = [shard for shard in made.splits[split].shards if shard.num_examples]
+    shards = [filled[i] for i in _spread(len(filled), _SAMPLED_SHARDS)]
     for shard in shards:
         records = (record for _, record in records_of(folder / shard.file, shard.compression))
         first = _first_records(records, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards))
         for number, record in enumerate(first):
-            labels, sample = _sample_of(record, shard.file, number, made)
-            for label in labels if is_classified else [0]:
-                if len(found.get(label, ())) < wanted.get(label, 0):
-                    found[label].append(sample)
-                    missing -= 1
-                    break  # each image is shown once
-            if not missing:
-                return Samples(split, _choose_classes(found))
-    return Samples(split, _choose_classes(found))
+            yield shard.file, number, record
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -375,7 +420,7 @@ def _spread(count: int, most: int) -> list[int]:
     return list(np.unique(np.linspace(0, count - 1, min(count, most)).astype(int)))
 
 
-def _choose_classes(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list[tuple[bytes, str]]]:
+def _choose_classes(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
     """Returns at most `CLASSES` of the classes that have samples, evenly spread."""
     labels = [label for label, samples in found.items() if samples]
     return {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)}
@@ -390,8 +435,8 @@ def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iter
         yield record
 
 
-def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[list[int], tuple[bytes, str]]:
-    """Returns the classes of a record, and its image and key."""
+def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[list[int], Sample]:
+    """Returns the classes of a record, and its image, key and boxes."""
     wanted: dict[str, Feature] = {
         name: made.features[name] for name in ("image", "label", "key") if name in made.features
     }
@@ -402,7 +447,7 @@ def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[l
     key = found.get("key", f"{file}#{number}".encode())  # other programs' records may have no key
     label = found["label"]
     classes = np.flatnonzero(label).tolist() if np.ndim(label) else [label]
-    return classes, (found["image"], key.decode(errors="backslashreplace"))
+    return classes, (found["image"], key.decode(errors="backslashreplace"), boxes.of_record(record, made)[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -289,7 +289,7 @@ def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, 
     classes = feature.class_names
     if name == "label":
         classes = manifest.class_names if feature.is_class else ()
-    if classes and not feature.convention:
+    if classes and not feature.convention and not feature.shape:
         return _typed("class_label_feature.ClassLabel", "classLabel", {"numClasses": str(len(classes))})
     if feature.dtype == "string":
         return _typed("text_feature.Text", "text", {}) if not feature.shape else {}

@@ -1,4 +1,4 @@
-"""Image files whose boxes other files list, as a table: what COCO and PASCAL VOC have in common.
+"""Image files whose boxes or captions other files list, as a table: what COCO and PASCAL VOC have in common.
 
 The label of an image has a 1 for each class that one of its boxes has.
 """
@@ -19,7 +19,7 @@ from beam_jobs.sources import streams
 from beam_jobs.sources.base import Files
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, Masks, PathTable, shown
-from beam_jobs.sources.placed_columns import PlacedColumn
+from beam_jobs.sources.placed_columns import PlacedColumn, label_kind
 from beam_jobs.sources.segmentations import Segmentation
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
@@ -32,6 +32,7 @@ from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK, POINTS
 IMAGE = "file_name"  # column of the images' paths
 _NUMBERS = pa.list_(pa.list_(pa.float64()))
 _CLASSES = pa.list_(pa.int64())
+_TYPES = {"int64": pa.int64(), "string": pa.large_binary()}  # of columns, by the dtype of their feature
 
 
 @dataclasses.dataclass
@@ -114,7 +115,7 @@ def table_of(
       files: files of annotations, with their numbers of images.
       rows: images of all files, in order.
       class_names: names of the boxes' classes.
-      convention: what the numbers of a box are.
+      convention: what the numbers of a box are; empty: there are no boxes.
       root: folder of the images.
       kept: features of `Annotated.more`.
       origin: value whose `repr` determines everything but paths, sizes and times of images.
@@ -127,6 +128,7 @@ def table_of(
     boxes = Feature("float32", (None, 4), convention=convention)
     of_boxes = Feature("int64", (None,), class_names=class_names, convention="classes")
     placed = [PlacedColumn(BOXES, (BOXES,), boxes), PlacedColumn(BOX_LABELS, (BOX_LABELS,), of_boxes, False)]
+    placed = placed if convention else []
     placed += [PlacedColumn(MASK, (IMAGE,), masks[0], is_path=True)] if masks else []
     placed += [PlacedColumn(POINTS, (POINTS,), points)] if points else []
     paths = pa.array([row.path for row in rows], pa.large_binary())
@@ -136,10 +138,12 @@ def table_of(
         POINTS: pa.array([row.points for row in rows], _NUMBERS),
         BOX_LABELS: pa.array([row.classes for row in rows], _CLASSES),
         **{
-            name: pa.array([row.more[name] for row in rows], _CLASSES if feature.shape else pa.int64())
+            name: pa.array([row.more[name] for row in rows], pa.list_(kind) if feature.shape else kind)
             for name, feature in kept.items()
+            for kind in [_TYPES[feature.dtype]]
         },
     }
+    kind_of_label, _ = label_kind(placed)
     sizes, times = _status(root, [row.path for row in rows])
     if not (sizes >= 0).any():
         problem = f"{shown(rows[0].path)}: no such file; none of {count_of(len(rows), 'image')} has a file in {root}"
@@ -149,7 +153,7 @@ def table_of(
         folder=folder,
         files=files,
         data=pa.table(data),
-        columns=Columns(IMAGE, False, "", "boxes", "", tuple(kept.items()), placed=tuple(placed)),
+        columns=Columns(IMAGE, False, "", kind_of_label, "", tuple(kept.items()), placed=tuple(placed)),
         class_names=class_names,
         root=os.fsencode(str(root)),
         sizes=sizes,

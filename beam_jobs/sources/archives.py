@@ -39,6 +39,7 @@ _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 _ENCRYPTED = 1  # flag of a zip's member
 _MARK = b"PK\x03\x04"  # begins a zip's member
 _UNREADABLE = -1  # in place of the packing of an encrypted member
+_LINK = -2  # in place of the packing of a tar's link
 _HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and of more
 _NO_CRC = -1
 _AGAIN = "get the file again"
@@ -73,6 +74,23 @@ class Archive:
         order = pc.sort_indices(self.names)
         return self.names.take(order), order.to_numpy().astype(np.int64)
 
+    @functools.cached_property
+    def folders(self) -> dict[bytes, dict[bytes, int | None]]:
+        """{folder: {name in it: number of the member, the last of this name; None of a folder}}; of the top, empty."""
+        found: dict[bytes, dict[bytes, int | None]] = {b"": {}}
+        for number, name in enumerate(self.names.to_pylist()):
+            place, inner, is_known = name, number, False
+            while not is_known:
+                folder, _, base = place.rpartition(b"/")
+                is_known = folder in found
+                found.setdefault(folder, {})[base] = inner
+                place, inner = folder, None
+        return found
+
+    def is_link(self, member: int) -> bool:
+        """Returns whether a member is a link, which cannot be read."""
+        return int(self.packings[member]) == _LINK
+
     def find(self, name: bytes) -> int | None:
         """Returns the number of the member of a name, the last if there are several, as unpacking has it; or None."""
         names, order = self._sorted
@@ -92,6 +110,8 @@ class Archive:
             if (status.st_size, status.st_mtime_ns) != self.stamp:
                 raise streams.changed(os.fsdecode(self.path))
             start, size = int(self.starts[member]), int(self.sizes[member])
+            if self.is_link(member):
+                return b"", "is a link in its tar; unpack the tar"
             if not self.path.lower().endswith(b".zip"):
                 return _whole(os.pread(stream.fileno(), size, start), size)
             mark, name, more = _HEADER.unpack(os.pread(stream.fileno(), _HEADER.size, start).ljust(_HEADER.size))
@@ -129,6 +149,82 @@ def parted(path: bytes) -> tuple[bytes, bytes]:
 def is_archive(path: str) -> bool:
     """Returns whether a path is that of an archive, or of a folder in one."""
     return (_is_file(os.fsencode(path)) and path.lower().endswith(SUFFIXES)) or bool(parted(os.fsencode(path))[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A file or a folder in an archive, with the methods of `os.DirEntry`.
+
+    Attributes:
+      name: name in its folder.
+      path: path of the archive, with the name in it.
+      archive: the archive.
+      member: number of the member; None of a folder.
+    """
+
+    name: bytes
+    path: bytes
+    archive: Archive
+    member: int | None
+
+    def is_dir(self) -> bool:
+        """Returns whether it is a folder."""
+        return self.member is None
+
+    def is_file(self) -> bool:
+        """Returns whether it is a file."""
+        return self.member is not None
+
+    def is_symlink(self) -> bool:
+        """Returns False: links cannot be read, see `Archive.is_link`."""
+        return False
+
+    def content(self) -> bytes:
+        """Returns the content of a file.
+
+        Raises:
+          DataError: it cannot be read, or the archive has changed.
+        """
+        data, problem = self.archive.read(self.member or 0)
+        if problem:
+            raise DataError(problem, path=os.fsdecode(self.path))
+        return data
+
+    def stamp(self) -> tuple[int, int]:
+        """Returns the size of a file, and the modification time of the archive in ns; raises DataError for a link."""
+        member = self.member or 0
+        if self.archive.is_link(member):
+            self.content()
+        return int(self.archive.sizes[member]), self.archive.stamp[1]
+
+
+def entry(path: bytes) -> Entry | None:
+    """Returns what lies at a path in an archive, or the archive itself; None if no archive is on the path.
+
+    Raises:
+      DataError: the archive has nothing there, or is no archive.
+    """
+    path = path.rstrip(b"/")
+    place, inner = parted(path)
+    if not inner and not is_archive(os.fsdecode(path)):
+        return None
+    archive = opened(place)
+    folder, _, name = inner.rpartition(b"/")
+    if inner and name not in archive.folders.get(folder, ()):
+        raise DataError(f"has no {os.fsdecode(inner)!r}", path=os.fsdecode(place))
+    return Entry(name, path, archive, archive.folders[folder][name] if inner else None)
+
+
+def entries(folder: bytes) -> list[Entry] | None:
+    """Returns what lies in a folder of an archive; None if it is not in one. Raises DataError as `entry`."""
+    found = entry(folder)
+    if found is None:
+        return None
+    inner = found.path[len(found.archive.path) + 1 :]
+    return [
+        Entry(name, os.path.join(folder, name), found.archive, member)
+        for name, member in found.archive.folders.get(inner, {}).items()
+    ]
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
@@ -173,9 +269,9 @@ def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
         while info := tar.next():
             tar.members.clear()  # type: ignore[attr-defined]  # or it keeps a kilobyte for each
             end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK if info.isfile() else info.offset_data
-            if info.isreg() and not info.issparse():
+            if (info.isreg() and not info.issparse()) or info.islnk() or info.issym():
                 name = info.name.encode("utf-8", "surrogateescape")
-                yield name, (info.offset_data, info.size, info.size, _STORED, _NO_CRC)
+                yield name, (info.offset_data, info.size, info.size, _STORED if info.isreg() else _LINK, _NO_CRC)
     _check_end(path, end, stream)
 
 

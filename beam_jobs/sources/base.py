@@ -120,16 +120,16 @@ class SourceOptions:
     )
     group_by: str = _option(
         "",
-        f"{_TABLES_ARE}, image_folder: the column of groups, such as patient: with --split or --folds, rows of "
-        "one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
-        *(*_TABLES, "image_folder"),
+        f"{_TABLES_ARE}, image_folder, tfrecord: the column of groups, such as patient: with --split or --folds, rows "
+        "of one group are all in one split; file:REGEX takes the group from the path of the image: its first (...)",
+        *(*_TABLES, "image_folder", "tfrecord"),
         parse=flag_values.column_or_path,
     )
     stratify: str = _option(
         "",
-        f"{_TABLES_ARE}, image_folder: with --split or --folds, every value of this column has its share in "
+        f"{_TABLES_ARE}, image_folder, tfrecord: with --split or --folds, every value of this column has its share in "
         "each split; label: every class; file:REGEX: a part of the image's path",
-        *(*_TABLES, "image_folder"),
+        *(*_TABLES, "image_folder", "tfrecord"),
         parse=flag_values.column_or_path,
     )
     label_separator: str = _option(
@@ -218,8 +218,8 @@ class SourceOptions:
     keep_columns: tuple[str, ...] = _option(
         (),
         f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
-        "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-        *(*_TABLES, "tfrecord", "tfds:NAME"),
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, also beside boxes",
+        *(*_TABLES, "tfrecord", "tfds:NAME", "coco"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )

@@ -234,8 +234,10 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
       is_given: whether the user gave the feature's type, so that values are converted to it.
       bad: {row: reason}.
     """
-    if feature.dtype == "string" and pa.types.is_nested(array.type):
+    if feature.dtype == "string" and pa.types.is_nested(array.type) and not feature.shape:
         return _json(array, name, bad)
+    if feature.dtype == "string" and feature.shape:
+        return _texts(array, name, bad)
     if feature.dtype == "string":
         kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
         if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):
@@ -246,6 +248,17 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
         return _numbers(array, name, dtype, bad)
     _refuse_nulls(bad, array, f"{name} is null")
     return _lists(array, name, dtype, bad) if feature.shape == (None,) else _vectors(array, name, dtype, bad)
+
+
+def _texts(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    """Returns lists of texts as lists of bytes."""
+    _refuse_nulls(bad, array, f"{name} is null")
+    out = np.empty(len(array), object)
+    for row, values in enumerate(array.cast(pa.list_(pa.large_binary())).to_pylist()):
+        out[row] = values or []
+        if None in out[row]:
+            bad.setdefault(row, f"an element of {name} is null")
+    return out
 
 
 def _json(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:

@@ -1,4 +1,4 @@
-"""Images with the boxes of COCO's annotation files: https://cocodataset.org/#format-data.
+"""Images with the boxes or captions of COCO's annotation files: https://cocodataset.org/#format-data.
 
 Boxes of crowds (`iscrowd`) are left out: they surround many objects, and training on them as one is wrong. In masks
 their pixels are of no class.
@@ -10,13 +10,15 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from beam_jobs.sources import annotated_files, image_files, listing, placed_columns, segmentations, streams
 from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
+from beam_jobs.sources.image_files import shown
 from beam_jobs.sources.segmentations import DrawnMasks, Segmentation
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands import commandline
@@ -24,27 +26,36 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import POINT_LABELS
 from pipeline.records import labels, splits
 from pipeline.records.annotation import BACKGROUND, IGNORED
 
 _PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
 _OF_PERSONS = "person_keypoints_"  # begins the names of files with keypoints
+_OF_CAPTIONS = "captions_"  # begins the names of files with captions
 _SUFFIX = ".json"
 _FOLDER = "annotations"  # COCO's files lie in it, beside the folders of images
-_KINDS = f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX}, a folder of them, or a glob"
+_KINDS = (
+    f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX} or {_OF_CAPTIONS}train2017{_SUFFIX}, a folder of "
+    "them, or a glob"
+)
 _KEPT = {"image_id": Feature("int64")}  # by which results are compared with COCO's own files
 _NEEDED = {"images": ("id", "file_name"), "categories": ("id", "name"), "annotations": ("id", "image_id")}
+_NEEDED_OF_CAPTIONS = {"images": ("id", "file_name"), "annotations": ("id", "image_id")}
 _READ = frozenset([
     *("images", "annotations", "categories", "id", "file_name", "height", "width", "image_id", "category_id", "bbox"),
-    *("iscrowd", "name"),
+    *("iscrowd", "name", "caption"),
 ])  # fmt: skip
 _SEGMENTATION = "segmentation"  # field of annotations of which masks are drawn
 _OF_MASKS = frozenset([_SEGMENTATION, "size", "counts"])
 _KEYPOINTS = "keypoints"  # field of annotations and of categories
+_CAPTION = "caption"  # field of annotations
+_OF_CAPTION = {_CAPTION: Feature("string", (None,))}
 # Of each point: its number in its category's list, the number of its box, and 1 if it is hidden or 2 if it is visible.
-_OF_POINTS = {name: Feature("int64", (None,)) for name in ("keypoint", "keypoint_box", "keypoint_visibility")}
-_COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS}
+_OF_POINTS = {name: Feature("int64", (None,)) for name in (POINT_LABELS, "keypoint_box", "keypoint_visibility")}
+_COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS, "keep_columns": _CAPTION}
 _SHOWN = 60  # characters of a value in errors
+_SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
 
 
 @SOURCES.named("coco")
@@ -52,7 +63,8 @@ def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --source is missing, --image_dir is no folder, or --mask_column or --points_column is another field.
+      UsageError: --source is missing, --image_dir is no folder, or --mask_column, --points_column or --keep_columns is
+        another field.
       DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
         have different categories; none of the images exist.
     """
@@ -60,13 +72,16 @@ def open_source(options: SourceOptions) -> Source:
         raise UsageError(f"--source is missing: {_KINDS}")
     placed_columns.check_needs(options)
     for flag, field in _COLUMNS.items():
-        if getattr(options, flag) not in ("", field):
-            raise unknown(f"--{flag}", getattr(options, flag), [field])
+        given = getattr(options, flag)
+        for name in given if isinstance(given, tuple) else [given]:
+            if name not in ("", field):
+                raise unknown(f"--{flag}", name, [field])
     if options.mask_column:
         commandline.require("pycocotools")
-    wanted = f"{_PREFIX}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
+    wanted = f"{_PREFIX}*{_SUFFIX}, {_OF_CAPTIONS}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
     found, names = listing.find(options.source, _is_coco, True, wanted, _KINDS)
     folder = LocalPath(str(found))
+    names = [name for name in names if not _has_captions(name)] or names  # the others may lie beside them
     by_split = splits.by_files(folder, names, options.splits)
     names = sorted(name for files in by_split.values() for name in files)
     if options.image_dir:
@@ -74,14 +89,15 @@ def open_source(options: SourceOptions) -> Source:
         if not os.path.isdir(options.image_dir):
             raise UsageError(f"--image_dir={options.image_dir}: is not a folder")
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
-    table, crowds = _load(folder, known, options)
+    beside = names if _has_captions(names[0]) else [_beside(folder, name) for name in names if options.keep_columns]
+    captions = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in beside)
+    table, notes = _load(folder, known, captions, options)
     unique = not table.again.any()
-    again = functools.partial(_scan, folder, known, options)
+    again = functools.partial(_scan, folder, known, captions, options)
     source = image_files.source_of(options.dataset, table, by_split, again, unique)
-    for line in annotated_files.lines(table):
+    for line in (*annotated_files.lines(table), *notes):
         print(line, file=sys.stderr, flush=True)
-    if crowds:
-        print(f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)", file=sys.stderr, flush=True)
+    names = list(dict.fromkeys([*names, *beside]))
     with streams.progress_bar(int(table.sizes.clip(0).sum())) as bar:
         described = table.files_of_images.described("images", bar.update)
     return dataclasses.replace(source, files=(*streams.describe([(n, folder / n) for n in names]), described))
@@ -89,26 +105,60 @@ def open_source(options: SourceOptions) -> Source:
 
 def _is_coco(name: str) -> bool:
     base = os.path.basename(name)
-    return (base.startswith(_PREFIX) and base.endswith(_SUFFIX)) or base == _ROBOFLOW
+    return (base.startswith((_PREFIX, _OF_CAPTIONS)) and base.endswith(_SUFFIX)) or base == _ROBOFLOW
 
 
-def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> AnnotatedTable:
-    return _load(folder, files, options)[0]
+def _has_captions(name: str) -> bool:
+    return os.path.basename(name).startswith(_OF_CAPTIONS)
 
 
-def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> tuple[AnnotatedTable, int]:
-    """Returns the images of all files, and the number of crowds' boxes, which are left out."""
+def _stem(name: str) -> str:
+    """Returns the part of a file's name that those of the same images have in common."""
+    stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX)
+    return stem.removeprefix(_OF_PERSONS).removeprefix(_OF_CAPTIONS)
+
+
+def _beside(folder: LocalPath, name: str) -> str:
+    """Returns the name of the file with the captions of another file's images."""
+    found = os.path.join(os.path.dirname(name), f"{_OF_CAPTIONS}{_stem(name)}{_SUFFIX}")
+    if not os.path.isfile(str(folder / found)):
+        advice = f"--keep_columns={_CAPTION} takes the captions of the images in {name} from it"
+        raise DataError("no such file", path=folder / found, advice=advice)
+    return found
+
+
+def _scan(
+    folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
+) -> AnnotatedTable:
+    return _load(folder, files, captions, options)[0]
+
+
+def _load(
+    folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
+) -> tuple[AnnotatedTable, list[str]]:
+    """Returns the images of all files, and notes on what is left out.
+
+    Args:
+      folder: folder that the files' names are relative to.
+      files: files of annotations.
+      captions: files of the captions of each of `files`, or the same ones if these have nothing else; may be empty.
+      options: options of the source.
+    """
+    has_boxes = captions != files
     root = LocalPath(options.image_dir) if options.image_dir else folder
     if not options.image_dir and folder.name == _FOLDER:
         root = folder.parent
     names = tuple(file.path.name_in(folder) for file in files)
+    lists = (_OF_POINTS if options.points_column else {}) | (_OF_CAPTION if captions else {})
+    fields = _READ | (_OF_MASKS if options.mask_column else set())
+    fields |= {_KEYPOINTS} if options.points_column else set()
+    needed = _NEEDED if has_boxes or options.mask_column or options.points_column else _NEEDED_OF_CAPTIONS
     rows: list[Annotated] = []
-    counts, crowds, first = [], 0, None
-    for file, name in zip(files, names, strict=True):
-        fields = _READ | (_OF_MASKS if options.mask_column else set())
-        content = _content(file.path, fields | ({_KEYPOINTS} if options.points_column else set()))
-        file.check_unchanged()
-        categories = _categories(file.path, content)
+    points_of: set[tuple[str, ...]] = set()
+    counts, crowds, others, first = [], 0, 0, None
+    for number, (file, name) in enumerate(zip(files, names, strict=True)):
+        content = _content(file, fields, needed)
+        categories = _categories(file.path, content) if has_boxes else []
         first = categories if first is None else first
         if categories != first:
             raise DataError(
@@ -116,17 +166,28 @@ def _load(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 path=file.path,
                 advice="convert each, then both together by --dataset=tfrecord, which joins classes by their names",
             )
-        own, left_out = _rows(file.path, content, categories, _below(root, name, content), options)
-        rows += own
+        own = _images(file.path, content["images"], _below(root, name, content), lists)
+        if has_boxes:
+            crowds += _add_objects(file.path, content, own, categories, options)
+            points_of |= _names_of_points(content)
+        if captions:
+            read = _content(captions[number], _READ, _NEEDED_OF_CAPTIONS) if has_boxes else content
+            others += _add_captions(captions[number].path, read, own)
+        rows += own.values()
         counts.append(len(own))
-        crowds += left_out
     assert first is not None
     of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
-    origin = (files, options)
+    origin = (files, captions, options)
     masks = (_mask(files[0].path, classes, options), _drawn(rows)) if options.mask_column else None
-    kept = _KEPT | (_OF_POINTS if options.points_column else {})
     points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
-    return annotated_files.table_of(folder, of_files, rows, classes, "xywh", root, kept, origin, masks, points), crowds
+    notes = [f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)"] if crowds else []
+    notes += [f"{count_of(others, 'caption')} of images that are not among those with boxes left out"] if others else []
+    if options.points_column and len(points_of) == 1:  # else a number is another point in each category
+        lists[POINT_LABELS] = dataclasses.replace(lists[POINT_LABELS], class_names=points_of.pop())
+    convention, kept = "xywh" if has_boxes else "", _KEPT | lists
+    return annotated_files.table_of(
+        folder, of_files, rows, classes, convention, root, kept, origin, masks, points
+    ), notes
 
 
 def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -> Feature:
@@ -145,10 +206,17 @@ def _drawn(rows: Sequence[Annotated]) -> DrawnMasks:
     return DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
 
 
-def _content(path: StoragePath, fields: Set[str]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the lists of a file with the fields that are needed: polygons are most of it."""
+def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the lists of a file with the given fields: polygons are most of it.
 
-    def needed(item: dict[str, Any]) -> dict[str, Any]:
+    Args:
+      file: the file.
+      fields: fields to read.
+      needed: {list that the file must have: fields that each of its items must have}.
+    """
+    path = file.path
+
+    def chosen(item: dict[str, Any]) -> dict[str, Any]:
         found = {name: item[name] for name in item.keys() & fields}
         if _SEGMENTATION in found:
             found[_SEGMENTATION] = segmentations.compact(found[_SEGMENTATION])
@@ -156,10 +224,11 @@ def _content(path: StoragePath, fields: Set[str]) -> dict[str, list[dict[str, An
 
     try:
         with streams.errors_of(path), path.open("rb") as stream:
-            found = json.load(stream, object_hook=needed)
+            found = json.load(stream, object_hook=chosen)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON in UTF-8 ({' '.join(str(error).split())})", path=path) from None
-    for name, of_items in _NEEDED.items():
+    file.check_unchanged()
+    for name, of_items in needed.items():
         items = found.get(name, [] if name == "annotations" else None) if isinstance(found, dict) else None
         if not isinstance(items, list) or not (items or name == "annotations"):
             raise DataError(f"has no list {name!r}, as COCO's files have", path=path, advice=_KINDS)
@@ -185,7 +254,7 @@ def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> 
 
 def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]]) -> str:
     """Returns the folder below the root in which a file's images are: the first that holds its first image."""
-    stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX).removeprefix(_OF_PERSONS)
+    stem = _stem(name)
     first = str(content["images"][0]["file_name"])
     places = [stem, f"images/{stem}", os.path.dirname(name), "", "images"]
     for place in dict.fromkeys(places):
@@ -212,15 +281,41 @@ def _images(
     return rows
 
 
-def _rows(
+def _add_captions(path: StoragePath, content: dict[str, list[dict[str, Any]]], rows: dict[Any, Annotated]) -> int:
+    """Adds the captions of a file to {id: image}; returns the number of those of images that are not among these."""
+    names, others = {item["id"]: str(item["file_name"]) for item in content["images"]}, 0
+    if not any(_CAPTION in item for item in content["annotations"]):
+        raise DataError(f"none of its annotations has a {_CAPTION}", path=path)
+    for number in names.keys() & rows.keys():
+        if os.path.basename(rows[number].path) != os.fsencode(os.path.basename(names[number])):
+            problem = f"image {number} is {names[number]!r} here, and {shown(rows[number].path)!r} in the other file"
+            raise DataError(problem, path=path, advice="its captions are those of other images")
+    for item in content["annotations"]:
+        said, text = f"annotation {item['id']!r}", item.get(_CAPTION)
+        _check_image(item, names, path)
+        if (row := rows.get(item["image_id"])) is None:
+            others += 1
+        elif isinstance(text, str) and not _SURROGATE.search(text):
+            row.more[_CAPTION].append(text.encode())
+        else:
+            row.problem = row.problem or f"{said}: its {_CAPTION} is {ascii(text)[:_SHOWN]}, not a text"
+    return others
+
+
+def _check_image(item: dict[str, Any], known: Collection[Any], path: StoragePath) -> None:
+    """Raises DataError if an annotation is of none of the known images."""
+    if not isinstance(item["image_id"], int) or item["image_id"] not in known:
+        raise DataError(f"annotation {item['id']!r}: there is no image {item['image_id']!r}", path=path)
+
+
+def _add_objects(
     path: StoragePath,
     content: dict[str, list[dict[str, Any]]],
+    rows: dict[Any, Annotated],
     categories: Sequence[tuple[Any, str]],
-    below: str,
     options: SourceOptions,
-) -> tuple[list[Annotated], int]:
-    """Returns the images of a file with their boxes, and the number of crowds' boxes."""
-    rows = _images(path, content["images"], below, _OF_POINTS if options.points_column else ())
+) -> int:
+    """Adds the objects of a file to {id: image}, and returns the number of crowds' boxes, which are left out."""
     numbers = {number: label for label, (number, _) in enumerate(categories)}
     counts = {
         each["id"]: len(each[_KEYPOINTS]) for each in content["categories"] if isinstance(each.get(_KEYPOINTS), list)
@@ -231,8 +326,7 @@ def _rows(
     crowds = 0
     for item in content["annotations"]:
         said = f"annotation {item['id']!r}"
-        if item["image_id"] not in rows:
-            raise DataError(f"{said}: there is no image {item['image_id']!r}", path=path)
+        _check_image(item, rows, path)
         if item.get("category_id") not in numbers:
             raise DataError(f"{said}: there is no category {item.get('category_id')!r}", path=path)
         row = rows[item["image_id"]]
@@ -257,7 +351,15 @@ def _rows(
             if options.points_column and not row.problem:
                 problem = _add_points(row, item.get(_KEYPOINTS, []), counts.get(item["category_id"]))
                 row.problem = f"{said}: {problem}" if problem else ""
-    return list(rows.values()), crowds
+    return crowds
+
+
+def _names_of_points(content: dict[str, list[dict[str, Any]]]) -> set[tuple[str, ...]]:
+    """Returns the lists of keypoints of the categories whose objects have some; () for one without names."""
+    used = {item["category_id"] for item in content["annotations"] if item.get(_KEYPOINTS)}
+    lists = [each.get(_KEYPOINTS) for each in content["categories"] if each["id"] in used]
+    found = {tuple(map(str, names)) if isinstance(names, list) else () for names in lists}
+    return {names if len({*names}) == len(names) else () for names in found}
 
 
 def _add_points(row: Annotated, stored: Any, count: int | None) -> str:

@@ -366,9 +366,10 @@ def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
         return Feature(_DTYPES[kind])
     if kind in _CASTS[wanted] and not _has_bytes(found):
         return Feature(wanted)
-    if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
-        return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
-    return None
+    inner = _DTYPES.get(_kind(plain(found.value_type)), "") if kind in ("list", "vector") and wanted != "string" else ""
+    if inner == "string":
+        return Feature(inner, (None,)) if not wanted else None
+    return Feature(wanted or inner, (found.list_size if kind == "vector" else None,)) if inner else None
 
 
 def _has_bytes(found: pa.DataType) -> bool:

@@ -277,7 +277,7 @@ def shares_of(source: Source) -> Shares | None:
         return None
     dealing, inner = source.dealing, source.inner
     rows = {split: _rows(inner, dealing, split) for split in source.splits}
-    column = dealing.stratify or (LABEL if inner.label.is_class else "")
+    column = dealing.stratify or (LABEL if inner.label.is_class and inner.class_names else "")
     strata, counts = tuple[str, ...](), dict[str, NDArray[np.int64]]()
     if column:
         found = inner.texts(column)

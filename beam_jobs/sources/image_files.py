@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -356,13 +357,19 @@ def describe(folder: bytes, name: str, files: Iterable[tuple[bytes, int]], advan
     sha256, total, rest = hashlib.sha256(), 0, iter(files)
     while some := list(itertools.islice(rest, _AT_ONCE)):
         places = [os.fsdecode(os.path.join(folder, path)) for path, _ in some]
-        found = streams.digests([(place, LocalPath(place)) for place in places], advance)
+        found = streams.digests([(place, LocalPath(place)) for place in places], advance, _open)
         for (path, size), one in zip(some, found, strict=True):
             if one.num_bytes != size:
                 raise streams.changed(text(os.path.join(folder, path)))
             sha256.update(b"%b\0%d\0%b\n" % (path, size, one.sha256.encode()))
             total += size
     return SourceFile(name, total, sha256.hexdigest())
+
+
+def _open(path: LocalPath) -> IO[bytes]:
+    """Returns an open file, also in an archive."""
+    found = archives.entry(os.fsencode(str(path)))
+    return streams.open_plain(path) if found is None else io.BytesIO(found.content())
 
 
 def extension_of(path: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Images in folders named after their classes: `class/file.png`, or `train/class/file.png`.
+"""Images in folders named after their classes: `class/file.png`, or `train/class/file.png`; also within an archive.
 
 A folder is a table of paths and labels, whose files are the folders of splits. Links to files in the same folder are
 followed; other links, and links to folders, are refused unless the user asks to follow them, so that only what the user
@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import flag_values
-from beam_jobs.sources import image_files, streams
+from beam_jobs.sources import archives, image_files, streams
+from beam_jobs.sources.archives import Entry
 from beam_jobs.sources.base import LABEL, SOURCES, Files, SourceOptions
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.image_files import IMAGES, UNREADABLE, PathSource, PathTable, extension_of, extensions, text
@@ -60,8 +61,8 @@ def open_source(options: SourceOptions) -> PathSource:
                 f"folder with --{flag}='file:(.*)/', or name the images in a table (--dataset=image_table)"
             )
     folder = os.path.abspath(options.source)
-    if not os.path.isdir(folder):
-        problem = "is not a folder" if os.path.exists(folder) else "no such folder"
+    if not os.path.isdir(folder) and not archives.is_archive(folder):
+        problem = "is neither a folder nor an archive (.zip, .tar)" if os.path.exists(folder) else "no such folder"
         raise DataError(problem, path=folder, advice="--source of image_folder has one folder of images per class")
     scan = _Scan(folder, options.follow_links, options.splits)
     table = scan.table()
@@ -290,30 +291,31 @@ class _Scan:
                 elif self._is_image(entry):
                     yield (entry.path, *self._status(entry))
 
-    def _is_folder(self, entry: os.DirEntry[bytes]) -> bool:
+    def _is_folder(self, entry: os.DirEntry[bytes] | Entry) -> bool:
         if entry.is_symlink() and entry.is_dir() and not self._follows_links:
             self._refused[entry.path] = "is a link to a folder, which is not followed; put the folder there"
             return False
         return entry.is_dir()
 
-    def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
+    def _is_image(self, entry: os.DirEntry[bytes] | Entry) -> bool:
         if entry.path in self._refused:
             return False
         extension = extension_of(entry.name)
         if extension in IMAGES or extension in UNREADABLE:
             return True
         # A link that must not be followed is not read either.
-        if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
-            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
-                if schema.image_format(file.read(schema.IMAGE_START)):
-                    return True
+        may_be = extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry))
+        if may_be and schema.image_format(_start(entry)):
+            return True
         self.ignored[extension] += 1
         return False
 
-    def _leads_out(self, entry: os.DirEntry[bytes]) -> bool:
+    def _leads_out(self, entry: os.DirEntry[bytes] | Entry) -> bool:
         return entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
 
-    def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
+    def _status(self, entry: os.DirEntry[bytes] | Entry) -> tuple[int, int]:
+        if isinstance(entry, Entry):
+            return entry.stamp()
         if self._leads_out(entry) and not self._follows_links:
             self._refused[entry.path] = "is a link that leads out of the folder, which is not followed; copy the file"
         with streams.errors_of(text(entry.path)):
@@ -389,9 +391,20 @@ class _Scan:
         return others
 
 
-def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
-    with streams.errors_of(text(folder)), os.scandir(folder) as found:
-        return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
+def _entries(folder: bytes) -> list[os.DirEntry[bytes] | Entry]:
+    found: list[os.DirEntry[bytes]] | list[Entry] | None = archives.entries(folder)
+    if found is None:
+        with streams.errors_of(text(folder)), os.scandir(folder) as each:
+            found = [*each]
+    return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
+
+
+def _start(entry: os.DirEntry[bytes] | Entry) -> bytes:
+    """Returns the first bytes of a file."""
+    if isinstance(entry, Entry):
+        return b"" if entry.archive.is_link(entry.member or 0) else entry.content()[: schema.IMAGE_START]
+    with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
+        return file.read(schema.IMAGE_START)
 
 
 def _skipped(ignored: collections.Counter[bytes]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base
-from beam_jobs.sources.base import Block, Source
+from beam_jobs.sources.base import Block, Source, Texts
 from pipeline.commands.text import shape_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
@@ -49,6 +49,18 @@ class JoinedSource(Source):
         name, _, own = self._parts(split, np.array([row], np.int64))[0]
         file, in_file = self.inner[name].where(split, int(own[0]))
         return f"{name}/{file}", in_file
+
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a feature of all records; a value is the same in all data sets."""
+        codes, rows = dict[str, int](), list[NDArray[np.int64]]()
+        found = {name: source.texts(column, needed) for name, source in self.inner.items()}
+        for split in self.splits:
+            for name, source in self._with(split).items():
+                names = [*source.splits]
+                first = sum(source.splits[before] for before in names[: names.index(split)])
+                numbers = np.array([codes.setdefault(value, len(codes)) for value in found[name].values], np.int64)
+                rows.append(numbers[found[name].codes[first : first + source.splits[split]]])
+        return Texts(np.concatenate(rows), tuple(codes))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split."""

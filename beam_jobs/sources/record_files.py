@@ -21,15 +21,17 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from beam_jobs.sources import base, streams
-from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
+from beam_jobs.sources.base import LABEL, Block, BlockBuilder, Files, Source, Texts
 from beam_jobs.sources.streams import KnownFile
-from pipeline.errors import DataError, line_of
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, line_of, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, SourceFile
 from pipeline.read import sidecars
-from pipeline.records import framing, labels
-from pipeline.records.schema import OWN_FEATURES, Schema
+from pipeline.records import framing, labels, tf_example
+from pipeline.records.schema import OWN_FEATURES, Schema, kind
 from pipeline.records.stream import RecordStream
 from pipeline.records.tf_example import Layout
 
@@ -355,6 +357,27 @@ class RecordSource(Source):
             return None
         return np.array([rows for file in filled for rows in file.pieces], np.int64)
 
+    def texts(self, column: str, needed: str = "") -> Texts:
+        """Returns the values of a feature of the records, or the names of their classes."""
+        files = tuple(file for split in self.splits for file in self.records[split])
+        names = [name for split in self.splits for name in self.parts[split].names]
+        if flag_values.path_pattern(column) is not None:
+            raise UsageError(f"{column}: records have no paths of images; name one of their features")
+        codes, values, others = _texts(files, self.columns.label if column == LABEL else column)
+        if not any(values):
+            raise unknown(f"{(needed or f'--stratify={column}').partition('=')[0]}: feature", column, others)
+        missing = np.flatnonzero(codes == values.index("")) if needed and "" in values else ()
+        if len(missing):
+            (number, _, row) = next(base.by_part([file.num_records for file in files], missing[:1]))
+            problem = f"feature {column!r} has no value, which {needed} needs ({count_of(len(missing), 'such record')})"
+            advice = "give these records values, each its own if nothing connects them"
+            raise DataError(problem, path=names[number], record=int(row[0]), advice=advice)
+        if column == LABEL and self.columns.labels.stored_dtype == "int64":
+            labels_of = {value: self.columns.labels.label_of(int(value)) for value in values if value}
+            known = dict(enumerate(self.class_names))
+            values = tuple(known.get(labels_of[value], value) if value else "" for value in values)
+        return Texts(codes, values)
+
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split. Every record's CRCs are checked.
 
@@ -372,6 +395,51 @@ class RecordSource(Source):
             if block is not None:
                 return block
         return block_of(columns, records, None if columns.key else files.keys(rows))
+
+
+@functools.lru_cache(maxsize=4)
+def _texts(files: tuple[RecordFile, ...], name: str) -> tuple[NDArray[np.int64], tuple[str, ...], list[str]]:
+    """Returns the values of a feature of all records, and the names of the other features that have one.
+
+    Args:
+      files: files, one after another.
+      name: name of the feature: of one text or whole number.
+
+    Returns:
+      The index of each record's value in the values, int64 (n,); the values, of which "" is that of records without
+      one; and the names.
+
+    Raises:
+      DataError: a file has changed, cannot be read, or is corrupt; or a record has several values, or numbers that are
+        not whole.
+    """
+    codes, found, others = dict[str, int](), list[int](), set[str]()
+    for file in files:
+        file.check_unchanged()
+        for number, record in enumerate(_all_records(file)):
+            features = dict[str, Any]()
+            with contextlib.suppress(ValueError):  # it is an invalid row
+                features = tf_example.decode(record, [name] if codes.keys() > {""} else None)
+            others |= {other for other, values in features.items() if len(values) == 1}
+            values = features.get(name, [])
+            if len(values) > 1 or (kind(values) == "float" and len(values)):
+                problem = (
+                    f"feature {name!r} has {count_of(len(values), 'value')} of {kind(values)}, not one text or integer"
+                )
+                raise DataError(problem, path=file.path, record=number)
+            value = values[0] if len(values) else b""
+            text = value.decode(errors="surrogateescape").strip() if isinstance(value, bytes) else str(value)
+            found.append(codes.setdefault(text, len(codes)))
+    return np.array(found, np.int64), tuple(codes), sorted(others - {name})
+
+
+def _all_records(file: RecordFile) -> Iterator[bytes]:
+    """Yields the records of a file, in order."""
+    if file.packing != ARRAY_RECORD:
+        yield from (record for _, _, record in stream_records(file.path, file.packing))
+        return
+    for start in range(0, file.num_records, _PIECE_RECORDS):
+        yield from read(file, np.arange(start, min(start + _PIECE_RECORDS, file.num_records)))
 
 
 def source_of(

@@ -65,7 +65,8 @@ class UserColumns:
         crc = crc32c.crc32c(self.origins.tobytes())
         for name, column in sorted(self.values.items()):
             for value in column if isinstance(column, list) else [column]:
-                data = _encoded(name, value) if isinstance(value, str | bytes) else value.tobytes()
+                text = repr(value) if isinstance(value, list) else value
+                data = _encoded(name, text) if isinstance(text, str | bytes) else text.tobytes()
                 crc = crc32c.crc32c(data, crc32c.crc32c(len(data).to_bytes(8, "little"), crc))
         return crc
 
@@ -111,6 +112,8 @@ def given(source: Source, block: Block, rows: NDArray[np.int64]) -> dict[str, ND
 def _value(value: Any, sides: tuple[int | None, ...], is_text: bool) -> Any:
     if isinstance(value, bytes):
         return _text(value) if is_text else value
+    if is_text:
+        return objects([_text(each) for each in value])
     return np.array(value).reshape(-1, *(side or 0 for side in sides))
 
 
@@ -229,7 +232,7 @@ def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any
         values = [_encoded(name, value) for value in values]
     array = pa.array(values.ravel() if shape else values)
     if array.type == pa.list_(pa.null()):  # all of them are empty
-        array = array.cast(pa.list_(pa.float32()))
+        array = array.cast(pa.list_(pa.string() if known is not None and known.dtype == "string" else pa.float32()))
     feature, bad = columns.feature_of(array.type), dict[int, str]()
     if feature is None or (shape and feature.dtype == "string"):
         raise WrongColumnsError(f"{name!r} as {array.type}{f' {shape}' if shape else ''}")

@@ -118,7 +118,7 @@ def _samples(path: StoragePath) -> _Samples:
     for member in range(len(samples.archive.names)):
         name = samples.name(member)
         match = _NAME.fullmatch(name)
-        if match is None or os.path.basename(name).startswith(_HIDDEN):
+        if match is None or os.path.basename(name).startswith(_HIDDEN) or samples.archive.is_link(member):
             continue
         key, ending = match["key"], match["ending"].lower()
         if not samples.keys or samples.keys[-1] != key:

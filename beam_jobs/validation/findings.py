@@ -18,6 +18,7 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.errors import PipelineError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest
+from pipeline.manifest.manifest import NO_LABEL
 from pipeline.random_access import RandomAccess
 
 LEAKS, DUPLICATES, LABELS, NEAR, DRIFT = "leaks", "duplicates", "labels", "near", "drift"
@@ -174,7 +175,9 @@ def _of(split: Any, label: int) -> int:
 
 
 def class_name(manifest: Manifest, label: int) -> str:
-    """Returns the name of a class, or its number if it has none."""
+    """Returns the name of a class, or its number if it has none; of no class, "none"."""
+    if label == NO_LABEL:
+        return "none"
     return manifest.class_names[label] if label < len(manifest.class_names) else str(label)
 
 

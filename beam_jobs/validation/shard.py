@@ -412,7 +412,7 @@ class ExampleCheck:
         self._decodes = decodes
         self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
-        self._may_lack_labels = manifest.is_in_place or manifest.has_annotations
+        self._may_lack_labels = manifest.is_in_place or not manifest.needs_labels
         self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
         self._raw_records: list[int] = []

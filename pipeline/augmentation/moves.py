@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 from pipeline.augmentation import kernels, passes
 from pipeline.augmentation.passes import Pass
 from pipeline.lazily import tf
 
+_SIDE = re.compile("(?<![A-Za-z])(left|Left|LEFT|right|Right|RIGHT)(?![a-z])")  # in names of points
+_OTHER = {"left": "right", "Left": "Right", "LEFT": "RIGHT"}
+_OTHER |= {other: side for side, other in _OTHER.items()}
 _BITS = 24  # bits of the fraction to which maps are rounded, so that coordinates have the same bits in any batch
 
 
@@ -140,6 +144,22 @@ def maps_of(keys: tf.Tensor, moves: Sequence[Move]) -> list[tf.Tensor]:
 def rounded_maps(maps: tf.Tensor) -> tf.Tensor:
     """Returns maps rounded to a fraction of 24 bits, with which products of float32 numbers are exact in float64."""
     return tf.round(maps * float(1 << _BITS)) / float(1 << _BITS)
+
+
+def opposites(names: Sequence[str]) -> list[int]:
+    """Returns the number of the point that each one of named points is in a mirror: of `left_eye` that of `right_eye`.
+
+    Points without a side, and those whose other side has no name, stay what they are.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    others = (_SIDE.sub(lambda side: _OTHER[side[0]], name) for name in names)
+    return [numbers.get(other, number) for number, other in enumerate(others)]
+
+
+def mirrored(keys: tf.Tensor, moves: Sequence[Move]) -> tf.Tensor:
+    """Returns which rows have left and right exchanged after some moves, bool (rows,)."""
+    maps = tf.stack(maps_of(keys, moves))
+    return tf.reduce_prod(tf.sign(tf.linalg.det(maps[..., :2])), axis=0) < 0
 
 
 def boxes_moved(

@@ -19,7 +19,7 @@ from pipeline.batch.weights import of_classes, times
 from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.errors import UsageError
-from pipeline.manifest.manifest import BOX_LABELS, BOXES
+from pipeline.manifest.manifest import BOX_LABELS, BOXES, POINT_LABELS, POINTS
 from pipeline.order import graph_hashing
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
@@ -156,7 +156,14 @@ class Batches:
         request, annotations = self.resolved.request, self.annotations
         assert annotations is not None
         names = [own for name in annotations.features for own in (name, name + WEIGHT) if own in features]
-        moved = annotations.moved({name: features[name] for name in names}, self.keys_of(epoch, records))
+        keys = self.keys_of(epoch, records)
+        moved = annotations.moved({name: features[name] for name in names}, keys)
+        if POINTS in moved and POINT_LABELS in features:
+            feature = self.resolved.manifest.features[POINT_LABELS]
+            features = {
+                **features,
+                POINT_LABELS: annotations.renamed(features[POINT_LABELS], feature.class_names, keys),
+            }
         if request.label in moved:
             own = {name: values for name, values in moved.items() if name.removesuffix(WEIGHT) == request.label}
             own |= {name: moved[name] for name in (BOX_LABELS,) if name in moved and request.label == BOXES}

@@ -80,6 +80,21 @@ class Annotations:
         made: dict[str, tf.Tensor] = batchwise(moved)(*columns.values(), keys)
         return made
 
+    def renamed(self, labels: tf.RaggedTensor, names: Sequence[str], keys: tf.Tensor) -> tf.RaggedTensor:
+        """Returns which of the named points each point is after the moves: a mirrored left eye is a right one.
+
+        Args:
+          labels: numbers of names, int64 (rows, None).
+          names: names of the points; empty if they are not known, so that nothing is renamed.
+          keys: one key per row, uint64 (rows,).
+        """
+        others = moves.opposites(names)
+        if not self.moves or others == [*range(len(names))] or not isinstance(labels, tf.RaggedTensor):
+            return labels
+        mirrored = tf.gather(moves.mirrored(keys, self.moves), labels.value_rowids())
+        flat = tf.where(mirrored, tf.gather(tf.constant(others, tf.int64), labels.values), labels.values)
+        return labels.with_values(flat)
+
     @property
     def _size(self) -> tuple[int, int]:
         return self.decoder.image_shape[:2]

@@ -28,7 +28,7 @@ MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which
 IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
 PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
 LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
-ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points
+ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points; images may have no labels
 APPENDED_VERSION = 7  # the data set may be a later version of another
 EDITED_VERSION = 8  # in which labels were set or records deleted
 NEWEST_VERSION = EDITED_VERSION
@@ -158,6 +158,7 @@ class Feature:
 
 MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
 BOX_LABELS = "box_labels"  # the class of each box
+POINT_LABELS = "keypoint"  # which one of the named points each point is
 _CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
@@ -439,9 +440,11 @@ class Manifest:
         return any(feature.stored_as is not None for feature in self.features.values())
 
     @property
-    def has_annotations(self) -> bool:
-        """Whether masks, boxes or points lie on the images, which then need no label."""
-        return any(feature.convention for feature in self.features.values())
+    def needs_labels(self) -> bool:
+        """Whether images need a label: nothing lies on them, and they are in place, or a conversion found labels."""
+        if any(feature.convention for feature in self.features.values()):
+            return False
+        return not self.has_images or self.is_in_place or bool(self.class_names) or not self.features["label"].is_class
 
     @property
     def turns_images(self) -> bool:
@@ -455,11 +458,11 @@ class Manifest:
         return None if key is None else key.named("key")
 
     def labelled(self, names: Iterable[str]) -> list[str]:
-        """Returns those of some splits whose records have labels, or masks, boxes or points in their place.
+        """Returns those of some splits whose records have labels.
 
-        All of them if the records are not images.
+        All of them if the records are not images, or images that need no label.
         """
-        need_labels = self.has_images and not self.has_annotations
+        need_labels = self.has_images and self.needs_labels
         return [name for name in names if not need_labels or self.split(name).has_labels]
 
     def require_images(self) -> None:
@@ -866,7 +869,7 @@ def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
         return not any(histogram)
     if not manifest.features["label"].is_class:  # an example may have several classes, or none
         return split.is_labelled is not None and max(histogram, default=0) <= count * split.is_labelled
-    may_lack = manifest.is_in_place or manifest.has_annotations
+    may_lack = manifest.is_in_place or not manifest.needs_labels
     return sum(histogram) == count or (may_lack and not any(histogram))
 
 

@@ -25,8 +25,8 @@ from pipeline.records import tf_example
 OWN_FEATURES = ("image", "label", "key")  # features of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
-    "boxes and masks: see docs/boxes.md; text, tables and captions are not converted: write them as TFRecords if they "
-    "are none yet, run "
+    "boxes, masks and captions of COCO: see docs/boxes.md; text and tables are not converted: write them as TFRecords "
+    "if they are none yet, run "
     f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
 # {(offset, first bytes there): format} of encoded images; for BMP the two letters, and the zeros after the size.
@@ -330,8 +330,6 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
     dtype = DTYPES[kind(found[0])]
     if all(len(values) == 1 for values in found) and len(found) == len(records):
         return Feature(dtype)
-    if dtype == "string":
-        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
     return Feature(dtype, (None,))
 
 
@@ -357,7 +355,7 @@ def _kept(features: Mapping[str, Any], name: str, feature: Feature) -> Any:
         return _one(features, name, wanted)
     values = features.get(name, [])
     if not len(values):
-        values = np.zeros(0, feature.dtype)
+        values = [] if feature.dtype == "string" else np.zeros(0, feature.dtype)
     elif kind(values) != wanted:
         raise ValueError(_other(name, values, wanted))
     if None in feature.shape:

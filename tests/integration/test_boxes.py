@@ -20,6 +20,7 @@ TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2
 FLAGS = (
     "--dataset=coco",
     "--mask_column=segmentation",
+    "--keep_columns=caption",
     "--num_shards=train:20,validation:2",
     "--resize=56x72",
     "--image_encoding=png",
@@ -53,7 +54,9 @@ def convert(source, out, *flags, code=0):
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
-    return annotated.coco(tmp_path_factory.mktemp("coco") / "coco", {"train2017": 60, "val2017": 12})
+    folder = annotated.coco(tmp_path_factory.mktemp("coco") / "coco", {"train2017": 60, "val2017": 12})
+    annotated.caption_files(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

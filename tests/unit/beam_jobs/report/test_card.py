@@ -13,10 +13,13 @@ import pytest
 
 from beam_jobs.report import card, summary
 from beam_jobs.report.summary import ImageFacts
+from pipeline import manifest as manifests
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
 from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records import framing, tf_example
+from tests import annotated
+from tests.converting import convert_in_process
 from tests.datasets import encoded, images_of, write_shard
 
 VOID = {"img", "meta"}
@@ -383,3 +386,71 @@ def test_pixels_are_shown_whatever_their_shape(shape):
         assert np.array_equal(np.asarray(shown), pixels[..., :3] if shape[2] >= 3 else pixels[..., 0])
     with pytest.raises(BadImageError):
         card.picture_of_pixels(pixels.tobytes()[1:], shape, 10_000)
+
+
+@pytest.fixture
+def boxed(tmp_path):
+    """A data set with boxes, 40 scenes of training and 8 of validation, and these scenes."""
+    source = annotated.coco(tmp_path / "coco", {"train": 40, "val": 8})
+    convert_in_process("--dataset=coco", f"--source={source}/annotations", f"--data_dir={tmp_path}/out")
+    return tmp_path / "out", [annotated.scene(number, *annotated.size_of(number)) for number in range(48)]
+
+
+def histogram_of(scenes, of_scene):
+    return Counter(value for scene in scenes for value in of_scene(scene))
+
+
+def parts_of(scene):
+    return [(right - left) * (bottom - top) / scene.mask.size for left, top, right, bottom in scene.boxes]
+
+
+def test_boxes_are_counted_by_image_size_and_class(boxed):
+    folder, scenes = boxed
+    text = page_of(folder, manifests.load(folder)).words()
+    train, validation = scenes[:40], scenes[40:]
+    assert f"Boxes {sum(len(scene.boxes) for scene in scenes)} boxes. A size is" in text
+    expected = ["boxes per image train validation"]
+    counts = [histogram_of(some, lambda scene: [len(scene.boxes)]) for some in (train, validation)]
+    expected += [f"{number} {counts[0][number]} {counts[1][number]}" for number in range(4)]
+    assert " ".join(expected) in text
+    sizes = {"1% to 3%": (0.01, 0.03), "3% to 10%": (0.03, 0.1), "10% to 30%": (0.1, 0.3), "over 30%": (0.3, 2)}
+    expected = []
+    for name, (low, high) in sizes.items():
+        inside = [sum(low <= part < high for scene in some for part in parts_of(scene)) for some in (train, validation)]
+        expected.append(f"{name} {inside[0]} {inside[1]}")
+    assert " ".join(expected) in text
+    expected = ["class train validation median size"]
+    for label, name in enumerate(annotated.CLASSES):
+        counts = [histogram_of(some, lambda scene: scene.classes)[label] for some in (train, validation)]
+        parts = [p for scene in scenes for p, own in zip(parts_of(scene), scene.classes, strict=True) if own == label]
+        expected.append(f"{name} {counts[0]} {counts[1]} {100 * np.median(parts):.2g}%")
+    assert " ".join(expected) in text
+
+
+def test_boxes_are_drawn_on_the_samples(boxed):
+    folder, scenes = boxed
+    page, drawn = page_of(folder, manifests.load(folder)), []
+    for tag, attributes in page.tags:
+        if tag == "img":
+            number = int(attributes["title"].split("/")[1][:6])
+            drawn.append((number, []))
+        elif tag == "rect" and "x" in attributes:
+            drawn[-1][1].append([float(attributes[name]) for name in ("x", "y", "width", "height")])
+    assert len(drawn) > 10
+    for number, found in drawn:
+        corners = [[left, top, right - left, bottom - top] for left, top, right, bottom in scenes[number].boxes]
+        np.testing.assert_allclose(found, np.array(corners).reshape(-1, 4), atol=0.1)
+
+
+def test_of_many_records_the_boxes_of_some_are_counted(boxed, monkeypatch):
+    folder, _ = boxed
+    made = manifests.load(folder)
+    monkeypatch.setattr(card, "_SAMPLED_RECORDS", 10)
+    assert "of 18 of the 48 examples, from all over each split." in page_of(folder, made).words()
+    features = made.features | {"boxes": dataclasses.replace(made.features["boxes"], stored_as="gone")}
+    text = page_of(folder, dataclasses.replace(made, features=features)).words()
+    assert "Boxes 0 boxes of 18" in text  # of records that lack them, none
+
+
+def test_data_without_boxes_has_no_such_section(tmp_path):
+    assert "Boxes" not in page_of(tmp_path, write_data(tmp_path, [raw_rows(3)])).words()

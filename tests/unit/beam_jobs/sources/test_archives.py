@@ -247,3 +247,80 @@ def test_the_shards_are_those_of_the_files_themselves(tmp_path, contents, capsys
     validate.main([str(made[1])])
     convert_command("convert", [*flags, f"--data_dir={tmp_path}/dry", "--dry_run"])
     assert "none invalid" in capsys.readouterr().out
+
+
+FOLDERS = {
+    **{f"train/{'ab'[row % 2]}/deep/{row}.png": picture(row) for row in range(6)},
+    **{f"val/{'ba'[row % 2]}/{row}": picture(row + 6) for row in range(3)},  # without an ending
+    "train/a/notes.txt": b"no image",
+    "train/b/.hidden.png": b"no image",
+    "__MACOSX/train/a/0.png": b"no image",
+}
+
+
+def converted(folder, source, *flags):
+    convert_in_process("--dataset=image_folder", f"--source={source}", f"--data_dir={folder}", *flags)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_folders_in_an_archive_give_the_bytes_of_the_unpacked_folder(tmp_path, kind, capsys):
+    for name, data in FOLDERS.items():
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(data)
+    order = dict(sorted(FOLDERS.items(), key=lambda item: item[0][::-1]))
+    path = WRITERS[kind](tmp_path / f"images.{kind[-3:]}", order)
+    flags = ("--split=train:0.7,test:0.3", "--group_by=file:([0-9]+)")
+    expected = (
+        converted(tmp_path / "plain", tmp_path / "images"),
+        converted(tmp_path / "new", tmp_path / "images", *flags),
+    )
+    said = capsys.readouterr().err
+    assert "skipped 1 file: no image (.txt)" in said
+    assert expected == (converted(tmp_path / "one", path), converted(tmp_path / "two", path, *flags))
+    assert capsys.readouterr().err == said.replace(str(tmp_path / "images"), str(path))
+    below = converted(tmp_path / "below", path / "train"), converted(tmp_path / "three", tmp_path / "images/train")
+    assert below[0] == below[1]
+
+
+def linked(path, files):
+    """Writes a tar with a link to a file."""
+    tarred(path, files)
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("a/link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "0.png"
+        archive.addfile(link)
+    return path
+
+
+def cut(path, files):
+    path.write_bytes(zipped(path, files).read_bytes()[:-30])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "files", "facts"),
+    [
+        (zipped, "x.zip", {}, ["x.zip", "has no class folders"]),
+        (tarred, "x.tar", {"readme.txt": b"x"}, ["x.tar", "has no class folders"]),
+        (zipped, "x.zip", {"a/readme.txt": b"x"}, ["class 'a' has no image", "skipped 1 file"]),
+        (zipped, "x.zip", {"0.png": picture(0)}, ["x.zip/0.png", "is not in a class folder"]),
+        (linked, "x.tar", {"a/0.png": picture(0)}, ["x.tar/a/link.png", "is a link in its tar; unpack the tar"]),
+        (cut, "x.zip", {"a/0.png": picture(0)}, ["x.zip", "is not a whole zip archive"]),
+        (tarred, "x.tar.gz", {"a/0.png": picture(0)}, ["x.tar.gz", "neither a folder nor an archive (.zip, .tar)"]),
+    ],
+)
+def test_archives_without_folders_of_images_are_refused(tmp_path, write, name, files, facts):
+    path = write(tmp_path / name, files)
+    with pytest.raises(DataError, check=said(*facts)):
+        open_source(SourceOptions("image_folder", str(path)))
+
+
+def test_an_archive_without_the_folder_or_with_a_damaged_image_is_refused(tmp_path):
+    path = zipped(tmp_path / "x.zip", {"in/a/0.png": picture(0), "in/b/1.png": picture(1)}, zipfile.ZIP_STORED)
+    with pytest.raises(DataError, check=said("x.zip", "has no 'out'")):
+        open_source(SourceOptions("image_folder", str(path / "out")))
+    assert open_source(SourceOptions("image_folder", str(path / "in"))).class_names == ("a", "b")
+    path.write_bytes(path.read_bytes().replace(picture(1)[-20:], bytes(20)))
+    with pytest.raises(DataError, check=said("in/b/1.png", "damaged in its zip: its CRC-32 is wrong")):
+        open_source(SourceOptions("image_folder", str(path / "in")))

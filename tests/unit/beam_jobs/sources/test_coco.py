@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.sources import segmentations
-from pipeline import RandomAccess
+from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature
 from tests import annotated
@@ -411,8 +411,166 @@ def test_keypoints_that_cannot_be_are_invalid_rows(converted, coco, given, text)
     assert json.loads(line)["row"] == 2
 
 
+NAMES = ["nose", "left_eye", "right_eye", "LeftHip", "RightHip", "left_over"]
+RIGHT_TO_LEFT = [0, 2, 1, 4, 3, 5]
+
+
+def named_keypoints(converted, coco, *, other_names=()):
+    """Converts images 0 to 11, each with a point of every name in its first box, at x = 5 * number + 1."""
+    path = coco / "annotations/person_keypoints_train2017.json"
+    content = json.loads((coco / "annotations/instances_train2017.json").read_text())
+    for number, category in enumerate(content["categories"]):
+        category["keypoints"] = [*other_names] if number and other_names else NAMES
+    first = {each["image_id"]: each for each in content["annotations"][::-1]}
+    for each in first.values():
+        each["keypoints"] = [v for n in range(len(NAMES)) for v in (5 * n + 1, 7, 1 + n % 2)]
+    path.write_text(json.dumps(content))
+    flags = (POINTS, "--resize=48x64", "--image_encoding=raw")
+    folder, outcome = converted(*flags, source="annotations/person_keypoints_train2017.json")
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def fed_points(folder, augment, **options):
+    """Returns {key: (x of the points, their names' numbers, their visibility)} as they are fed."""
+    features = ("points", "keypoint", "keypoint_visibility", "key")
+    options = {"global_batch_size": 12, "epochs": 1, "features": features, "training": True, "seed": 5} | options
+    x, *_ = next(iter(input_fn(folder, "train", augment=augment, **options)))
+    of_row = zip(x["points"].numpy()[..., 1], x["points_weight"].numpy() > 0, strict=True)
+    found = ([across[shown].tolist() for across, shown in of_row], x["keypoint"].to_list())
+    return dict(zip(x["key"].numpy(), zip(*found, x["keypoint_visibility"].to_list(), strict=True), strict=True))
+
+
+def test_a_mirrored_left_eye_is_a_right_eye(converted, coco):
+    folder = named_keypoints(converted, coco)
+    assert manifests.load(folder).features["keypoint"] == Feature("int64", (None,), class_names=tuple(NAMES))
+    plain, mirrored = fed_points(folder, None), fed_points(folder, "flip(prob=1)")
+    some, again = fed_points(folder, "flip"), fed_points(folder, "flip", portable=True)
+    assert some == again
+    assert {tuple(numbers) for _, numbers, _ in plain.values()} == {(), (0, 1, 2, 3, 4, 5)}
+    assert sum(some[key] == plain[key] != mirrored[key] for key in some) > 0
+    assert sum(some[key] == mirrored[key] != plain[key] for key in some) > 0
+    for key, (across, numbers, visibility) in plain.items():
+        assert mirrored[key][1] == [RIGHT_TO_LEFT[number] for number in numbers]
+        assert mirrored[key][2] == visibility  # of the same points
+        np.testing.assert_allclose(mirrored[key][0], 1 - np.array(across), atol=1e-6)
+        assert some[key] in (plain[key], mirrored[key])
+    turned = fed_points(folder, "flip(prob=1) | affine(rotate=9, shear=5, scale=0.1, shift=0) | flip(prob=1)")
+    assert {key: numbers for key, (_, numbers, _) in turned.items()} == {key: plain[key][1] for key in plain}
+    assert fed_points(folder, "flip(prob=1)", training=False) == plain
+
+
+def test_points_without_common_names_are_not_renamed(converted, coco):
+    folder = named_keypoints(converted, coco, other_names=["tail", *NAMES[1:]])
+    assert manifests.load(folder).features["keypoint"] == Feature("int64", (None,))
+    numbers = {tuple(numbers) for _, numbers, _ in fed_points(folder, "flip(prob=1)").values()}
+    assert numbers == {(), (0, 1, 2, 3, 4, 5)}
+
+
 def test_files_without_keypoints_are_refused(converted):
     _, outcome = converted(POINTS)
     assert outcome.code == 1
     assert "none of its annotations has keypoints; they are in files like person_keypoints_" in outcome.err
     assert "--points_column" in converted("--points_column=joints")[1].err
+
+
+CAPTIONS = "--keep_columns=caption"
+
+
+def fed(folder, split="train"):
+    """Returns what `input_fn` feeds: {key: captions as texts}, labels and names of features."""
+    fed = input_fn(folder, split, global_batch_size=12, training=True, epochs=1, features=("caption", "key"))
+    x, labels, _ = next(iter(fed))
+    texts = [[text.decode() for text in row] for row in x["caption"].to_list()]
+    return dict(zip(x["key"].numpy().tolist(), texts, strict=True)), labels.numpy(), {*x}
+
+
+def test_captions_lie_beside_boxes(converted, coco):
+    annotated.caption_files(coco)
+    folder, outcome = converted(CAPTIONS, "--resize=32", "--image_encoding=raw")
+    assert outcome.code == 0, outcome.err
+    assert manifests.load(folder).features["caption"] == Feature("string", (None,))
+    files = [file["file"] for file in json.loads((folder / "manifest.json").read_text())["source"]]
+    assert {"instances_val2017.json", "captions_val2017.json"} < {*files}
+    texts, labels, _ = fed(folder)
+    assert texts == {b"train2017/%06d.png" % n: annotated.captions_of(n) for n in range(12)}
+    assert labels.shape == (12, 3)
+    assert len(examples_of(folder)[3]["boxes"]) == 3
+    assert "caption" not in manifests.load(converted()[0]).features
+
+
+def test_captions_need_no_boxes_and_no_labels(converted, coco, tmp_path, convert_without_beam):
+    annotated.caption_files(coco)
+    for path in (coco / "annotations").glob("instances_*"):
+        path.unlink()
+    folder, outcome = converted("--resize=32", "--image_encoding=raw")
+    assert outcome.code == 0, outcome.err
+    made = manifests.load(folder)
+    assert (made.class_names, made.format_version, [*made.features]) == (
+        (),
+        6,
+        ["caption", "image", "image_id", "key", "label"],
+    )
+    texts, labels, names = fed(folder)
+    assert texts == {b"train2017/%06d.png" % n: annotated.captions_of(n) for n in range(12)}
+    assert (set(labels.tolist()), names) == ({-1}, {"image", "caption", "key"})
+    again = tmp_path / "again"
+    outcome = convert_without_beam("--dataset=tfrecord", f"--source={folder}", f"--data_dir={again}")
+    assert outcome.code == 0, outcome.err
+    assert fed(again)[0] == texts
+    assert "has no list 'categories'" in converted(POINTS)[1].err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda c: c["annotations"][0].update(image_id=7),
+            "captions_train2017.json: annotation 0: there is no image 7",
+        ),
+        (lambda c: c["annotations"][0].update(image_id=[7]), "annotation 0: there is no image [7]"),
+        (
+            lambda c: c["images"][0].update(file_name="x.png"),
+            "image 1011 is 'x.png' here, and 'train2017/000011.png' in",
+        ),
+        (lambda c: c.update(annotations=[]), "none of its annotations has a caption"),
+        (lambda c: c.pop("images"), "captions_train2017.json: has no list 'images'"),
+    ],
+)
+def test_captions_of_other_images_are_refused(converted, coco, change, text):
+    annotated.caption_files(coco)
+    changed(coco / "annotations/captions_train2017.json", change)
+    folder, outcome = converted(CAPTIONS)
+    assert outcome.code == 1
+    assert text in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("caption", [3, None, ["a"], "\ud800"])
+def test_an_image_whose_caption_is_no_text_is_an_invalid_row(converted, coco, caption):
+    annotated.caption_files(coco)
+    changed(coco / "annotations/captions_train2017.json", lambda c: c["annotations"][0].update(caption=caption))
+    folder, outcome = converted(CAPTIONS, "--max_rejects=1")
+    assert outcome.code == 0, outcome.err
+    assert (
+        f"annotation 0: its caption is {caption!a}, not a text"
+        in json.loads((folder / "rejects.jsonl").read_text())["reason"]
+    )
+
+
+def test_captions_of_images_without_boxes_are_left_out(converted, coco):
+    assert "captions_train2017.json: no such file; --keep_columns=caption takes" in converted(CAPTIONS)[1].err
+    assert "--keep_columns: unknown 'x'" in converted("--keep_columns=x")[1].err
+    annotated.caption_files(coco)
+
+    def change(content):
+        content["images"] = content["images"][:6]
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] < 1006]
+
+    changed(coco / "annotations/instances_train2017.json", change)
+    folder, outcome = converted(CAPTIONS)
+    assert outcome.code == 0, outcome.err
+    left_out = sum(len(annotated.captions_of(number)) for number in range(6, 12))
+    assert f"{left_out} captions of images that are not among those with boxes left out" in outcome.err
+    assert len(examples_of(folder)) == 6

@@ -1,5 +1,6 @@
 """New splits: rows one by one, in groups, and by strata."""
 
+import gzip
 import itertools
 import math
 import pickle
@@ -15,6 +16,7 @@ from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.dealt import resplit, shares_of
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from tests import foreign
 from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.made_source import Content, write_source
@@ -488,3 +490,105 @@ def test_a_path_without_a_group_is_named_and_folders_have_no_columns(tmp_path):
         convert_in_process(*flags, "--group_by=patient")
     with pytest.raises(UsageError, check=said("--group_by", "image_folder", "mnist")):
         open_source(SourceOptions("mnist", "x", group_by="patient"))
+
+
+def records_of(path, count, groups=120, first=0, **more):
+    """Writes a file of Examples of `count` rows, of which several in a row are of one patient."""
+    rows = range(first, first + count)
+    patients = [f"p{row * groups // 300:03d}".encode() for row in rows]
+    records = [
+        {"image": picture(row % 7), "label": b"ab"[row % 2 : row % 2 + 1], "patient": patient, "number": row // 9}
+        | {name: value(row) for name, value in more.items()}
+        for row, patient in zip(rows, patients, strict=True)
+    ]
+    foreign.write(path, records)
+    return path
+
+
+def groups_in(folder):
+    """Returns {patient: splits}, and the number of records of each split, of a data set."""
+    made, groups = manifest.load(folder), {}
+    for name, split in made.splits.items():
+        for shard in split.shards:
+            for example in examples_in(folder / shard.file):
+                groups.setdefault(example["patient"][0], set()).add(name)
+    return groups, {name: split.num_examples for name, split in made.splits.items()}
+
+
+def test_groups_of_records_are_those_of_a_table_whatever_files_hold_them(tmp_path):
+    first = tmp_path / "records"
+    records_of(first / "train-00000-of-00002", 180)
+    records_of(first / "train-00001-of-00002", 120, first=180, more=lambda row: b"x" * (row % 3))
+    packed = tmp_path / "packed/train-00000-of-00001"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(b"".join(path.read_bytes() for path in sorted(first.iterdir()))))
+    keep = ("--keep_columns=patient,number",)
+    given = {"tfrecord": (first, keep), "packed": (packed.parent, keep)}
+    for number, half in enumerate(sorted(first.iterdir())):  # and two data sets with two splits each, joined
+        flags = ("--dataset=tfrecord", f"--source={half}", f"--data_dir={tmp_path}/halves/{number}")
+        convert_in_process(*flags, *keep, "--split=train:0.6,test:0.4")
+    given |= {"ours": (tmp_path / "halves/0", ()), "joined": (tmp_path / "halves/*/t*-of-*", ())}
+    table = pa.table({
+        "image": [picture(row % 7) for row in range(300)],
+        "label": ["ab"[row % 2] for row in range(300)],
+        "patient": [f"p{row * 120 // 300:03d}" for row in range(300)],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    convert_in_process(
+        "--dataset=parquet", f"--source={tmp_path}/a.parquet", f"--data_dir={tmp_path}/out", SPLITS,
+        "--group_by=patient", "--keep_columns=patient",
+    )  # fmt: skip
+    expected, _ = groups_in(tmp_path / "out")
+    assert all(len(names) == 1 for names in expected.values())
+    for name, (source, flags) in given.items():
+        out = tmp_path / f"out {name}"
+        convert_in_process(
+            "--dataset=tfrecord", f"--source={source}", f"--data_dir={out}", SPLITS, "--group_by=patient", *flags
+        )
+        groups, counts = groups_in(out)
+        assert sum(counts.values()) == (180 if name == "ours" else 300)
+        assert groups == {patient: expected[patient] for patient in groups}
+    flags = ("--dataset=tfrecord", f"--source={first}", f"--data_dir={tmp_path}/strata", "--folds=2", *keep)
+    convert_in_process(*flags, "--group_by=number", "--stratify=label")
+    shares = manifest.load(tmp_path / "strata")
+    assert {split.num_examples for split in shares.splits.values()} <= {*range(130, 171)}
+
+
+def test_records_of_which_a_worker_reads_the_groups_again_give_the_same_bytes(tmp_path, monkeypatch):
+    records_of(tmp_path / "in/train-00000-of-00001", 90, more=lambda row: b"x" * (row % 3))
+    given = ["--dataset=tfrecord", f"--source={tmp_path}/in", SPLITS, "--group_by=patient", "--num_shards=3"]
+    from beam_jobs.shards import writer
+    from beam_jobs.sources import dealt as module
+    from beam_jobs.sources import record_files
+    from tests.converting import write_data_set
+
+    def write(plan):
+        for element in plan.elements[::-1]:
+            module._kept.clear()
+            record_files._texts.cache_clear()
+            [*writer.write_shards(pickle.loads(pickle.dumps(plan)), [element])]
+        return write_data_set(plan)
+
+    one = convert_in_process(*given, f"--data_dir={tmp_path}/one")
+    other = convert_in_process(*given, f"--data_dir={tmp_path}/other", write=write)
+    assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "flag", "error", "facts"),
+    [
+        (lambda row: b"a" if row != 7 else np.zeros(0, np.int64), "site", DataError, (
+            "train-00000-of-00001", "record 7", "'site' has no value, which --group_by=site needs (1 such record)")),
+        (lambda row: [b"a", b"b"], "site", DataError, ("record 0", "'site' has 2 values of bytes, not one text")),
+        (lambda row: np.array([0.5], np.float32), "site", DataError, ("record 0", "'site' has 1 value of float")),
+        (lambda row: b"a", "sight", UsageError, ("--group_by: feature", "'sight'", "'site'")),
+        (lambda row: b"a", "file:(.)", UsageError, ("records have no paths of images",)),
+    ],
+)  # fmt: skip
+def test_records_without_a_group_are_refused(tmp_path, value, flag, error, facts):
+    records_of(tmp_path / "in/train-00000-of-00001", 30, site=value)
+    with pytest.raises(error, check=said(*facts)):
+        convert_in_process(
+            "--dataset=tfrecord", f"--source={tmp_path}/in", f"--data_dir={tmp_path}/out", SPLITS, f"--group_by={flag}"
+        )
+    assert not (tmp_path / "out").exists()

@@ -446,7 +446,7 @@ def test_a_name_may_itself_end_like_a_type(tmp_path):
 
 @pytest.mark.parametrize(
     "column",
-    [pa.array([0] * 10, pa.timestamp("s")), pa.array([["a"]] * 10), pa.array([{"a": 1}] * 10), pa.array([None] * 10)],
+    [pa.array([0] * 10, pa.timestamp("s")), pa.array([[["a"]]] * 10), pa.array([{"a": 1}] * 10), pa.array([None] * 10)],
     ids=lambda column: str(column.type),
 )
 def test_a_column_that_is_no_feature_is_refused_with_its_type(tmp_path, column):
@@ -454,7 +454,7 @@ def test_a_column_that_is_no_feature_is_refused_with_its_type(tmp_path, column):
         one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
 
 
-OTHER_DATA = "docs/boxes.md; text, tables and captions .* python -m pipeline.index .* input_fn.*trainer.Task"
+OTHER_DATA = "docs/boxes.md; text and tables .* python -m pipeline.index .* input_fn.*trainer.Task"
 
 
 def test_data_without_images_or_labels_gets_the_columns_and_what_to_do(tmp_path):
@@ -685,7 +685,7 @@ print(counts)
 LISTS = {
     "of lists": (pa.array([[[1, 2], [3]], []] * 5), ["[[1, 2], [3]]", "[]"]),
     "of float64": (pa.array([[0.1, None], [1e300]] * 5), ["[0.1, null]", "[1e+300]"]),
-    "of texts": (pa.array([["a", "\u00e9"], [""]] * 5), ['["a", "\u00e9"]', '[""]']),
+    "of texts in lists": (pa.array([[["a", "\u00e9"]], [[""]]] * 5), ['[["a", "\u00e9"]]', '[[""]]']),
     "of structs": (pa.array([[{"x": 2**60 + 1}], []] * 5), ['[{"x": 1152921504606846977}]', "[]"]),
     "of times": (
         pa.array([[datetime.datetime(2020, 1, 2, 3, 4, 5, 6)], []] * 5),
@@ -707,6 +707,19 @@ def test_lists_of_any_values_are_kept_exactly_as_json_which_the_refusal_names(co
     source = one(tmp_path, flags={"keep_columns": ("other:string",)}, other=column)
     assert source.features == {"other": Feature("string")}
     assert everything(source).extra["other"] == [text.encode() for text in texts] * 5
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+def test_lists_of_texts_are_kept_as_lists(tmp_path, kind):
+    column = pa.array([["a", "\u00e9"], [], None, ["", None], ["b"]] * 2, pa.list_(kind))
+    source = one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
+    assert source.features == {"other": Feature("string", (None,))}
+    block = everything(source)
+    assert [block.extra["other"][row] for row in (0, 1, 9)] == [[b"a", "\u00e9".encode()], [], [b"b"]]
+    nulls = {2: "other is null", 3: "an element of other is null"}
+    assert block.bad == nulls | {row + 5: text for row, text in nulls.items()}
+    if kind != pa.binary():  # as JSON, if the user says so
+        assert one(tmp_path, flags={"keep_columns": ("other:string",)}, other=column).features["other"].shape == ()
 
 
 def test_null_lists_are_invalid_rows_and_lists_of_bytes_are_refused(tmp_path):

@@ -314,13 +314,14 @@ def test_pixels_become_files_and_texts_and_boxes_go_in_and_out(convert, code, tm
             "label": "ab"[n % 2],
             "boxes": [[0.25, 0.5, 0.75, 1.0]] * (n % 3),
             "note": f"n{n}",
+            "tags": ["\u00e9"] * (n % 4),
         }
         for n in range(100)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=40)
     body = """
         out = {name: [] for name in rows}
-        for image, label, note, key, boxes in zip(*(rows[name] for name in ("image", "label", "note", "key", "boxes"))):
+        for image, label, note, key, boxes, tags in zip(*map(rows.get, "image label note key boxes tags".split())):
             assert boxes.shape[1:] == (4,) and boxes.dtype == np.float32
             pixels = np.asarray(PIL.Image.open(io.BytesIO(image)))
             for number, (top, left, bottom, right) in enumerate(boxes):
@@ -329,10 +330,12 @@ def test_pixels_become_files_and_texts_and_boxes_go_in_and_out(convert, code, tm
                 out["note"].append(note + "!")
                 out["key"].append(f"{key}/{number}")
                 out["boxes"].append([[0, 0, 1, 1]])
+                out["tags"].append([*tags, str(number)] if key.endswith("5") else tags[:0])
         return out
     """
     flag = code(body, "import io\nimport numpy as np, PIL.Image\n")
-    flags = ["--dataset=parquet", f"--source={tmp_path}/rows.parquet", "--boxes_column=boxes", "--keep_columns=note"]
+    flags = ["--dataset=parquet", f"--source={tmp_path}/rows.parquet", "--boxes_column=boxes"]
+    flags += ["--keep_columns=note,tags"]
     outcome = convert(*flags, f"--data_dir={tmp_path / 'out'}", flag, "--num_shards=2")
     assert outcome.code == 0, outcome.err
     assert "\n  mine:made: train: 100 rows in, 99 out, 34 dropped\n" in outcome.out
@@ -341,6 +344,8 @@ def test_pixels_become_files_and_texts_and_boxes_go_in_and_out(convert, code, tm
     assert sorted(found["train"]) == sorted(f"rows.parquet#{n:02d}/{i}" for n in range(100) for i in range(n % 3))
     record = found["train"]["rows.parquet#05/1"]
     assert record["note"][0] == b"n5!"
+    assert record["tags"] == ["\u00e9".encode(), b"1"]
+    assert made.features["tags"] == Feature("string", (None,))
     assert record["boxes"] == [0, 0, 1, 1]
     pixels = np.asarray(PIL.Image.open(io.BytesIO(record["image"][0])))
     assert pixels.shape == (4, 5, 3)

@@ -253,11 +253,12 @@ def test_a_check_names_the_key_that_two_records_share_by_the_feature_it_is_in(tm
 
 def test_a_check_accepts_a_kept_vector_that_a_record_lacks_as_the_index_and_training_do(tmp_path):
     records = [{"image": foreign.jpeg(i), "label": i} for i in range(3)]
-    records[0]["tags"] = np.array([4, 5])
+    records[0] |= {"tags": np.array([4, 5]), "words": [b"a", b"b"]}
     foreign.write(tmp_path / "train", records)
-    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--keep_columns=tags")
-    [(x, _, _)] = input_fn(tmp_path, global_batch_size=3, training=False, features=("tags",))
+    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--keep_columns=tags,words")
+    [(x, _, _)] = input_fn(tmp_path, global_batch_size=3, training=False, features=("tags", "words"))
     assert x["tags"].to_list() == [[4, 5], [], []]
+    assert x["words"].to_list() == [[b"a", b"b"], [], []]
     validate.main([str(tmp_path), "--deep"])
 
 
