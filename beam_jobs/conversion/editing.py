@@ -100,7 +100,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
     _editable(config.data_dir)
     place = path_of(config.data_dir)
     assert isinstance(place, LocalPath)
-    sink = LocalSink(place, config.data_dir)
+    sink = LocalSink(place, config.data_dir, "DATA_DIR", "an edit")
     sink.check("", "")
     with sink.locked():
         parent = _editable(config.data_dir)  # another command may have changed it meanwhile
