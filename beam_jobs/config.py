@@ -204,10 +204,10 @@ class ConvertConfig(_Flags):
             "columns": "a version has the columns of the one before; leave it out, and add others afterwards by "
             f"{name_of('pipeline.index')} --add_columns",
         }
-        if self.append and "://" in self.data_dir:
+        if self.append and self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"--append with --data_dir={self.data_dir}: versions are made in a local or mounted folder; append "
-                "there, then copy all of it"
+                f"--append with --data_dir={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an "
+                "object store do; append in a local or mounted folder, then copy all of it"
             )
         for name, reason in why.items() if self.append else ():
             if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:

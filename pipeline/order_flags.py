@@ -127,19 +127,29 @@ def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
     """
     flags, path = flags_of_run(model_dir), pathlib.Path(model_dir) / _ORDER
     if data_dir is None and path.exists():  # earlier releases wrote none
-        try:
-            order = json.loads(content_of(path))
-            if not isinstance(order, dict):
-                raise ValueError("it is no JSON object")
-        except (OSError, ValueError) as error:
-            advice = f"remove it, and let {name_of('trainer.run')} resume, which writes it again"
-            raise DataError(f"cannot be read: {reason_of(error)}", path=path, advice=advice) from None
+        order = order_in(path)
         flags = pinned(flags, order)
         sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
         check_trained_on(sources, order, f"--model_dir={model_dir}")
     flags = flags_for(data_dir, flags)
     _check_version(model_dir, {**flags, "data_dir": data_dir or flags.get("data_dir")})
     return flags
+
+
+def order_in(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the fields of the order of a run, and `STARTED_IN`, from its file `order.json`.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    try:
+        order = json.loads(content_of(path))
+        if not isinstance(order, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        advice = f"remove it, and let {name_of('trainer.run')} resume, which writes it again"
+        raise DataError(f"cannot be read: {reason_of(error)}", path=path, advice=advice) from None
+    return order
 
 
 def _check_version(model_dir: str, flags: Mapping[str, Any]) -> None:

@@ -70,6 +70,7 @@ _KILLED = """
 import os, pathlib, signal, sys
 from beam_jobs import COMMAND
 from beam_jobs.sink import staging
+from pipeline.files.remote import RemotePath
 
 left, publish = [int(sys.argv[1])], staging.FUNCTION
 
@@ -83,6 +84,8 @@ def counted(function):
 
 def killed(*arguments):
     os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
+    for change in ("write_bytes", "remove", "remove_folder"):
+        setattr(RemotePath, change, counted(getattr(RemotePath, change)))
     return publish(*arguments)
 
 staging.FUNCTION = killed
@@ -91,7 +94,7 @@ COMMAND.main(sys.argv[2:])
 
 
 def killed_in(function: str, command: str = "convert") -> str:
-    """Returns a program that converts, and is killed by the change of files whose number is its first argument.
+    """Returns a program that converts, and is killed by the change of files or objects that its first argument numbers.
 
     Args:
       function: function of `beam_jobs.sink.staging` from which on changes are counted.

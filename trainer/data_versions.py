@@ -51,7 +51,10 @@ def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], o
     record = None if config.run.fresh else _newest(config)
     given = parse_sources(config.data.data_dir)
     if not isinstance(given, str):
-        return config if record is None else _pinned(config, record.content["order"], say)
+        now = config if record is None else pinned(config, record.content["order"])  # a mixture
+        if now != config:
+            say(f"trains on the versions on which it began: --data_dir={now.data.data_dir}")
+        return now
     if record is not None:
         return _in_turns(config, task, record, given, say)
     return _with(config, with_version(given)[0], ((0, manifests.load(given).digest),))
@@ -174,11 +177,8 @@ def _count(made: Manifest) -> int:
     return sum(split.num_examples for split in made.splits.values())
 
 
-def _pinned(config: TrainConfig, order: Any, say: Callable[[str], object]) -> TrainConfig:
-    """Returns the flags of a mixture with the versions on which it began, where its data sets have newer ones."""
+def pinned(config: TrainConfig, order: Mapping[str, Any]) -> TrainConfig:
+    """Returns the flags of a run with the data that it trains on; `order` as for `succession.pinned`."""
     flags = aliases.stored(dataclasses.asdict(config))
-    now = succession.pinned(flags, order)
-    if now["data_dir"] == flags["data_dir"]:
-        return config
-    say(f"trains on the versions on which it began: --data_dir={now['data_dir']}")
-    return TrainConfig.of_stored(dataclasses.asdict(config), **{n: v for n, v in now.items() if flags.get(n) != v})
+    changed = {name: value for name, value in succession.pinned(flags, order).items() if flags.get(name) != value}
+    return TrainConfig.of_stored(dataclasses.asdict(config), **changed) if changed else config

@@ -383,4 +383,6 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
     except OSError as error:
         raise UsageError(f"{flag}={path}: cannot be created: {reason_of(error)}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise DataError(f"{flag}={path}: is not writable")
+        raise DataError(
+            f"{flag}={path}: is not writable; make it so, or name another folder (to go on with a run: a copy)"
+        )

@@ -100,7 +100,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         from beam_jobs.report import card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
     options = runners.parse(beam_arguments, flags)
-    sink = sink_of(config.data_dir)
+    sink = sink_of(config.data_dir, "an append" if config.append else "")
     sink.check(config.dataset, config.source)
     _check_unconverted(config)
     _check_no_version(config)

@@ -11,7 +11,7 @@ from beam_jobs.report import card
 from beam_jobs.report.summary import by_size, facts_of_manifest
 from beam_jobs.shards import edited
 from beam_jobs.shards.edited import Edits, Label, Places
-from beam_jobs.sink import LocalSink
+from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import notes
 from beam_jobs.sources import label_table
 from pipeline import manifest
@@ -19,8 +19,8 @@ from pipeline.commands import commandline
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, size_of, some_of
 from pipeline.errors import DataError, UsageError, reason_of, to_run
-from pipeline.files.paths import LocalPath, path_of, with_version
-from pipeline.files.remote import in_command, is_url
+from pipeline.files.paths import path_of, with_version
+from pipeline.files.remote import in_command
 from pipeline.manifest import Manifest, naming, versions
 
 _MOST_CLASSES = 8  # in a line
@@ -56,10 +56,10 @@ class EditConfig:
 
     def _check_folder(self) -> None:
         place, version = with_version(self.data_dir)
-        if is_url(self.data_dir):
+        if self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"DATA_DIR={self.data_dir}: versions are made in a local or mounted folder; edit there, then copy all "
-                "of it"
+                f"DATA_DIR={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an object store do; "
+                "edit in a local or mounted folder, then copy all of it"
             )
         if not self.data_dir.strip():
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
@@ -98,9 +98,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
     """
     config = commandline.parse(command, "Sets labels and deletes records of a data set.", EditConfig, argv)
     _editable(config.data_dir)
-    place = path_of(config.data_dir)
-    assert isinstance(place, LocalPath)
-    sink = LocalSink(place, config.data_dir)
+    sink = sink_of(config.data_dir, "an edit", "DATA_DIR")
     sink.check("", "")
     with sink.locked():
         parent = _editable(config.data_dir)  # another command may have changed it meanwhile
@@ -160,14 +158,14 @@ def _edits(config: EditConfig, parent: Manifest) -> Edits:
     return Edits(labels, deleted, names)
 
 
-def _places(sink: LocalSink, parent: Manifest, edits: Edits) -> Places | None:
+def _places(sink: Sink, parent: Manifest, edits: Edits) -> Places | None:
     """Returns where the records to change are; None if all of them are as they should be."""
     older = [made for made in versions.all_of(sink.data_dir) if made.digest != parent.digest] if edits.deleted else []
     found = edited.find(sink.data_dir, parent, older, edits)
     return found if found.labels or found.deleted else None
 
 
-def _plan_lines(sink: LocalSink, parent: Manifest, edits: Edits, places: Places) -> Iterator[str]:
+def _plan_lines(sink: Sink, parent: Manifest, edits: Edits, places: Places) -> Iterator[str]:
     shards = f"{len(places.names(parent)):,} of {count_of(len(parent.shards), 'shard')} to write again"
     yield f"{sink.shown}: version {parent.version + 1}: {places.edit}; {shards}"
     added = [f"{name!r} = {number}" for number, name in enumerate(edits.class_names)][len(parent.class_names) :]
@@ -181,7 +179,7 @@ def _plan_lines(sink: LocalSink, parent: Manifest, edits: Edits, places: Places)
         yield f"note: {which} held records to delete; afterwards no command reads that, and no run resumes on it"
 
 
-def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None, edits: Edits) -> Iterator[str]:
+def _result_lines(sink: Sink, made: Manifest, parent: Manifest | None, edits: Edits) -> Iterator[str]:
     if parent is None:
         yield f"{sink.shown}: its newest version has these edits; nothing to do"
     else:
@@ -190,7 +188,10 @@ def _result_lines(sink: LocalSink, made: Manifest, parent: Manifest | None, edit
             sizes = f"{count_of(len(split.shards), 'shard')}, {size_of(split.num_bytes)}"
             yield f"  {name}: {count_of(split.num_examples, 'example')}, {sizes}"
     if edits.deleted:
-        yield f"deleted: no file of the data set in {sink.shown} holds them any more; copies elsewhere are as they were"
+        left = "copies elsewhere are as they were"
+        if sink.data_dir.is_remote:
+            left += ", and so are older versions of objects, if the bucket keeps them"
+        yield f"deleted: no file of the data set in {sink.shown} holds them any more; {left}"
     elif parent:
         old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
         yield f"version {parent.version} stays: {old}; runs that began on it resume on it, and move by --data_dir={new}"

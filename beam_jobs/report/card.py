@@ -87,6 +87,8 @@ def write_card(
         text = make_card(folder, manifest.load(folder), command_line(command, arguments), images, doubts)
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
+    except PipelineError as error:
+        return str(_named_within(folder, error))
     except Exception as error:  # never lose hours of conversion to a page
         return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None

@@ -12,7 +12,7 @@ from pipeline.files.remote import RemotePath
 Sink: TypeAlias = LocalSink | RemoteSink
 
 
-def sink_of(data_dir: str) -> Sink:
-    """Returns the sink for a local path or a URL."""
+def sink_of(data_dir: str, extends: str = "", flag: str = "--data_dir") -> Sink:
+    """Returns the sink for a local path or a URL; the rest as in `LocalSink`."""
     path = path_of(data_dir)
-    return RemoteSink(path) if isinstance(path, RemotePath) else LocalSink(path, data_dir)
+    return RemoteSink(path) if isinstance(path, RemotePath) else LocalSink(path, data_dir, flag, extends)

@@ -28,10 +28,13 @@ class LocalSink:
     Attributes:
       data_dir: absolute path of the folder that will hold the data set.
       shown: folder as the user named it.
+      flag: flag that names it.
+      extends: name of what makes the next version of the data set there, as `an edit`; empty: a conversion makes a data
+        set, in any folder.
     """
 
-    def __init__(self, data_dir: LocalPath, shown: str = "") -> None:
-        self.data_dir = data_dir
+    def __init__(self, data_dir: LocalPath, shown: str = "", flag: str = "--data_dir", extends: str = "") -> None:
+        self.data_dir, self.flag, self.extends = data_dir, flag, extends
         self.shown = shown or str(data_dir)
 
     def check(self, dataset: str, source: str) -> None:
@@ -49,7 +52,7 @@ class LocalSink:
         except OSError as error:
             problem = f"cannot be used: {reason_of(error)}"
         if problem:
-            raise UsageError(f"--data_dir={self.data_dir}: {problem}")
+            raise UsageError(f"{self.flag}={self.data_dir}: {problem}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -65,10 +68,10 @@ class LocalSink:
         try:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
         except OSError as error:
-            raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {reason_of(error)}") from None
+            raise UsageError(f"{self.flag}={self.data_dir}: cannot be opened: {reason_of(error)}") from None
         with locked(descriptor) as is_free:  # without locks, each plan still has its own inner folder
             if not is_free:
-                raise UsageError(f"--data_dir={self.data_dir}: another command is writing there; wait until it ends")
+                raise UsageError(f"{self.flag}={self.data_dir}: another command is writing there; wait until it ends")
             if (self.data_dir / naming.VERSIONS).is_dir() and (self.data_dir / naming.MANIFEST).exists():
                 staging.finish_deletion(self.data_dir)
             yield
@@ -151,7 +154,14 @@ class LocalSink:
         if not existing.is_dir():
             return f"{existing} is not a folder"
         if not os.access(existing, os.W_OK | os.X_OK):
-            return f"no permission to write in {existing}; choose another, or make it writable"
+            is_mount = os.statvfs(existing).f_flag & os.ST_RDONLY
+            reason = f"{existing} is mounted read-only" if is_mount else f"no permission to write in {existing}"
+            if self.extends:
+                return (
+                    f"{reason}, and {self.extends} writes its version into the data set's own folder; make it "
+                    "writable, or copy the data set to a folder that is, and give that"
+                )
+            return f"{reason}; choose another, or make it writable"
         if existing == self.data_dir and not os.access(existing, os.R_OK):
             return "no permission to list it"
         return None

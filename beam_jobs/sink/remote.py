@@ -1,8 +1,9 @@
 """Conversion into an object store or HDFS: shards are written in place, and the manifest comes last.
 
 There is no rename to rely on: an old manifest is removed before the first shard is overwritten, and receipts, from
-which a rerun resumes, are in a separate folder. In place of a lock there is a lease, an object that its holder rewrites
-every 20 s and that expires after a minute.
+which a rerun resumes, are in a separate folder. An append or an edit overwrites nothing until it puts its manifest over
+the old one. In place of a lock there is a lease, an object that its holder rewrites every 20 s and that expires after a
+minute.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from beam_jobs import drafts
 from beam_jobs.plan import Plan
@@ -74,14 +75,14 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     if before is not None and now - before < lease_seconds * 1e9:
         left = lease_seconds - (now - before) / 1e9
         raise RerunError(
-            f"--data_dir={data_dir}: another conversion is writing there, or was killed less than "
+            f"{data_dir}: another conversion is writing there, or was killed less than "
             f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
     drafts.publish(lease, mine)
     time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease survives continues
     if _written(lease) is None or lease.read_bytes() != mine:
         raise RerunError(
-            f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
+            f"{data_dir}: another conversion began there at the same time; rerun this one after it has ended"
         )
 
 
@@ -144,16 +145,28 @@ class RemoteSink:
             return
         raise UsageError(f"--data_dir={self.data_dir}: {problem}; choose another")
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds a lease until the block ends."""
-        return leased(self.data_dir)
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds a lease until the block ends. First finishes what a killed command was deleting."""
+        with leased(self.data_dir):
+            if (self.data_dir / naming.VERSIONS).is_dir() and naming.MANIFEST in self.data_dir.names():
+                staging.finish_deletion(self.data_dir)
+            yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
         """Does nothing: a store does not run full, and its folders cannot be in the way of files."""
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Yields the plan with its folders. First removes the old manifest, at the end obsolete files and receipts."""
+        """Yields the plan with its folders. First removes the old manifest, at the end obsolete files and receipts.
+
+        Raises:
+          DataError, RerunError: see `edited`, for an append.
+        """
+        if plan.base and present:
+            with self.edited(plan.digest, plan.file_names, plan.num_bytes, present) as inner:
+                yield dataclasses.replace(plan, data_dir=inner, receipts_dir=inner, rejects_dir=inner)
+            return
         folder = self.data_dir / staging.folder_name(plan.digest)
         if present:
             staging.remove_versions(self.data_dir)  # of a copy
@@ -161,6 +174,28 @@ class RemoteSink:
             (self.data_dir / naming.MANIFEST).remove()
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
+            self.tidy()
+        except BaseException as error:
+            with contextlib.suppress(DataError):  # the store may be unreachable
+                staging.say_kept(folder, error)
+            raise
+
+    @contextlib.contextmanager
+    def edited(self, digest: str, names: Sequence[str], num_bytes: int, parent: Manifest) -> Iterator[RemotePath]:
+        """Yields the folder to write the next version of a data set to, which follows `parent` when the block ends.
+
+        Its shards are then copied into place, under names that no manifest lists, and its manifest is put over the old
+        one, which is a single request. For the arguments see `LocalSink.edited`.
+
+        Raises:
+          DataError: a file cannot be read, written or removed.
+          RerunError: another command has made a version meanwhile.
+        """
+        staging.undo_interrupted_append(self.data_dir, digest)
+        folder = self.data_dir / staging.folder_name(digest)
+        try:
+            yield folder
+            staging.publish_version(folder, self.data_dir, parent)
             self.tidy()
         except BaseException as error:
             with contextlib.suppress(DataError):  # the store may be unreachable

@@ -23,8 +23,9 @@ from beam_jobs.shards import extended, receipts
 from beam_jobs.sink import present
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import DataError, RerunError, TransientError
 from pipeline.files.paths import LocalPath, StoragePath
+from pipeline.files.remote import RemotePath
 from pipeline.files.write import temporary_name
 from pipeline.manifest import Gone, Manifest, naming, versions
 
@@ -190,7 +191,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
         _remove(folder)
 
 
-def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) -> None:
+def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest) -> None:
     """Moves what an append or an edit wrote from `folder` up into `data_dir`, as the version behind `parent`.
 
     The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
@@ -199,6 +200,7 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
 
     Raises:
       DataError: the files in `folder` are incomplete, or one cannot be moved or written.
+      RerunError: another version has followed `parent` meanwhile, as only a store lets it: there is no lock.
     """
     made = manifest.load(folder)
     own = [name for shard in extended.new_shards(made, parent) for name in shard.files]
@@ -220,6 +222,8 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
             if (data_dir / each).exists():
                 (data_dir / each).sync()
         data_dir.sync()  # persist the names of all shards before the manifest's
+        if data_dir.is_remote and manifest.load(data_dir).digest != parent.digest:
+            raise RerunError("another command has changed it meanwhile; run this one again", path=data_dir)
         (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
         data_dir.sync()
         _remove_outdated(data_dir)
@@ -227,7 +231,7 @@ def publish_version(folder: LocalPath, data_dir: LocalPath, parent: Manifest) ->
         _remove(folder)
 
 
-def finish_deletion(data_dir: LocalPath) -> None:
+def finish_deletion(data_dir: StoragePath) -> None:
     """Removes all files that only versions with deleted records have, and these versions, but for a `Gone` of each.
 
     The newest version says which they are, so that a command that was killed here is finished by the next one. The
@@ -253,7 +257,7 @@ def finish_deletion(data_dir: LocalPath) -> None:
         (data_dir / naming.VERSIONS).sync()
 
 
-def _remove_for_good(data_dir: LocalPath, names: set[str]) -> None:
+def _remove_for_good(data_dir: StoragePath, names: set[str]) -> None:
     for name in sorted(names):
         (data_dir / name).remove()
     for place in (data_dir, data_dir / naming.SIDECARS, data_dir / naming.COLUMNS):
@@ -270,7 +274,7 @@ def _own_files(made: Manifest) -> set[str]:
 
 
 @contextlib.contextmanager
-def _drafts_of_version(data_dir: LocalPath, parent: Manifest, made: Manifest) -> Iterator[list[drafts.Draft]]:
+def _drafts_of_version(data_dir: StoragePath, parent: Manifest, made: Manifest) -> Iterator[list[drafts.Draft]]:
     """Yields drafts of the manifest of a version that a new one is about to follow, and of the log with its maker."""
     log = data_dir / naming.LOG
     before = log.read_bytes() if log.exists() else b""
@@ -288,16 +292,17 @@ def _drafts_of_version(data_dir: LocalPath, parent: Manifest, made: Manifest) ->
         for draft in found:
             draft.discard()  # unless it has its name
         with contextlib.suppress(OSError):  # it holds files
-            os.rmdir(data_dir / naming.VERSIONS)
+            if isinstance(data_dir, LocalPath):
+                os.rmdir(data_dir / naming.VERSIONS)
 
 
-def _remove_outdated(data_dir: LocalPath) -> None:
+def _remove_outdated(data_dir: StoragePath) -> None:
     """Removes files beside the manifest that can only describe a data set without appended shards."""
     for name in naming.TFDS_FILES:
         (data_dir / name).remove()
 
 
-def undo_interrupted_append(data_dir: LocalPath, digest: str | None) -> None:
+def undo_interrupted_append(data_dir: StoragePath, digest: str | None) -> None:
     """Takes back shards of an append or an edit that was killed before it published its manifest.
 
     Args:
@@ -332,8 +337,9 @@ def undo_interrupted_append(data_dir: LocalPath, digest: str | None) -> None:
                 (data_dir / naming.COLUMNS / name).remove()
 
 
-def _names_in(folder: LocalPath) -> list[str]:
-    return folder.names() if folder.is_dir() and not folder.is_symlink() else []
+def _names_in(folder: StoragePath) -> list[str]:
+    is_link = isinstance(folder, LocalPath) and folder.is_symlink()
+    return folder.names() if folder.is_dir() and not is_link else []
 
 
 def remove_versions(data_dir: StoragePath) -> None:
@@ -435,7 +441,10 @@ def _remove_columns(folder: LocalPath) -> None:
                 (folder / name).remove()
 
 
-def _remove(folder: LocalPath) -> None:
+def _remove(folder: StoragePath) -> None:
+    if isinstance(folder, RemotePath):
+        folder.remove_folder()
+        return
     for part in reversed(_folders(folder)):
         for name in part.names():
             if drafts.is_ours(name) or drafts.is_temporary(name):

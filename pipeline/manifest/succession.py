@@ -17,6 +17,7 @@ from pipeline.files.remote import is_url
 from pipeline.manifest import manifest as manifests
 from pipeline.manifest.sources import WITH_SPLIT, Source, flags_for, parse_sources
 
+STARTED_IN = "started_in"  # in a run's order.json: the folder from which its relative paths lead
 Chain = tuple[tuple[int, str], ...]  # (first step, digest) of each version
 
 
@@ -56,29 +57,68 @@ def are_versions(folders: Sequence[PathLike]) -> bool:
 
 
 def pinned(flags: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's flags with the versions that it was trained on, where its data sets have newer ones by now.
+    """Returns a run's flags with the data that it was trained on, wherever the caller was started.
+
+    A data set that has newer versions by now is named with its own. One that a relative path does not lead to from here
+    is named as it leads to it from `order[STARTED_IN]`, if it does.
 
     Args:
       flags: the run's flags, by name.
-      order: fields of the spec of its order.
+      order: fields of the spec of its order, and perhaps `STARTED_IN`.
     """
-    text = str(flags.get("data_dir"))
+    text, start = str(flags.get("data_dir")), order.get(STARTED_IN)
     given = parse_sources(text)
     if isinstance(given, str):
-        return {**flags, "data_dir": _pinned(given, order.get("manifest_digest"))}
+        now = _pinned(given, order.get("manifest_digest"), start)
+        return {**flags, "data_dir": now, **_evaluated(flags, start)}
     if len(given) != order.get("sources"):
         return dict(flags)
     parts = []
     for number, (source, weight) in enumerate(given):
         match = WITH_SPLIT.fullmatch(os.fspath(source))
         place, split = (match["folder"], f":{match['split']}") if match else (os.fspath(source), "")
-        parts.append(f"{_pinned(place, order.get(f'source {number}: manifest_digest'))}{split}={weight!r}")
+        parts.append(f"{_pinned(place, order.get(f'source {number}: manifest_digest'), start)}{split}={weight!r}")
     now = ",".join(parts)
+    flags = {**flags, **_evaluated(flags, start)}
     return {**flags_for(now, flags), "data_dir": now} if parse_sources(now) != given else dict(flags)
 
 
-def _pinned(data_dir: str, digest: Any) -> str:
-    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is, or was."""
+def _evaluated(flags: Mapping[str, Any], start: Any) -> dict[str, Any]:
+    """Returns the flag for evaluation data that a relative path leads to only from the folder `start`, if it does."""
+    given = flags.get("eval_data_dir")
+    there = _from(start, given) if isinstance(given, str) else None
+    return {"eval_data_dir": there} if there and not _holds(str(given), None) and _holds(there, None) else {}
+
+
+def _from(start: Any, data_dir: str) -> str | None:
+    """Returns where a relative path leads to from a folder; None if either is not known."""
+    data_dir = os.path.expanduser(data_dir)
+    if not isinstance(start, str) or is_url(data_dir) or os.path.isabs(data_dir):
+        return None
+    return os.path.normpath(os.path.join(start, data_dir))
+
+
+def _holds(data_dir: str, digest: str | None) -> bool:
+    """Returns whether a path leads to a data set which has, or had, the version of a digest; None: any."""
+    try:
+        if manifests.load(data_dir).digest == digest or digest is None:
+            return True
+        place = with_version(data_dir)[0]
+        if digest not in {gone.digest for gone in manifests.gone_in(folder(place))}:
+            manifests.load(f"{place}@{digest[:12]}")
+    except (DataError, OSError):
+        return False
+    return True
+
+
+def _pinned(data_dir: str, digest: Any, start: Any) -> str:
+    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is, or was.
+
+    DIR is looked for here, then in the folder `start`.
+    """
+    there = _from(start, data_dir) if isinstance(digest, str) else None
+    if there and not _holds(data_dir, digest) and _holds(there, digest):
+        data_dir = there
     place, version = with_version(data_dir)
     try:
         if version is not None or not isinstance(digest, str) or manifests.load(place).digest == digest:

@@ -141,7 +141,8 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
       UsageError: a column has values of several kinds.
     """
     place = pathlib.Path(data_dir)
-    with drafts_in(place) as drafts:
+    advice = "columns lie beside the records: make the folder writable, or copy the data set to one that is"
+    with drafts_in(place, advice) as drafts:
         made = drafted(drafts, manifest, found, is_own)
         for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
             drafts.add(name, data)

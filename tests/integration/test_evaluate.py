@@ -286,7 +286,7 @@ def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
 
 
 def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
-    """A relative --data_dir counts from the folder in which a command is called."""
+    """A relative --data_dir counts from the folder in which the run was started, or else from here."""
     from tests.datasets import write_dataset
 
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -296,6 +296,16 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
     assert forked.run(["-m", "trainer.run", *flags], cwd=here).returncode == 0
     assert evaluate("--model_dir=run", cwd=here).returncode == 0
     write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
+    of_run = "pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"
+    wanted = evaluate("--model_dir=run", cwd=here).stdout.replace("run/", "../here/run/")
+    assert evaluate("--model_dir=../here/run", cwd=elsewhere).stdout == wanted
+    for command in of_run:
+        found = forked.run(["-m", *command.split(), "--model_dir=../here/run"], cwd=elsewhere)
+        assert (found.returncode, found.stderr) == (0, ""), found.stderr
+    shown = forked.run(["-m", "trainer.watch", "../here/run", "--json"], cwd=elsewhere)
+    [run] = json.loads(shown.stdout)["runs"]
+    assert [one["records"] for one in run["data"]] == [manifests.load(digits).split("train").num_examples]
+    (here / "data").rename(here / "moved")
     found = evaluate("--model_dir=../here/run", cwd=elsewhere)
     assert (found.returncode, found.stdout) == (2, "")
     assert re.fullmatch(
@@ -303,14 +313,14 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
         r"\.\./here/run/ckpt-2 was trained on \(\w{12}\); call it where .*, or give --data_dir .*\n",
         found.stderr,
     ), found.stderr
-    given = evaluate("--model_dir=../here/run", f"--data_dir={here}/data", cwd=elsewhere)
+    given = evaluate("--model_dir=../here/run", f"--data_dir={here}/moved", cwd=elsewhere)
     assert given.returncode == 0
-    for of_run in ("pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"):
-        command = ["-m", *of_run.split(), "--model_dir=../here/run"]
+    for name in of_run:
+        command = ["-m", *name.split(), "--model_dir=../here/run"]
         found = forked.run(command, cwd=elsewhere)
         assert (found.returncode, found.stdout) == (2, "")
         assert f"--data_dir=data: {elsewhere}/data holds another data set" in found.stderr, found.stderr
-        found = forked.run([*command, f"--data_dir={here}/data"], cwd=elsewhere)
+        found = forked.run([*command, f"--data_dir={here}/moved"], cwd=elsewhere)
         assert (found.returncode, found.stderr) == (0, ""), found.stderr
     for damaged in ("", "[]", "{"):
         (here / "run" / "order.json").write_text(damaged)

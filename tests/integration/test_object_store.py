@@ -15,20 +15,24 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import PIL.Image
 import pytest
 
-from beam_jobs import convert, validate
+from beam_jobs import convert, edit, validate
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import make_plan
 from beam_jobs.shards import manifest_writer, receipts, writer
+from beam_jobs.sink import staging
 from beam_jobs.sink.present import columns_of
 from beam_jobs.sink.remote import leased
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
+from pipeline.manifest import naming
 from tests import forked
-from tests.converting import convert_in_process
+from tests.converting import convert_in_process, killed_in
 from tests.lanes import some_slow
 from tests.loopback import free_ports
 
@@ -164,6 +168,125 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
     for name in bucket.files(recursive=True):
         if name != "card.html":
             assert (bucket / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder with the sources `one` and `two`, of 12 and 6 images."""
+    for name, numbers in (("one", range(12)), ("two", range(20, 26))):
+        for number in numbers:
+            path = tmp_path / name / "train" / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(np.full((6, 6), number, np.uint8)).save(path)
+    return tmp_path
+
+
+def of_images(source: pathlib.Path, data_dir: object, *flags: str) -> list[str]:
+    return ["--dataset=image_folder", f"--source={source}", f"--data_dir={data_dir}", "--num_shards=2", *flags]
+
+
+def content_of(folder: LocalPath | RemotePath) -> dict[str, bytes]:
+    """Returns {name: bytes} of a data set's files but for cards, the log and notes on deletions, which have times."""
+    names = [name for name in folder.files(recursive=True) if not name.endswith((".html", ".jsonl", ".deleted"))]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+DELETED = "--delete=train/a/20.png,train/b/3.png"
+
+
+@pytest.mark.parametrize("moments", [pytest.param((1, 9, 17, 19, 25), marks=pytest.mark.slow), (13,)], ids=str)
+def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(
+    moments: tuple[int, ...], bucket: RemotePath, images: pathlib.Path
+) -> None:
+    here = LocalPath(images / "here")
+    for place in (here, *(bucket / str(moment) for moment in moments)):
+        convert_in_process(*of_images(images / "one", place))
+    convert.main(of_images(images / "two", here, "--append"))
+    for moment in moments:
+        there = bucket / str(moment)
+        before, append = content_of(there), of_images(images / "two", there, "--append")
+        killed = forked.Process(["-c", killed_in("publish_version"), moment, *append])
+        killed.communicate()
+        assert killed.returncode == -signal.SIGKILL
+        assert manifest.load(f"{there}@1").digest == manifest.load(here).parent
+        left = content_of(there)
+        changed = (naming.MANIFEST, naming.CROISSANT)
+        assert all(left[name] == data for name, data in before.items() if name not in changed)
+        assert {shard.file for shard in manifest.load(there).shards} <= left.keys()
+        with pytest.raises(RerunError, match="another conversion is writing there, or was killed less than 60 s ago"):
+            convert.main(append)
+        with leased(there, lease_seconds=0.0):  # which has expired by then
+            pass
+        convert.main(append)
+        assert content_of(there) == content_of(here), moment
+        assert (there / naming.CARD).exists()
+
+
+@pytest.mark.parametrize("moments", [pytest.param((2, 12, 21, 40, 60), marks=pytest.mark.slow), (28,)], ids=str)
+def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
+    moments: tuple[int, ...], bucket: RemotePath, images: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = LocalPath(images / "here")
+    convert_in_process(*of_images(images / "one", here))
+    convert.main(of_images(images / "two", here, "--append"))
+    for moment in moments:
+        for name in here.files(recursive=True):
+            (bucket / str(moment) / name).write_bytes((here / name).read_bytes())
+    edit.main([str(here), DELETED])
+    for moment in moments:
+        there = bucket / str(moment)
+        killed = forked.Process(["-c", killed_in("publish_version", "edit"), moment, there, DELETED])
+        killed.communicate()
+        assert killed.returncode == -signal.SIGKILL
+        assert manifest.load(there).version in (2, 3)
+        with leased(there, lease_seconds=0.0):
+            pass
+        capsys.readouterr()
+        edit.main([str(there), DELETED])
+        assert "; copies elsewhere are as they were, and so are older versions of obj" in capsys.readouterr().out
+        assert content_of(there) == content_of(here), moment
+        for name in there.files(recursive=True):
+            data = (there / name).read_bytes()
+            assert b"train/a/20.png" not in data, name
+            assert b"train/b/3.png" not in data, name
+        with pytest.raises(DataError, match="version 1 held records that were deleted on"):
+            manifest.load(f"{there}@1")
+
+
+def test_labels_are_set_and_both_versions_are_read(bucket: RemotePath, images: pathlib.Path) -> None:
+    place, labels = f"{bucket}/data", f"--set_labels={images}/labels.csv"
+    convert_in_process(*of_images(images / "one", place))
+    (images / "labels.csv").write_text("key,label\ntrain/a/4.png,b\n")
+    with leased(bucket / "data"), pytest.raises(RerunError, match="/data: another conversion is writing there"):
+        edit.main([place, labels])
+    edit.main([place, labels])
+    counts = [manifest.load(f"{place}@{version}").splits["train"].label_histogram for version in (1, 2)]
+    assert counts == [(6, 6), (5, 7)]
+    for version in (1, 2):
+        validate.main([f"{place}@{version}"])
+
+
+def test_a_version_that_came_in_between_is_not_lost(bucket: RemotePath, images: pathlib.Path) -> None:
+    """As after a pause in which the lease expired: the manifest is read again before it is replaced."""
+    there = bucket / "data"
+    convert_in_process(*of_images(images / "one", there))
+    old = manifest.load(there)
+    convert.main(of_images(images / "two", there, "--append"))
+    before = content_of(there)
+    for name, data in before.items():
+        (there / "inner" / name).write_bytes(data)
+    with pytest.raises(RerunError, match="data: another command has changed it meanwhile; run this one again"):
+        staging.publish_version(there / "inner", there, old)
+    after = content_of(there)
+    assert {name: after[name] for name in before} == before
+
+
+def test_hdfs_has_no_versions() -> None:
+    said = r"=hdfs://name/data: HDFS replaces no manifest in one step, .*, then copy all"
+    with pytest.raises(UsageError, match=said):
+        convert.main(["--dataset=digits", "--data_dir=hdfs://name/data", "--append"])
+    with pytest.raises(UsageError, match=said):
+        edit.main(["hdfs://name/data", "--delete=a"])
 
 
 def test_two_conversions_at_once(bucket: RemotePath) -> None:

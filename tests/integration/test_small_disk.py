@@ -45,13 +45,17 @@ finally:
     print("left:", *[os.path.relpath(path, place) for path in left if path not in before])
     print("gone:", *[os.path.relpath(path, place) for path in before if path not in left])
 """
+OWN = (
+    "writes its version into the data set's own folder; make it writable, or copy the data set to a folder that is, "
+    "and give that"
+)
 ROOM, MOUNT = "No space left on device; make room", "Read-only file system; name another place, or mount it writable"
 # By command: its arguments, and what it says of a full disk and of a mount.
 COMMANDS = {
     "convert": (
         "beam_jobs.convert --dataset=digits --data_dir={small}/new",
         r"{small}/new: the data set takes [\d,]+ bytes, but its disk has 0 free; make room",
-        "--data_dir={small}/new: no permission to write in {small}; choose another, or make it writable",
+        "--data_dir={small}/new: {small} is mounted read-only; choose another, or make it writable",
     ),
     "compressed": (
         "beam_jobs.convert --dataset=digits --compression=GZIP --data_dir={small}/new",
@@ -61,7 +65,44 @@ COMMANDS = {
     "append": (
         "beam_jobs.convert --append --dataset=image_folder --source={more} --data_dir={small}/photos",
         "{small}/photos: the new version takes [0-9,]+ bytes, but its disk has 0 free; make room",
-        "--data_dir={small}/photos: no permission to write in {small}/photos; choose another, or make it writable",
+        f"--data_dir={{small}}/photos: {{small}}/photos is mounted read-only, and an append {OWN}",
+    ),
+    "edit": (
+        "beam_jobs.edit {small}/photos --delete=class0/0.png",
+        "{small}/photos: the new version takes [0-9,]+ bytes, but its disk has 0 free; make room",
+        f"DATA_DIR={{small}}/photos: {{small}}/photos is mounted read-only, and an edit {OWN}",
+    ),
+    "overwrite": (
+        "beam_jobs.convert --overwrite --dataset=digits --data_dir={small}/photos",
+        None,
+        "--data_dir={small}/photos: {small}/photos is mounted read-only; choose another, or make it writable",
+    ),
+    "report": (
+        "beam_jobs.validate {small}/photos --report={small}/report.json",
+        None,
+        f"{{small}}/report.json: cannot be written: {MOUNT}",
+    ),
+    "card": (
+        "beam_jobs.validate {small}/photos --card",
+        None,
+        f"{{small}}/photos: card.html: cannot be written: {MOUNT}",
+    ),
+    "columns": (
+        "pipeline.index {small}/photos --add_columns=records",
+        None,
+        "{small}/photos: cannot be written to: Read-only file system; columns lie beside the records: make the folder "
+        "writable, or copy the data set to one that is",
+    ),
+    "picture": (
+        "pipeline.inspect {digits} --png={small}/sheet.png",
+        None,
+        f"--png={{small}}/sheet.png: cannot be written: {MOUNT}",
+    ),
+    "resume": (
+        "trainer.run --data_dir={digits} --model_dir={small}/records --model=softmax_regression --train_steps=1",
+        None,
+        "--model_dir={small}/records: is not writable; make it so, or name another folder (to go on with a run: a "
+        "copy)",
     ),
     "train": (
         "trainer.run --data_dir={digits} --model_dir={small}/run --model=softmax_regression --train_steps=1",
@@ -90,7 +131,12 @@ COMMANDS = {
         "(ln -s), and index that",
     ),
 }
-CASES = [(kind, name) for name, (_, *said) in COMMANDS.items() for kind in (FULL, READ_ONLY)[: 2 - said.count(None)]]
+CASES = [
+    (kind, name)
+    for name, (_, *said) in COMMANDS.items()
+    for kind, text in zip((FULL, READ_ONLY), said, strict=True)
+    if text is not None
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A data set that grows while a run goes on, in real processes: appends are killed, runs resume and move."""
 
+import json
 import shutil
 import signal
 
@@ -12,6 +13,7 @@ from pipeline.manifest import naming
 from tests import forked
 from tests.converting import killed_in
 from tests.lanes import some_slow
+from tests.parameter_servers import Job
 from tests.runs import checkpoint_bytes, finish, start, wait_for_step
 
 
@@ -157,6 +159,37 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(grown, tmp_
     assert f"{data}: has no version {first}, which {run}/ckpt-60 was trained on; it has 2 (" in err
     assert "put back its folder versions/" in err
     assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
+
+
+@pytest.mark.slow
+def test_a_run_with_parameter_servers_moves_at_the_end_of_an_epoch(grown, tmp_path):
+    data, run, twin = shutil.copytree(grown / "old", tmp_path / "data"), tmp_path / "run", tmp_path / "twin"
+
+    def job(given, place, steps):
+        flags = (*FLAGS, "--model=softmax_regression", "--sync", f"--train_steps={steps}")
+        return Job(1, 1, given, place, *flags)
+
+    def chief_of(ended):
+        outcomes = ended.finish()
+        assert [(code, err) for code, _, err in outcomes.values()] == [(0, "")] * 3
+        return outcomes["chief 0"][1]
+
+    chief_of(job(data, run, 6))
+    convert(grown / "more", data, "--append", "--num_shards=2")
+    shutil.copytree(run, twin)
+    assert f"trains on version 1, from step 8 on version 2 of {data}\n" in chief_of(job(f"{data}@2", twin, 24))
+    for step in (7, 12):
+        killed = job(f"{data}@2", run, 24)
+        wait_for_step(killed.chief, step)
+        for process in killed.processes.values():
+            process.kill()
+        killed.finish()
+    assert f"trains on version 1, from step 8 on version 2 of {data}\n" in chief_of(job(data, run, 24))
+    assert checkpoint_bytes(run, 24) == checkpoint_bytes(twin, 24)
+    digests = [manifest.load(f"{data}@{version}").digest for version in (1, 2)]
+    order = json.loads((run / "order.json").read_text())
+    assert [order[f"source {turn}: manifest_digest"] for turn in (0, 1)] == digests
+    assert order["schedule"] == [[0, [20, 0]], [8, [0, 20]]]
 
 
 def test_each_version_has_its_records_once_per_epoch(grown):

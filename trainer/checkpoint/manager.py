@@ -17,6 +17,7 @@ import tensorflow as tf
 from pipeline import errors
 from pipeline.errors import DataError, UsageError
 from pipeline.files.write import replace
+from pipeline.manifest.succession import STARTED_IN
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer import runtime
 from trainer.checkpoint import NotFiniteError, reader
@@ -260,7 +261,10 @@ class CheckpointManager:
             self._write_with(self._files.add)
             if self._is_chief:  # after the checkpoint, so that the flags belong to a resumable run
                 with errors.named(self._files.folder, "cannot be written to"):
-                    replace(self._config.run.folder.order, f"{self._spec.spec.to_json()}\n")
+                    order = self._spec.spec.fields()
+                    with contextlib.suppress(FileNotFoundError):  # a folder that was removed meanwhile
+                        order[STARTED_IN] = os.getcwd()
+                    replace(self._config.run.folder.order, f"{json.dumps(order, sort_keys=True)}\n")
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved = self._version()
         self.tidy()

@@ -15,13 +15,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from pipeline import order_flags
 from pipeline.commands import aliases
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, name_of
 from pipeline.manifest import succession
 from trainer.checkpoint.files import candidates, path_of
 from trainer.config import TrainConfig, meaning
-from trainer.run_folder import BEST
+from trainer.run_folder import BEST, RunFolder
 from trainer.runtime import first_line
 
 _RECORD = "record/.ATTRIBUTES/py_state"  # as stored by tf.train.Checkpoint(record=PythonState)
@@ -125,17 +126,21 @@ def read(path: pathlib.Path) -> Record:
         if not reader.has_tensor(_RECORD):
             raise UsageError(f"{path} was not written by {name_of('trainer.run')}; use another --model_dir")
         averaged = any(name.startswith(_AVERAGES) for name in reader.get_variable_to_shape_map())
-        content = _with_versions(json.loads(reader.get_tensor(_RECORD).decode()))
+        content = _with_places(json.loads(reader.get_tensor(_RECORD).decode()), path.parent)
         return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
 
 
-def _with_versions(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a record whose flags name the versions of its data, if these have newer ones by now."""
+def _with_places(content: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the content of a record in a folder; its flags name the data, with their versions, as seen from here."""
     flags = content.get("config", {}).get("data", {})
     stored = aliases.stored(content["config"]) if "data_dir" in flags else {}
     if not stored or "order" not in content:
         return content
-    now = succession.pinned(stored, content["order"])
+    started_in: dict[str, Any] = {}
+    path = RunFolder(folder.parent if folder.name == BEST else folder).order
+    with contextlib.suppress(DataError):  # without it, paths lead from here
+        started_in = {succession.STARTED_IN: order_flags.order_in(path).get(succession.STARTED_IN)}
+    now = succession.pinned(stored, {**content["order"], **started_in})
     groups = {
         group: {name: now.get(name, value) for name, value in members.items()}
         for group, members in content["config"].items()

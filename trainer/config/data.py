@@ -159,9 +159,7 @@ class OrderFlags:
     balance: str | None = order_flag("balance", used_in="training")
     weigh: str | None = order_flag("weigh", used_in="training")
     skip_steps: str = order_flag("skip_steps", "", used_in="training")
-    mixture_schedule: str = order_flag(
-        "mixture_schedule", "", used_in="training", parameter_server="workers plan one data set"
-    )
+    mixture_schedule: str = order_flag("mixture_schedule", "", used_in="training")
     allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
 
     def __post_init__(self) -> None:

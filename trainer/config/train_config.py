@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import Flag, Mistakes, check_all, check_needs, flags_of, make
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest.sources import VIEWS, own_views
+from pipeline.manifest.sources import VIEWS, own_views, schedule_of
 from pipeline.order.views import View
 from trainer.config import chosen, file, meaning
 from trainer.config.data import DataFlags, OrderFlags
@@ -282,7 +282,7 @@ class TrainConfig:
         if self.run.strategy != PARAMETER_SERVER:
             return
         check_all(
-            lambda: check_parameter_server(self), self._check_one_data_set, self._check_no_nadam, self._check_shown
+            lambda: check_parameter_server(self), self._check_takes_turns, self._check_no_nadam, self._check_shown
         )
 
     def _check_shown(self) -> None:
@@ -292,11 +292,14 @@ class TrainConfig:
                 "the number of a step, not the chief's clock; give it in steps or epochs"
             )
 
-    def _check_one_data_set(self) -> None:
-        if len(self.data.sources) > 1:
+    def _check_takes_turns(self) -> None:
+        """Raises UsageError if a step has rows of several data sets."""
+        turns = schedule_of(self.order.mixture_schedule)
+        if len(self.data.sources) > 1 and not (turns and all(_of_one(weights) for _, weights in turns)):
             raise UsageError(
-                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
-                "--strategy=multiworker for several"
+                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step is of one data set; use "
+                "--strategy=multiworker for steps of several, or --mixture_schedule with one weight above 0 from each "
+                "step on"
             )
 
     def _check_no_nadam(self) -> None:
@@ -306,6 +309,10 @@ class TrainConfig:
                 f"--optimizer={name} with --strategy={PARAMETER_SERVER}: it multiplies a variable once per step, which "
                 "several workers would do at once; use adam"
             )
+
+
+def _of_one(weights: Sequence[tuple[str, float]]) -> bool:
+    return sum(weight > 0 for _, weight in weights) == 1
 
 
 def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) -> list[str]:

@@ -55,14 +55,15 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
             predictor = Predictor.of_trained(trained, config.eval_copies)
         _check(predictor, config, are_records=not paths)
         records: Sequence[RecordFile] = [] if paths else inputs.record_files(config.inputs, config.split)
+        left_out = list[tuple[str, str]]()
         if paths and config.output is not None and config.output.endswith(ARRAYS):
-            records = [ImageFile.of(path, predictor.record_of) for path in paths]
+            records = [ImageFile.of(path, predictor.read, left_out) for path in paths]
         print(predictor.name, file=sys.stderr, flush=True)
         if records:
             _answer_records(predictor, config, records)
-            return
-        batches = predictor.batches(paths, config.top, config.batch_size)
-        bad = _told(predictor, config, batches, len(paths))
+            bad = [Prediction(path, (), why) for path, why in left_out]
+        else:
+            bad = _told(predictor, config, predictor.batches(paths, config.top, config.batch_size), len(paths))
         if bad:
             said = some_of(list(map(str, bad)), _MOST_NAMED)
             raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read: {said}")
@@ -105,8 +106,10 @@ def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence
             for records, outputs in batches:
                 file.add(records, outputs)
                 bar.update(len(records))
-            file.write(predictor.class_names)
-    print(f"{count_of(file.rows, what)}: {output}")
+            if file.rows:
+                file.write(predictor.class_names)
+                bar.close()
+                print(f"{count_of(file.rows, what)}: {output}")
 
 
 def _told(

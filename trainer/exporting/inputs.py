@@ -12,9 +12,8 @@ from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, named, to_run
 from pipeline.files.paths import StoragePath, folder
-from pipeline.files.reading import content_of, opened
+from pipeline.files.reading import opened
 from pipeline.files.remote import is_url
-from pipeline.images import BadImageError
 from pipeline.manifest.naming import IMAGE_ENDINGS, MANIFEST
 from pipeline.manifest.splits import select
 from pipeline.read.shards import check_present
@@ -100,27 +99,25 @@ class ImageFile(RecordFile):
     """An image file, as the one record that a model takes for it.
 
     Attributes:
-      as_record: function that returns the record for the content of the file.
+      read: function that returns the record for the file at a path, or why it cannot be read.
+      bad: list that gets (path, reason) of a file that cannot be read.
     """
 
-    as_record: Callable[[bytes], bytes] = bytes
+    read: Callable[[str], bytes | str] = str
+    bad: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of(cls, path: str, as_record: Callable[[bytes], bytes]) -> ImageFile:
+    def of(cls, path: str, read: Callable[[str], bytes | str], bad: list[tuple[str, str]]) -> ImageFile:
         """Returns the file at a path."""
-        return cls(path, 0, folder(path), "", as_record=as_record)
+        return cls(path, 0, folder(path), "", read=read, bad=bad)
 
     def records(self) -> Iterator[Record]:
-        """Yields the record.
-
-        Raises:
-          DataError: the file cannot be read, or is no usable image.
-        """
-        try:
-            with named(self.name, "cannot be read"):
-                yield Record(self, 0, 0, self.as_record(content_of(self.name)))
-        except BadImageError as error:
-            raise DataError(str(error), path=self.name) from None
+        """Yields the record; none if the file cannot be read."""
+        content = self.read(self.name)
+        if isinstance(content, str):
+            self.bad.append((self.name, content))
+        else:
+            yield Record(self, 0, 0, content)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -346,29 +346,24 @@ class Predictor:
     def batches(self, paths: Sequence[str], top: int | None, size: int) -> Iterator[list[Prediction]]:
         """Yields the predictions for `size` image files at a time."""
         for start in range(0, len(paths), size):
-            read = [(path, self._read(path)) for path in paths[start : start + size]]
+            read = [(path, self.read(path)) for path in paths[start : start + size]]
             good = [(path, content) for path, content in read if not isinstance(content, str)]
             answers = iter(self._predictions([(path, None) for path, _ in good], self._of_contents(good), top))
             yield [Prediction(path, (), why) if isinstance(why, str) else next(answers) for path, why in read]
 
     def _of_contents(self, good: Sequence[tuple[str, Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs for the contents of image files, as `_read` returns them: (path, content) of each."""
+        """Returns the outputs for the contents of image files, as `read` returns them: (path, content) of each."""
         contents = [content for _, content in good]
         if not good or self.image_shape is not None:
             return {"probabilities": self._of_fitted(contents)}
         return self._of_records(contents, lambda number, reason: DataError(reason, path=good[number][0]))
 
-    def record_of(self, file: bytes) -> bytes:
+    def _record_of(self, file: bytes) -> bytes:
         """Returns the record for the content of an image file: an Example with its image alone.
 
         An image of another size than those of the data set is stretched to it, if they have one.
-
-        Raises:
-          UsageError: the model takes images, or records whose parser is the task's own.
-          BadImageError: it is no usable image.
         """
-        if self.image is None:
-            raise UsageError(f"{self.name}: has no feature for an image file")
+        assert self.image is not None
         height, width, channels = self.image.shape
         found = pixels_of(file, channels or 3, self.image.pixel_rule)
         if height is not None and width is not None:
@@ -410,11 +405,11 @@ class Predictor:
             for (path, record), row in zip(places, outputs.get("probabilities", ()), strict=True)
         ]
 
-    def _read(self, path: str) -> NDArray[np.uint8] | bytes | str:
-        """Returns the image of a file as the model takes it, as pixels or a record; or why it cannot be read."""
+    def read(self, path: str) -> Any:
+        """Returns the image of a file as the model takes it, as pixels or a record; as text, why it cannot be read."""
         try:
             if self.image_shape is None:
-                return self.record_of(content_of(path))
+                return self._record_of(content_of(path))
             # Fitted at once: a batch of photographs as they are would need gigabytes.
             return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:

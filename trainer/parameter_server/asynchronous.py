@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer.parameter_server.compute import ColumnBatches, Compute, is_finite, norm_of
+from trainer.parameter_server.compute import Compute, TurnBatches, is_finite, norm_of
 from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
@@ -53,7 +53,7 @@ class Asynchronous:
     """
 
     state: TrainState
-    batches: ColumnBatches
+    batches: TurnBatches
     compute: Compute
     ledger: Ledger
     rows: Rows
@@ -66,7 +66,7 @@ class Asynchronous:
           columns: iterator over the worker's columns.
           first: first step, int64 scalar.
           count: number of steps, int64 scalar.
-          rows: rows of all these steps, from `ColumnBatches.rows_of`.
+          rows: rows of all these steps, from `TurnBatches.rows_of`.
         """
         began = tf.timestamp()
         content, worker = next(columns)
@@ -168,8 +168,7 @@ class AsyncScheduler:
 
     def _schedule(self, first: int, end: int) -> int:
         """Schedules a block; returns the step after its last one."""
-        in_epoch = self._graph.batches.steps_per_epoch
-        stop = min(first + self._most, end, first - first % in_epoch + in_epoch)
+        stop = min(first + self._most, end, self._graph.batches.epoch_end(first))
         block = _Block(stop)
         self._pending.append(block)
         numbers = (tf.constant(first, tf.int64), tf.constant(stop - first, tf.int64))

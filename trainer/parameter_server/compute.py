@@ -29,7 +29,7 @@ from pipeline.order.views import Intervals
 from pipeline.read.graph_reader import PIECES, TIMES, GraphReader, packed, unpacked
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import RECORD, RECORD_ID, Columns, gather
-from pipeline.resolved import ResolvedRequest
+from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.gradients import Contribution, Gradients
@@ -43,12 +43,11 @@ _KEPT_EPOCHS = 2  # orders in the chief's memory, 9 bytes per row each
 
 
 class ColumnBatches:
-    """Makes batches: the chief computes which rows a step takes, and a worker takes them from its columns.
+    """Makes batches of one data set: the chief computes which rows a step takes, a worker takes them from its columns.
 
     Attributes:
       rows: number of rows in a share of a step.
       steps_per_epoch: number of steps per epoch, T.
-      skips: intervals (first, end) of global steps whose rows have weight 0.
     """
 
     def __init__(self, resolved: ResolvedRequest, shares: int = 1) -> None:
@@ -74,21 +73,14 @@ class ColumnBatches:
         self._feed = make_feed(order, None)
         self._of_epoch = functools.lru_cache(_KEPT_EPOCHS)(self._planned)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
-        self.skips = order.skip_steps
 
-    def dataset(self) -> tf.data.Dataset:
-        """Returns a dataset that repeats (columns, index of the worker), always the same tensors."""
+    def columns(self) -> Columns:
+        """Returns the columns of the records, which are read here."""
         times, selection = self._resolved.order.times, self._resolved.selection
         joined = self._reader.joined(all_pieces(selection, None if times is None else times.records))
         pieces, copies = unpacked(tf.constant(packed(joined)), [PIECES, TIMES])
         records = self._reader.read(pieces, pieces, copies)[RECORD][: self._count]
-        columns = self._decoded(records) if self._decodes else {RECORD: records}
-        index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
-        options = tf.data.Options()
-        options.experimental_optimization.apply_default_optimizations = False  # they would copy the split
-        options.autotune.enabled = False
-        return dataset.with_options(options)
+        return self._decoded(records) if self._decodes else {RECORD: records}
 
     def rows_of(self, first: int, stop: int, share: int = 0) -> tf.Tensor:
         """Returns the rows of a share of steps first..stop-1, all of one epoch, for `of_steps`.
@@ -111,7 +103,7 @@ class ColumnBatches:
         """Returns a function from a step to its batch, inside a worker's graph.
 
         Args:
-          columns: columns from the dataset.
+          columns: columns of the records.
           rows: rows of the steps, from `rows_of`.
           first: first of these steps, int64 scalar.
         """
@@ -145,6 +137,78 @@ class ColumnBatches:
     def _count(self) -> int:
         times = self._resolved.order.times
         return self._resolved.selection.num_examples if times is None else times.num_chosen
+
+
+class TurnBatches:
+    """Makes batches of data sets that take turns, each by its own `ColumnBatches`; a single one has all steps.
+
+    Attributes:
+      rows: number of rows in a share of a step.
+    """
+
+    def __init__(self, training: ResolvedInput, shares: int = 1) -> None:
+        """Selects the readers and decoders.
+
+        Args:
+          training: the training request, of which any step takes the rows of one source.
+          shares: number of equal parts of a global batch; each is one batch here.
+
+        Raises:
+          DataError, UsageError: the same errors as from `pipeline.input_fn`.
+        """
+        self._of_source = [ColumnBatches(part, shares) for part in training.parts]
+        self._shares, self.rows = training.request.shares, self._of_source[0].rows
+        firsts = [first for first, _ in self._shares.segments]
+        sources, units = zip(*(self._shares.units_at(first)[0] for first in firsts), strict=True)
+        self._turns = np.array([firsts, sources, units], np.int64)  # first step, source, its unit there
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns a dataset that repeats (columns of each source, index of the worker), always the same tensors."""
+        columns = tuple(batches.columns() for batches in self._of_source)
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False  # they would copy the split
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+    def epoch_end(self, step: int) -> int:
+        """Returns the step at which the turn that a step is in ends, or the source's own epoch, if that is earlier."""
+        [(source, unit)] = self._shares.units_at(step)
+        in_epoch = self._of_source[source].steps_per_epoch
+        later = [int(first) for first in self._turns[0] if first > step]
+        return min([step - unit % in_epoch + in_epoch, *later])
+
+    def rows_of(self, first: int, stop: int, share: int = 0) -> tf.Tensor:
+        """Returns the rows of a share of steps first..stop-1 for `of_steps`; they end by `epoch_end(first)`."""
+        [(source, unit)] = self._shares.units_at(first)
+        return self._of_source[source].rows_of(unit, unit + stop - first, share)
+
+    def of_steps(
+        self, columns: Sequence[Columns], rows: tf.Tensor, first: tf.Tensor
+    ) -> Callable[[tf.Tensor], tuple[Any, ...]]:
+        """Returns a function from a step to its batch, inside a worker's graph.
+
+        Args:
+          columns: columns of each source, from the dataset.
+          rows: rows of the steps, from `rows_of`.
+          first: first of these steps, int64 scalar.
+        """
+        firsts, sources, units = self._turns
+        if len(self._of_source) == 1:
+            return self._of_source[0].of_steps(columns[0], rows, first)
+        turn = tf.searchsorted(firsts, [first], side="right")[0] - 1
+        before = first - tf.gather(firsts, turn) + tf.gather(units, turn)  # the source's own number of the first step
+        ways = [batches.of_steps(own, rows, before) for batches, own in zip(self._of_source, columns, strict=True)]
+
+        def batch(step: tf.Tensor) -> tuple[Any, ...]:
+            own = before + step - first
+            found: tuple[Any, ...] = tf.switch_case(
+                tf.gather(sources.astype(np.int32), turn), [functools.partial(way, own) for way in ways]
+            )
+            return found
+
+        return batch
 
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers, which have no public way to set them

@@ -143,7 +143,8 @@ def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[p
     """Returns the plan, checked for this strategy, and the task class."""
     found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, task=found)
-    _check_windows(plan.training.first)
+    for part in plan.training.parts:
+        _check_windows(part)
     return plan, found
 
 

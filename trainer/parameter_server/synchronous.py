@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Transfer, is_finite, norm_of
+from trainer.parameter_server.compute import Compute, Sent, Transfer, TurnBatches, is_finite, norm_of
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.measures import WEIGHT, divisor
@@ -61,7 +61,7 @@ class Synchronous:
         self,
         strategy: tf.distribute.Strategy,
         state: TrainState,
-        batches: ColumnBatches,
+        batches: TurnBatches,
         compute: Compute,
         ledger: Ledger,
         rows: Rows,
@@ -92,7 +92,7 @@ class Synchronous:
           step: global step, int64 scalar.
           number: number of the share in the step, int64 scalar.
           place: index of the place, int32 scalar.
-          rows: rows of the share, from `ColumnBatches.rows_of`.
+          rows: rows of the share, from `TurnBatches.rows_of`.
         """
         with tf.name_scope("input"):
             began = tf.timestamp()
@@ -203,8 +203,7 @@ class SyncScheduler:
         """See `Scheduler.run`; an epoch ends with exactly its rows."""
         step = first
         while step < end and not stops():
-            in_epoch = self._graph.batches.steps_per_epoch
-            stop = min(end, step - step % in_epoch + in_epoch)
+            stop = min(end, self._graph.batches.epoch_end(step))
             for finished in self._steps(step, stop, stops):
                 step = finished.stop
                 yield finished

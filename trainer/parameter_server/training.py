@@ -28,7 +28,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import period_of
 from trainer.loop import Action, Clocks, Progress, Spent
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
-from trainer.parameter_server.compute import ColumnBatches, Compute, check_optimizer
+from trainer.parameter_server.compute import Compute, TurnBatches, check_optimizer
 from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
@@ -168,13 +168,13 @@ class ParameterServerRun(Run):
         num_workers = len(self.roles.workers)
         lines = self.lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
         needed = gradients_of_step(config, num_workers)
-        batches = ColumnBatches(plan.training.first, needed)
+        batches = TurnBatches(plan.training, needed)
         with self.strategy.scope():
             self.ledger = Ledger()
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
         augment = train_step.augmentation(plan.training)
-        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, batches.skips)
+        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, plan.training.spec.skip_steps)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)

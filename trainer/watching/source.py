@@ -22,7 +22,9 @@ from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
 from pipeline.files.fields import from_json
 from pipeline.files.reading import content_of
+from pipeline.order_flags import order_in
 from trainer import config as configs
+from trainer import data_versions
 from trainer.checkpoint.best import Ranking
 from trainer.checkpoint.files import steps_in
 from trainer.config import TrainConfig
@@ -120,10 +122,11 @@ class RunSource:
         return found[number] if number < len(found) else None
 
     def config(self) -> TrainConfig | None:
-        """Returns the run's flags; None if they are not known."""
+        """Returns the run's flags, with its data as seen from here; None if they are not known."""
         with self._lock:
             self._follow()
-            return self._config()
+            config = self._config()
+            return config and self._placed(config)
 
     @property
     def _series(self) -> Mapping[str, Series]:
@@ -233,9 +236,15 @@ class RunSource:
             of, when, data = self._data
             if of == config and (isinstance(data, reading.Data) or 0 <= now - when < _AGAIN):
                 return data
-        data = reading.data_of(config)
+        data = reading.data_of(self._placed(config))
         self._data = config, now, data
         return data
+
+    def _placed(self, config: TrainConfig) -> TrainConfig:
+        """Returns the flags with the data that the run trains on, wherever the page was started."""
+        with contextlib.suppress(PipelineError, OSError):  # before the first checkpoint it is not known
+            return data_versions.pinned(config, order_in(self.folder.order))
+        return config
 
     def _status(self) -> JobReport | None:
         """Returns the launcher's status; None if there is none that can be read."""

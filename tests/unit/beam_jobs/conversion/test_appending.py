@@ -466,12 +466,6 @@ def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):
     assert "names a version" in convert("--dataset=digits", f"--data_dir={data}@1", "--dry_run").err
 
 
-def test_stores_are_refused(grow, tmp_path):
-    found = grow(write_images(tmp_path / "b", range(4)), "s3://bucket/data")
-    assert found.code != 0
-    assert "versions are made in a local or mounted folder" in found.err
-
-
 def test_overwriting_removes_all_versions(data, grow, convert, tmp_path):
     for number, name in enumerate("bc"):
         grow(write_images(tmp_path / name, range(20 + 6 * number, 26 + 6 * number)), data)

@@ -314,7 +314,7 @@ def test_no_split_becomes_empty(data, edit):
 def test_folders_that_an_edit_cannot_write_are_refused(data, edit, tmp_path):
     flags = ["--delete=train/cat/0.png"]
     assert "an edit follows the newest version; give" in edit(f"{data}@1", *flags)[2]
-    assert "versions are made in a local or mounted folder" in edit("s3://bucket/data", *flags)[2]
+    assert "HDFS replaces no manifest in one step" in edit("hdfs://name/data", *flags)[2]
     assert "there is no such folder" in edit(tmp_path / "no", *flags)[2]
     with sink_of(str(data)).locked():
         code, _, err = edit(data, *flags)

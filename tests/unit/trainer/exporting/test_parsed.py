@@ -285,10 +285,12 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
             np.testing.assert_allclose(file["outputs"], wanted, rtol=1e-5, atol=1e-5)
     photos[3].write_text("no image")
     (tmp_path / "numbers.npz").unlink()
-    for more, message in (
-        ([], rf"^{photos[3]}: no image of a known format"),
-        (["--split=test"], "^--split=test: is of data sets, not of image files"),
-    ):
-        with pytest.raises(DataError if not more else UsageError, match=message):
-            predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz", *more])
-    assert not (tmp_path / "numbers.npz").exists()
+    with pytest.raises(UsageError, match="^--split=test: is of data sets, not of image files"):
+        predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz", "--split=test"])
+    for given in (photos[3:4], photos):
+        assert not (tmp_path / "numbers.npz").exists()
+        with pytest.raises(DataError, match=f"^1 of {len(given)} images? cannot be read: {photos[3]}: no image of a"):
+            predict.main([*map(str, given), where, f"--output={tmp_path}/numbers.npz", "--batch_size=3"])
+    with np.load(tmp_path / "numbers.npz") as file:
+        assert file["file"].tolist() == list(map(str, photos[:3] + photos[4:]))
+        np.testing.assert_allclose(file["outputs"], np.delete(wanted, 3, 0), rtol=1e-5, atol=1e-5)

@@ -11,14 +11,14 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.index.__main__ import main as index
 from pipeline.request import Request
-from pipeline.resolved import resolve
+from pipeline.resolved import resolve_all
 from tests import foreign
 from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
 from trainer.config.steps import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
-from trainer.parameter_server.compute import ColumnBatches, Compute
+from trainer.parameter_server.compute import Compute, TurnBatches
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.roles import CHIEF, Roles, Task
@@ -54,12 +54,13 @@ def job(config, make_strategy, make_state, monkeypatch):
     def make(shares=0, shown=NEVER):
         strategy = make_strategy(1, "one_device")
         state = make_state(strategy, **FLAGS)
-        batches = ColumnBatches(plan.make(config).training.first, shares or 1)
+        training = plan.make(config).training
+        batches = TurnBatches(training, shares or 1)
         with strategy.scope():
             ledger = Ledger()
         columns, rows = iter(batches.dataset()), Rows(state.measure)
-        skips = batches.skips
-        compute, closures = Compute(strategy, state, config, None, shown, skips), Closures(Here(), lambda: None)
+        skips, closures = training.spec.skip_steps, Closures(Here(), lambda: None)
+        compute = Compute(strategy, state, config, None, shown, skips)
         roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
         lines = WorkerLines(coordinator, Period(2))
@@ -161,7 +162,7 @@ def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown
 
 @pytest.fixture
 def of_view(config, config_of, make_strategy):
-    """Returns a function that makes the `ColumnBatches` of flags, and the dataset of one process with these flags."""
+    """Returns a function that makes the `TurnBatches` of flags, and the dataset of one process with these flags."""
     index([config.data.data_dir, "--add_columns=records"])
 
     def make(shares, **flags):
@@ -173,7 +174,7 @@ def of_view(config, config_of, make_strategy):
             **flags,
         }
         training = plan.make(config_of(**given)).training
-        return ColumnBatches(training.first, shares), make_dataset(training.request)
+        return TurnBatches(training, shares), make_dataset(training.request)
 
     return make
 
@@ -197,9 +198,29 @@ def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, 
     batches, dataset = of_view(shares, **flags)
     content, _ = next(iter(batches.dataset()))
     wanted = iter(dataset)
-    for step in range(2 * batches.steps_per_epoch):
+    for step in range(2 * batches.epoch_end(0)):
         parts = [batch_of(batches, content, step, share) for share in range(shares)]
         for mine, theirs in zip(zip(*parts, strict=True), next(wanted), strict=True):
+            np.testing.assert_array_equal(np.concatenate(mine), theirs)
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.quick(1)
+def test_data_sets_take_turns_as_in_one_process(shares, tmp_path, config_of, monkeypatch):
+    index_of_worker = "experimental_get_current_worker_index"
+    monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
+    one, other = (tmp_path / name for name in "ab")
+    write_dataset(one, (5, 4, 2), (4, 3, 1), (2,), 5)
+    write_dataset(other, (5, 4, 2, 8), (4, 3, 1), (2,), 5)
+    turns = f"0:{one}=1,{other}=0;6:{one}=0,{other}=1;13:{one}=1,{other}=0"  # 3 and 5 steps per epoch
+    flags = {"data_dir": f"{one}=1,{other}=1", "mixture_schedule": turns, "skip_steps": "7:8"}
+    training = plan.make(config_of(**flags, model_dir="M", global_batch_size=4, augment="shift")).training
+    batches = TurnBatches(training, shares)
+    assert [batches.epoch_end(step) for step in (0, 5, 6, 11, 12, 13, 17)] == [3, 6, 11, 13, 13, 16, 19]
+    content, _ = next(iter(batches.dataset()))
+    for step, wanted in enumerate(make_dataset(training.request).take(18)):
+        parts = [batch_of(batches, content, step, share) for share in range(shares)]
+        for mine, theirs in zip(zip(*parts, strict=True), wanted, strict=True):
             np.testing.assert_array_equal(np.concatenate(mine), theirs)
 
 
@@ -216,7 +237,7 @@ def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_pat
     foreign.write(tmp_path / "train", [{"image": file, "label": n % 3} for n, file in enumerate(files)])
     index([str(tmp_path), "--split=train:train", "--feature_map=image:image,label:label", "--orientation=upright"])
     request = Request(tmp_path, global_batch_size=4, training=True, seed=1, epochs=1, **options)
-    batches = ColumnBatches(resolve(request))
+    batches = TurnBatches(resolve_all(request))
     content, _ = next(iter(batches.dataset()))
     for step, (images, labels, _) in enumerate(make_dataset(request)):
         mine = batch_of(batches, content, step)
@@ -231,7 +252,7 @@ def test_parts_of_images_are_those_of_one_process(text, tmp_path, config_of, mon
     write_dataset(tmp_path / "data", (9,), (8, 6, 3), (1,), 5, Kind("png", varied=True))
     flags = {"data_dir": tmp_path / "data", "model_dir": "M", "global_batch_size": 4, "augment": text}
     training = plan.make(config_of(**flags)).training
-    batches = ColumnBatches(training.first)
+    batches = TurnBatches(training)
     content, _ = next(iter(batches.dataset()))
     for step, wanted in enumerate(make_dataset(training.request).take(4)):
         made = batch_of(batches, content, step)
@@ -247,9 +268,9 @@ def test_a_workers_graphs_have_few_bytes_of_a_view_and_nothing_of_its_order(tmp_
     reading, training = [], []
     for where, count in (("label == 1", 400), ("label in (1, 3)", 800)):  # of 5 labels in turns: each apart
         flags = {"data_dir": tmp_path / "data", "model_dir": "M", "global_batch_size": 4, "where": where}
-        resolved = plan.make(config_of(**flags)).training.first
-        assert resolved.order.times.num_chosen == count
-        batches = ColumnBatches(resolved)
+        resolved = plan.make(config_of(**flags)).training
+        assert resolved.first.order.times.num_chosen == count
+        batches = TurnBatches(resolved)
         content, _ = next(iter(batches.dataset()))
 
         def step(number, rows, batches=batches, content=content):

@@ -20,7 +20,9 @@ class Simulated:
         self.needed, self.slow, self.draw = needed, slow, random.Random(seed)
         self.now, self.version, self.idle = 0.0, 0, list(range(workers))
         self.waiting, self.queued, self.running = 0, [], []
-        self.batches = types.SimpleNamespace(steps_per_epoch=EPOCH, rows_of=lambda first, stop, share: (first, share))
+        self.batches = types.SimpleNamespace(
+            epoch_end=lambda step: step - step % EPOCH + EPOCH, rows_of=lambda first, stop, share: (first, share)
+        )
         self.rows = types.SimpleNamespace(unpacked=lambda row: row, loss=lambda row: 0.0)
         self.places, self.updates, self.ages, self.shared = {}, [], [], set()
         self.share = "share"
