@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from beam_jobs.sources import grouped, listing, streams
+from beam_jobs.sources.arrow_types import HUGGING_FACE
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.blocks import arrow_errors
-from beam_jobs.sources.columns import HUGGING_FACE
 from beam_jobs.sources.grouped import MAX_GROUP_BYTES, Format, GroupedFile, OpenFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from beam_jobs import flag_values
 from beam_jobs.sources import base, columns, defaults, listing
 from beam_jobs.sources import table as tables
+from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.blocks import BatchedBuilder, arrow_errors
 from beam_jobs.sources.columns import Columns
@@ -283,12 +284,12 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
     tables.check_exact(table, chosen)
     chosen = tables.with_box_classes(table, chosen, options.na_is_class)
     in_splits = tables.by_files(table, by_split)
-    class_names = tables.class_names(table, chosen, first.class_names, options.na_is_class)
+    classes = tables.class_names(table, chosen, first.class_names, options.na_is_class)
     source = GroupedSource(
         dataset=options.dataset,
         **in_splits,
-        class_names=class_names,
-        label=chosen.label_feature(len(class_names)),
+        class_names=classes,
+        label=chosen.label_feature(len(classes)),
         files=kind.describe(folder, names),
         features=chosen.features,
         unique_keys=not chosen.key,
@@ -358,7 +359,7 @@ def _open(kind: Format, path: StoragePath, told: dict[str, pa.Scalar], options: 
         kept = (*used.keep_columns, *(name for name, _ in grouped.partitions if name not in of_flags))
         used = dataclasses.replace(used, keep_columns=kept)
         chosen = columns.choose(str(path), schema, used)
-        names = columns.class_names(schema).get(chosen.label, ())
+        names = class_names(schema, chosen.label)
         fills = defaults.chosen(str(path), schema, chosen, used, names)
         grouped = dataclasses.replace(grouped, groups=file.rows_of_groups(chosen.paths), fills=fills)
     suspects = columns.suspects(schema, options.split_column)

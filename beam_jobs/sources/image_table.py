@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import archives, columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
+from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, FileColumn, PathTable, shown, text
 from beam_jobs.sources.streams import KnownFile
@@ -153,7 +154,7 @@ def scanned(
         rows = _with_label_numbers(rows, used, names)
     schema = rows.data.schema
     chosen = columns.choose(str(rows.first_file), schema, used, are_paths=True)
-    named = names or columns.class_names(schema).get(chosen.label, ())
+    named = names or class_names(schema, chosen.label)
     rows = rows.filled(defaults.chosen(str(rows.first_file), schema, chosen, used, named))
     tables.check_exact(rows, chosen)
     chosen = tables.with_box_classes(rows, chosen, options.na_is_class)
@@ -243,8 +244,7 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
     if found.types != schema.types:
         pairs = [f"{field.name} ({field.type})" for field in schema]
         raise DataError(f"does not have the columns {', '.join(pairs)} of {first.path}", path=other.path)
-    one, another = columns.class_names(schema), columns.class_names(found)
-    if any(another.get(name) != one.get(name) for name in schema.names):
+    if any(class_names(found, name) != class_names(schema, name) for name in schema.names):
         problem = f"its class names differ from those of {first.path}, but labels are numbers"
         raise DataError(problem, path=other.path, advice="convert each, then both together by --dataset=tfrecord")
 

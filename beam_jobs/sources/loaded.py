@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from beam_jobs.sources import streams
+from beam_jobs.sources.arrow_types import kind_of
 from beam_jobs.sources.blocks import arrow_errors, decoded
 from beam_jobs.sources.image_files import IMAGES, extension_of
 from beam_jobs.sources.listing import GZIP
@@ -365,7 +366,7 @@ def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
     """Returns the table with its strings checked and stripped of surrounding spaces."""
     for number, name in enumerate(table.schema.names):
         column = table.column(number)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if kind_of(column.type) == "string":
             table = table.set_column(number, name, _text(path, name, column.cast(pa.large_binary())))
     return table
 

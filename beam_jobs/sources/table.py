@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, blocks, defaults, placed_columns
+from beam_jobs.sources.arrow_types import kind_of
 from beam_jobs.sources.base import LABEL, DealtSource, Files, Source, Texts
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.defaults import Fill
@@ -37,8 +38,6 @@ from pipeline.records.labels import SeenLabels
 MAX_CLASSES = 100_000  # five times the largest published label sets; more means a column of names or numbers
 SHOWN = 80  # characters of a value in errors
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-
-_BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 _Result = TypeVar("_Result")
 Put = Callable[[NDArray[np.int64], pa.RecordBatch, NDArray[np.int64]], None]
@@ -320,7 +319,7 @@ def _texts(table: Table, column: str) -> Texts:
     def visit(first: int, batch: pa.RecordBatch) -> tuple[int, NDArray[np.int64]]:
         with blocks.arrow_errors(table.place(first)[0], f"column {column!r} cannot be read as texts"):
             array = blocks.decoded(batch.column(0))
-            array = array if any(of(array.type) for of in _BINARY) else array.cast(pa.large_string())
+            array = array if kind_of(array.type) in ("bytes", "fixed") else array.cast(pa.large_string())
             encoded = array.cast(pa.large_binary()).fill_null(b"").dictionary_encode()
         texts = [value.decode(errors="surrogateescape").strip() for value in encoded.dictionary.to_pylist()]
         with lock:
