@@ -137,7 +137,6 @@ class CifarSource(Source):
     batches: dict[str, tuple[RowFile, ...]]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split."""
         count = len(LABELS[self.dataset])
         images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
         labels = np.empty((len(rows), count), np.int64)

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
@@ -102,6 +102,7 @@ def resolved(
     images: Sequence[str] = _IMAGE_NAMES,
     labels: Sequence[str] = _LABEL_NAMES,
     are_paths: bool = False,
+    folders: Collection[str] = (),
 ) -> SourceOptions:
     """Returns the options with the names of the image, label and split columns: as given, or else the usual names.
 
@@ -111,6 +112,7 @@ def resolved(
       options: options that the user gave.
       images, labels: usual names, in order of preference; `File Name` counts as `filename`.
       are_paths: whether the image column holds file paths.
+      folders: columns that the names of folders give, which are kept unless a flag names them.
 
     Raises:
       UsageError: no column for images or labels is given and none has a usual name; a column is missing; the image
@@ -133,7 +135,10 @@ def resolved(
             type_of(path, schema, flag, name)
     for flag, name in _of_new_splits(options):
         _checked_kind(path, schema, flag, name, _VALUES, "strings, binary, integers, booleans or dates")
-    return dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+    chosen = dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+    of_flags = named(path, schema, chosen)
+    kept = (*options.keep_columns, *(name for name in folders if name not in of_flags))
+    return dataclasses.replace(chosen, keep_columns=kept)
 
 
 def _of_new_splits(options: SourceOptions) -> list[tuple[str, str]]:

@@ -170,7 +170,6 @@ class GroupedTable(Table):
     members: tuple[GroupedFile, ...]
 
     def scan(self, names: Sequence[str], visit: Callable[[int, pa.RecordBatch], _Result]) -> list[_Result]:
-        """Visits all rows of all files."""
 
         def read(member: tuple[GroupedFile, int]) -> list[_Result]:
             grouped, first = member
@@ -221,7 +220,6 @@ class GroupedSource(TableSource):
     stored: GroupedTable
 
     def table(self) -> GroupedTable:
-        """Returns the table."""
         return self.stored
 
     def chunks(self, split: str) -> NDArray[np.int64]:
@@ -354,10 +352,7 @@ def _open(kind: Format, path: StoragePath, told: dict[str, pa.Scalar], options: 
     grouped = dataclasses.replace(grouped, partitions=tuple((name, told[name]) for name in told if name not in inside))
     with grouped.opened() as file:
         schema = file.schema
-        used = columns.resolved(str(path), schema, options)
-        of_flags = columns.named(str(path), schema, used)
-        kept = (*used.keep_columns, *(name for name, _ in grouped.partitions if name not in of_flags))
-        used = dataclasses.replace(used, keep_columns=kept)
+        used = columns.resolved(str(path), schema, options, folders=[name for name, _ in grouped.partitions])
         chosen = columns.choose(str(path), schema, used)
         names = class_names(schema, chosen.label)
         fills = defaults.chosen(str(path), schema, chosen, used, names)

@@ -212,10 +212,7 @@ def _read(
             added |= {column: value for column, value in own.items() if column not in schema.names}
             schema = pa.schema([*schema, *((column, value.type) for column, value in added.items())], schema.metadata)
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
-            used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True)
-            of_flags = columns.named(path, schema, used)
-            kept = (*used.keep_columns, *(column for column in added if column not in of_flags))
-            used = dataclasses.replace(used, keep_columns=kept)
+            used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True, folders=added)
             defaults.named(path, schema, used)  # raises
             suspects += columns.suspects(schema, options.split_column)
             wanted = dict.fromkeys([*columns.named(path, schema, used), *suspects])

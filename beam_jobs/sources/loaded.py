@@ -417,15 +417,12 @@ def typed(
         try:
             return digits.cast(pa.int64()), None
         except pa.ArrowInvalid:
-            too_large = next(row for row, text in enumerate(digits.to_pylist()) if text and not _is_int64(text))
+            numbers = enumerate(digits.to_pylist())
+            too_large = next(row for row, text in numbers if text and not -(1 << 63) <= int(text) < 1 << 63)
             if wanted != "float32":
                 return column, (too_large, "which int64 does not hold")
     row = -1 if wanted == "float32" else _first_inexact(values)
     return (values.cast(pa.float64()), None) if row < 0 else (column, (row, "which float64 does not hold exactly"))
-
-
-def _is_int64(text: str) -> bool:
-    return -(1 << 63) <= int(text) < 1 << 63
 
 
 def _first_inexact(values: pa.ChunkedArray) -> int:

@@ -109,7 +109,6 @@ class LoadedTable(Table):
     data: pa.Table
 
     def scan(self, names: Sequence[str], visit: Callable[[int, pa.RecordBatch], _Result]) -> list[_Result]:
-        """Visits all rows."""
         found, first = [], 0
         for batch in self.data.select(list(names)).to_batches():
             found.append(visit(first, batch))
@@ -117,7 +116,6 @@ class LoadedTable(Table):
         return found
 
     def take(self, rows: NDArray[np.int64], names: Sequence[str], put: Put) -> None:
-        """Puts all rows at once."""
         every = np.arange(len(rows))
         for batch in self.data.select(list(names)).take(pa.array(rows)).combine_chunks().to_batches():  # one, or none
             put(every, batch, every)
@@ -179,7 +177,6 @@ class TableSource(Source):
         return self.class_names[number] if 0 <= number < len(self.class_names) else value
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         return self.table().where(int(self.rows(split, np.array([row], np.int64))[0]))
 
 

@@ -234,14 +234,13 @@ def located(
             examples: Any = None
             with contextlib.suppress(PipelineError):  # compressed as one stream, or damaged: then the number must do
                 examples = RandomAccess(data_dir.url, name, decode=False) if own else None
-            begins = np.cumsum([0, *(shard.num_examples for shard in split.shards)])
+            files = list(split.firsts.items())
             for shard, record in own:
-                number = shard - shards.start
-                file = f"{before}{split.shards[number].file}"
-                named[shard, record] = Place(file, record)
+                file, begin = files[shard - shards.start]
+                named[shard, record] = Place(f"{before}{file}", record)
                 with contextlib.suppress(PipelineError):
                     if examples is not None:
-                        named[shard, record] = _place(examples[int(begins[number]) + record], file, record, manifest)
+                        named[shard, record] = _place(examples[begin + record], f"{before}{file}", record, manifest)
     return tuple(
         dataclasses.replace(finding, places=tuple(tuple(named[place] for place in group) for group in groups))
         for finding, groups in pairs
@@ -251,10 +250,7 @@ def located(
 def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Finding]) -> list[Doubt]:
     """Returns findings as the card shows them, with the images of the first records of each."""
     split_of = {shard.file: name for name, split in manifest.splits.items() for shard in split.shards}
-    first_of: dict[str, int] = {}
-    for split in manifest.splits.values():
-        ends = np.cumsum([shard.num_examples for shard in split.shards]).tolist()
-        first_of |= {s.file: end - s.num_examples for s, end in zip(split.shards, ends, strict=True)}
+    first_of = {file: first for split in manifest.splits.values() for file, first in split.firsts.items()}
 
     @functools.cache
     def opened(split: str) -> RandomAccess:

@@ -370,8 +370,7 @@ class ColumnCheck:
 def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[ColumnCheck]:
     """Returns checks for the columns of the records: features, and values derived from a record and its image."""
     shard = manifest.shards[number]
-    split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
-    first = sum(before.num_examples for before in infos[: infos.index(shard)])
+    split, first = next((name, s.firsts[shard.file]) for name, s in manifest.splits.items() if shard in s.shards)
     scalars = (name for name, feature in manifest.features.items() if feature.shape in ((), (1,)) and name != "image")
     made = ("bytes", "height", "width", *((ORIENTATION,) if manifest.turns_images else ()))
     features = {column_name(name): name for name in (*made, *scalars)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -281,6 +282,12 @@ class SplitInfo:
     def num_examples(self) -> int:
         """Records in the split."""
         return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """{file of a shard: number of its first record in the split}."""
+        ends = itertools.accumulate(shard.num_examples for shard in self.shards)
+        return {shard.file: end - shard.num_examples for shard, end in zip(self.shards, ends, strict=True)}
 
     @property
     def num_bytes(self) -> int:
