@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs import flag_values
-from beam_jobs.sources import base, columns, defaults, listing
+from beam_jobs.sources import base, columns, defaults
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
@@ -236,16 +236,8 @@ class GroupedSource(TableSource):
         return builder.finished()
 
 
-def find(
-    options: SourceOptions, is_data: Callable[[str], bool], wanted: str, kinds: str
-) -> tuple[StoragePath, dict[str, list[str]]]:
-    """Returns a folder and {split: files in it}, all as `train` if the user named a column of splits."""
-    folder, names = listing.find(options.source, is_data, True, wanted, kinds)
-    return folder, by_names(folder, names, options)
-
-
 def by_names(folder: StoragePath, names: Sequence[str], options: SourceOptions) -> dict[str, list[str]]:
-    """Returns {split: files}, as words in their names and folders say unless the user named a column of splits."""
+    """Returns {split: files}, as words in their names and folders say; all as `train` if a column tells the splits."""
     if options.split_column not in ("", splits.NO_COLUMN):
         return {splits.TRAIN: list(names)}
     return splits.by_files(folder, names, options.splits)

@@ -450,8 +450,9 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
-        if not problems and self._placed and (problem := self._placed_problem(stored)):
-            problems.append(problem)
+        if not problems and self._placed:
+            size = (self._of_image["height"], self._of_image["width"]) if self._of_image else None
+            problems += filter(None, [annotation.problem_of(stored, self._placed, size)])
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
         if self._decodes and not problems and self._image is not _NO_IMAGE:
@@ -497,11 +498,6 @@ class ExampleCheck:
                 self.perceived.add(self._pixels, exact, number)
             self._add_mean(float(self._pixels.mean()), number)
             self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
-
-    def _placed_problem(self, stored: dict[str, Values]) -> str | None:
-        of_image = self._of_image
-        size = (of_image["height"], of_image["width"]) if of_image else None
-        return annotation.problem_of(stored, self._placed, size)
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
         if problem := tf_example.problem_of(feature, values):
