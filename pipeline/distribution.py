@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch.compose import make_dataset
+from pipeline.batch.compose import make_dataset, one_by_one
 from pipeline.batch.dataset import split
 from pipeline.batch.internals import ResourceVariable
 from pipeline.batch.plans import RunningWorker
@@ -386,13 +385,9 @@ def in_groups(
             dataset = dataset.batch(size, drop_remainder=True)
         if is_tuple:  # consecutive elements go to consecutive replicas
             count = steps // size * len(dataset.element_spec) if steps >= 0 else steps
-            dataset = dataset.flat_map(_one_by_one).apply(tf.data.experimental.assert_cardinality(count))
+            dataset = dataset.flat_map(one_by_one).apply(tf.data.experimental.assert_cardinality(count))
     copied = strategy.distribute_datasets_from_function(lambda context: dataset, copied_ahead(-(-prefetch // size)))
     return DeviceGroups(strategy, copied, size, steps) if size > 1 else copied
-
-
-def _one_by_one(*parts: Any) -> tf.data.Dataset:
-    return functools.reduce(lambda one, other: one.concatenate(other), map(tf.data.Dataset.from_tensors, parts))
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:

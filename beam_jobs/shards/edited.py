@@ -330,13 +330,12 @@ def _columns(
         for split in column.files:
             values = extended.values_of(data_dir, split, name, column)
             values = values.astype(np.int64) if values.dtype.kind == "i" else values.copy()
-            keep, first = np.ones(len(values), np.bool_), 0
-            for shard in parent.splits[split].shards:
-                if change := changes.get(shard.file):
+            keep = np.ones(len(values), np.bool_)
+            for file, first in parent.splits[split].firsts.items():
+                if change := changes.get(file):
                     keep[[first + number for number in change.deleted]] = False
                     for number, value in getattr(change, follows).items() if follows else ():
                         values[first + number] = value
-                first += shard.num_examples
             arrays[split] = values[keep]
         names = column.values
         if names:  # those of deleted records alone must not stay in the manifest

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, Source
 from beam_jobs.sources.known_keys import KeyTable, KnownKey
 from pipeline.commands.text import some_of
@@ -64,28 +65,24 @@ class AppendedSource(Source):
         return cls(**shared, inner=inner, numbers=numbers, box_numbers=box_numbers)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the source's chunks."""
         return self.inner.chunks(split)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns the rows' hashes."""
         return self.inner.hashes(split, start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         return self.inner.where(split, row)
 
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
-        """Returns (file, row in it, reason)."""
         return self.inner.invalid(split, row, reason)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows; those whose key the data set has are bad."""
         block = self.inner.read(split, rows)
         if self.numbers != tuple(range(len(self.numbers))):
-            block = dataclasses.replace(block, labels=_renumbered(block.labels, self.numbers))
+            block = dataclasses.replace(block, labels=base.renumbered(block.labels, self.numbers))
         if self.box_numbers != tuple(range(len(self.box_numbers))):
-            of_boxes = [_renumbered(classes, self.box_numbers) for classes in block.extra[BOX_LABELS]]
+            of_boxes = [base.renumbered(classes, self.box_numbers) for classes in block.extra[BOX_LABELS]]
             block = dataclasses.replace(block, extra={**block.extra, BOX_LABELS: of_boxes})
         if self.known is None:
             return block
@@ -98,14 +95,6 @@ def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tupl
     """Returns the classes of a data set with those of a source behind them, and the number in it of each of these."""
     names = (*there, *(name for name in here if name not in there))
     return names, tuple(map(names.index, here))
-
-
-def _renumbered(classes: NDArray[np.int64], numbers: tuple[int, ...]) -> NDArray[np.int64]:
-    """Returns a data set's numbers of a source's classes; -1, which is none of both, for what is no class."""
-    if not numbers:
-        return classes
-    is_class = (classes >= 0) & (classes < len(numbers))
-    return np.where(is_class, np.array(numbers, np.int64)[np.where(is_class, classes, 0)], -1)
 
 
 def _numbered(count: int) -> tuple[str, ...]:

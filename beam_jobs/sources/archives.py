@@ -79,7 +79,8 @@ class Archive:
         """{folder: {name in it: number of the member, the last of this name; None of a folder}}; of the top, empty."""
         found: dict[bytes, dict[bytes, int | None]] = {b"": {}}
         for number, name in enumerate(self.names.to_pylist()):
-            place, inner, is_known = name, number, False
+            inner: int | None = number
+            place, is_known = name, False
             while not is_known:
                 folder, _, base = place.rpartition(b"/")
                 is_known = folder in found

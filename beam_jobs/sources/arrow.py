@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from beam_jobs.sources import grouped, listing, streams
+from beam_jobs.sources.arrow_types import HUGGING_FACE
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.blocks import arrow_errors
-from beam_jobs.sources.columns import HUGGING_FACE
 from beam_jobs.sources.grouped import MAX_GROUP_BYTES, Format, GroupedFile, OpenFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
@@ -241,7 +241,8 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
 
 def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
     """Returns the folder and the files of each split, those of save_to_disk as its JSON files say."""
-    folder, names = listing.find(options.source, _is_arrow, True, f"{', '.join(_SUFFIXES)}, at any depth", _KINDS)
+    is_arrow = functools.partial(listing.is_visible, suffixes=_SUFFIXES)
+    folder, names = listing.find(options.source, is_arrow, True, f"{', '.join(_SUFFIXES)}, at any depth", _KINDS)
     is_given = options.split_column not in ("", splits.NO_COLUMN)
     states = {parent: _json(folder / parent / _STATE) for parent in {_parent(name) for name in names}}
     of_state = {parent: _listed(folder, parent, state) for parent, state in states.items() if "_data_files" in state}
@@ -305,7 +306,3 @@ def _json(path: StoragePath) -> dict[str, Any]:
         except (ValueError, RecursionError):
             raise DataError("is not JSON", path=path, advice=_AGAIN) from None
     return found if isinstance(found, dict) else {}
-
-
-def _is_arrow(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES) and not any(part.startswith((".", "_")) for part in name.split("/"))

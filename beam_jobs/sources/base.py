@@ -553,6 +553,12 @@ def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.byte
     return keys.view(f"S{keys.shape[1]}")[:, 0]
 
 
+def renumbered(classes: NDArray[np.int64], numbers: Sequence[int]) -> NDArray[np.int64]:
+    """Returns the new numbers of some classes, given that of each class; -1 for what is no class."""
+    is_class = (classes >= 0) & (classes < len(numbers))
+    return np.where(is_class, np.array(numbers, np.int64)[np.where(is_class, classes, 0)], -1)
+
+
 def row_digits(count: int) -> int:
     """Returns the number of decimal digits of the highest of `count` row numbers."""
     return len(str(max(count - 1, 0)))
@@ -647,7 +653,6 @@ class DealtSource(Source):
         return np.diff(np.searchsorted(self._rows(split), ends, side="left"), prepend=0)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns the rows' hashes."""
         made = np.empty(stop - start, np.uint64)
         for name, chosen, rows in self._by_inner_split(self._rows(split)[start:stop]):
             # By ranges: each call prepares something for all files, which costs more than hashing a few extra rows.
@@ -657,17 +662,14 @@ class DealtSource(Source):
         return made
 
     def texts(self, column: str, needed: str = "") -> Texts:
-        """Returns the values of a column."""
         found = self.inner.texts(column, needed)
         rows = np.concatenate([self._rows(split) for split in self.splits])
         return dataclasses.replace(found, codes=found.codes[rows])
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         return self.inner.where(*self._inner_row(split, row))
 
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
-        """Returns (file, row in it, reason)."""
         return self.inner.invalid(*self._inner_row(split, row), reason)
 
     def _inner_row(self, split: str, row: int) -> tuple[str, int]:
@@ -675,7 +677,6 @@ class DealtSource(Source):
         return name, int(rows[0])
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a new split."""
         # Of no rows the first split makes a block of the right form.
         parts = list(self._by_inner_split(self._rows(split)[rows])) or [(next(iter(self.inner.splits)), rows, rows)]
         return Block.joined([(chosen, self.inner.read(name, own)) for name, chosen, own in parts])

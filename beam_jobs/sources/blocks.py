@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from beam_jobs.sources import arrow_types
 from beam_jobs.sources.base import BlockBuilder
-from beam_jobs.sources.columns import IMAGE_FIELD, Columns
+from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import PipelineError, kind_of
 from pipeline.manifest import Feature
@@ -112,7 +113,7 @@ class BatchedBuilder(BlockBuilder):
 
 def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     if pa.types.is_struct(array.type):
-        array = pc.struct_field(array, IMAGE_FIELD)
+        array = pc.struct_field(array, arrow_types.IMAGE_FIELD)
     if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
         array = array.cast(pa.large_binary())  # Arrow cannot take rows from a view
     whole = len(rows) == len(array) and bool((rows[1:] > rows[:-1]).all())
@@ -239,8 +240,7 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
     if feature.dtype == "string" and feature.shape:
         return _texts(array, name, bad)
     if feature.dtype == "string":
-        kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-        if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):
+        if is_given and arrow_types.kind_of(array.type) not in ("bytes", "fixed"):
             array = array.cast(pa.large_string())  # a float becomes the shortest text with exactly its value
         return _bytes(array, f"{name} is null", bad)
     dtype = feature.dtype if is_given else ""

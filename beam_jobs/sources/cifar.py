@@ -82,16 +82,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _TEN = _words("airplane automobile bird cat deer dog frog horse ship truck")
-
-
 _COARSE = _words(
     """aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
     household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes
     large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees
     vehicles_1 vehicles_2"""
 )
-
-
 _FINE = _words(
     """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
     caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
@@ -101,17 +97,11 @@ _FINE = _words(
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
     wardrobe whale willow_tree wolf woman worm"""
 )
-
-
 LABELS = {
     "cifar10": (Label("label", "labels", _TEN),),
     "cifar100": (Label("coarse_label", "coarse_labels", _COARSE), Label("label", "fine_labels", _FINE)),
 }
-
-
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-
-
 LAYOUTS = {
     "cifar10": (
         Layout(
@@ -137,7 +127,6 @@ class CifarSource(Source):
     batches: dict[str, tuple[RowFile, ...]]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split."""
         count = len(LABELS[self.dataset])
         images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
         labels = np.empty((len(rows), count), np.int64)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
 from beam_jobs.flag_values import path_pattern
 from beam_jobs.sources import placed_columns
+from beam_jobs.sources.arrow_types import (
+    IMAGE_FIELD,
+    class_names,
+    element_of,
+    image_type,
+    kind_of,
+    lacks,
+    listed,
+    plain,
+    shown,
+)
 from beam_jobs.sources.base import LABEL, SourceOptions
 from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import UsageError, to_run
@@ -23,12 +32,9 @@ from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
-_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types
 _VALUES = ("int", "bool", "time", "string", "bytes", "fixed")  # kinds whose values have one text each
 _NUMBERS = ("int", "bool", "float", "decimal")
-_MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
-HUGGING_FACE = b"huggingface"  # key of a schema's metadata with features and names of classes, as JSON
-IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
 _GIVEN = ("float32", "int64", "string")  # types that the user can give a kept column
 
 
@@ -96,6 +102,7 @@ def resolved(
     images: Sequence[str] = _IMAGE_NAMES,
     labels: Sequence[str] = _LABEL_NAMES,
     are_paths: bool = False,
+    folders: Collection[str] = (),
 ) -> SourceOptions:
     """Returns the options with the names of the image, label and split columns: as given, or else the usual names.
 
@@ -105,6 +112,7 @@ def resolved(
       options: options that the user gave.
       images, labels: usual names, in order of preference; `File Name` counts as `filename`.
       are_paths: whether the image column holds file paths.
+      folders: columns that the names of folders give, which are kept unless a flag names them.
 
     Raises:
       UsageError: no column for images or labels is given and none has a usual name; a column is missing; the image
@@ -113,13 +121,13 @@ def resolved(
     image = options.image_column or _usual(schema, images)
     if not image:
         kind = "string" if are_paths else "bytes"
-        could_be = [each.name for each in schema if _kind(_bytes_type(each.type)) == kind]
+        could_be = [each.name for each in schema if kind_of(image_type(each.type)) == kind]
         raise _missing(path, schema, "image", could_be)
     _check_image(path, schema, image, are_paths)
     label = options.label_column or _usual(schema, labels)
     if not label and not options.has_annotations:
         used = (image, options.key_column)
-        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
+        could_be = [each.name for each in schema if kind_of(plain(each.type)) in _LABELS and each.name not in used]
         raise _missing(path, schema, "label", could_be)
     split = splits.column_of(schema.names, options.split_column)
     for flag, name in (("label_column", label), ("key_column", options.key_column), ("split_column", split)):
@@ -127,7 +135,10 @@ def resolved(
             type_of(path, schema, flag, name)
     for flag, name in _of_new_splits(options):
         _checked_kind(path, schema, flag, name, _VALUES, "strings, binary, integers, booleans or dates")
-    return dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+    chosen = dataclasses.replace(options, image_column=image, label_column=label, split_column=split)
+    of_flags = named(path, schema, chosen)
+    kept = (*options.keep_columns, *(name for name in folders if name not in of_flags))
+    return dataclasses.replace(chosen, keep_columns=kept)
 
 
 def _of_new_splits(options: SourceOptions) -> list[tuple[str, str]]:
@@ -171,7 +182,6 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     label_kind, has_lists = _label_kind(path, schema, options) if label else placed_columns.label_kind(placed)
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
-    names = class_names(schema)
     kept: list[tuple[str, Feature]] = []
     given: list[str] = []
     doubles: list[str] = []
@@ -185,12 +195,12 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
             problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
         feature = _feature(path, schema, name, wanted)
-        own_names = names.get(name, ()) if feature.dtype == "int64" else ()
+        own_names = class_names(schema, name) if feature.dtype == "int64" else ()
         kept.append((name, dataclasses.replace(feature, class_names=own_names)))
         found = plain(schema.field(name).type)
         if wanted:
             given.append(name)
-        elif pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found):
+        elif pa.types.is_float64(found if (element := element_of(found)) is None else element):
             doubles.append(name)
     if len({image, label, options.key_column} - {""}) != sum(map(bool, (image, label, options.key_column))):
         raise UsageError(
@@ -207,10 +217,12 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 
 def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[str, bool]:
     """Returns the kind of the labels, and whether an image has several."""
-    found, label = plain(type_of(path, schema, "label_column", options.label_column)), options.label_column
-    if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("float", "decimal"):
+    label, found = options.label_column, plain(type_of(path, schema, "label_column", options.label_column))
+    element = element_of(found)
+    of_elements = "" if element is None else kind_of(plain(element))
+    if of_elements in ("float", "decimal"):
         raise UsageError(
-            f"--label_column={label}: {_another_label(schema, options, _LABELS)}: {path} has it as {_text(found)}; a "
+            f"--label_column={label}: {_another_label(schema, options, _LABELS)}: {path} has it as {shown(found)}; a "
             "label is one number per image (--float_labels), or one or several classes (integers or strings); a "
             f"vector per image: write TFRecords, run {to_run('pipeline.index')}, and read it by a trainer.Task "
             "(docs/reading.md)"
@@ -227,10 +239,10 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
         must = "strings, as --label_separator says, which lists do not need"
         _checked_kind(path, schema, "label_column", label, ("string",), must, advice)
         return "string", True
-    if _kind(found) in ("list", "vector") and _kind(plain(found.value_type)) in ("int", "string"):
-        return _kind(plain(found.value_type)), True
+    if of_elements in ("int", "string"):
+        return of_elements, True
     advice = _another_label(schema, options, _LABELS)
-    if _kind(found) in _NUMBERS:
+    if kind_of(found) in _NUMBERS:
         whole = "write whole numbers that are classes as such (pandas: astype('Int64'))"
         advice = f"give --float_labels to predict numbers, {whole}, or {advice}"
     must = "integers, booleans or strings, or lists of them"
@@ -240,59 +252,21 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
 def _another_label(schema: pa.Schema, options: SourceOptions, kinds: Sequence[str]) -> str:
     """Returns the advice to name another column of labels, the first of the kinds that is not in use."""
     used = (options.image_column, options.label_column, options.key_column, options.split_column)
-    others = [each.name for each in schema if each.name not in used and _kind(plain(each.type)) in kinds]
-    return f"name another column with --label_column={shlex.quote(_listed(others[:1])) if others else 'NAME'}"
+    others = [each.name for each in schema if each.name not in used and kind_of(plain(each.type)) in kinds]
+    return f"name another column with --label_column={shlex.quote(listed(others[:1])) if others else 'NAME'}"
 
 
 def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
     """Returns an error about a file without a column of the usual name; `could_be` lists suitable columns."""
-    columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
+    columns = listed([f"{field.name} ({shown(field.type)})" for field in schema])
     if not could_be:
         return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
     near = difflib.get_close_matches(what, could_be, n=1, cutoff=0.5)
-    choices = _listed([*near, *(name for name in could_be if name not in near)])
+    choices = listed([*near, *(name for name in could_be if name not in near)])
     return UsageError(
         f"--{what}_column is missing: {path} has no column {what!r}, but {columns}; the {what} could be {choices}; if "
         f"none is, {OTHER_DATA}"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    listed = [name.replace("\n", " ")[:_LONGEST_LISTED] for name in names[:_MOST_LISTED]]
-    return ", ".join([*listed, "..."] if len(names) > _MOST_LISTED else listed)
-
-
-def _bytes_type(found: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values; for a struct with the field `bytes`, that field's type."""
-    is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
-    return plain(found.field(IMAGE_FIELD).type if is_struct else found)
-
-
-def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns {column: class names} for columns that Hugging Face's metadata declares as class labels.
-
-    Metadata of another form is ignored.
-    """
-    try:
-        content = json.loads((schema.metadata or {}).get(HUGGING_FACE, b"{}"))
-        features = {column: _class_label(feature) for column, feature in content["info"]["features"].items()}
-        named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return {column: tuple(names) for column, names in named.items()}
-
-
-def _class_label(feature: Any) -> Any:
-    """Returns a feature, or for a list of class labels the feature of its elements."""
-    inner = feature.get("feature") if isinstance(feature, dict) else None
-    return inner if isinstance(inner, dict) else feature
-
-
-def _is_class_label(feature: Any) -> bool:
-    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
-        return False
-    names = feature.get("names")
-    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
 
 
 def type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
@@ -302,9 +276,7 @@ def type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
         return schema.field(name).type
     if count:
         raise UsageError(f"--{flag}={name}: {path} has {count} columns of that name")
-    near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {_listed(schema.names)}")
+    raise UsageError(f"--{flag}: {path} {lacks(schema, name, name)}")
 
 
 def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bool:
@@ -314,9 +286,9 @@ def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bo
         _checked_kind(path, schema, "image_column", name, ("string",), must)
         return False
     found = type_of(path, schema, "image_column", name)
-    if _kind(_bytes_type(found)) != "bytes":
+    if kind_of(image_type(found)) != "bytes":
         raise UsageError(
-            f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
+            f"--image_column={name}: {path} has it as {shown(found)}; it must be binary, the bytes of PNG, JPEG, ... "
             f"files, or a struct with such a field {IMAGE_FIELD!r}; for paths of files give --dataset=image_table"
         )
     return bool(pa.types.is_struct(found))
@@ -327,13 +299,13 @@ def _checked_kind(
 ) -> str:
     """Returns the kind of a column's type, which must be one of `kinds`."""
     found = type_of(path, schema, flag, name)
-    kind = _kind(plain(found))
+    kind = kind_of(plain(found))
     if kind not in kinds:
         if flag == "label_column":
             must += f"; {OTHER_DATA}" if pa.types.is_nested(found) else ""
         # What to do comes first: paths and types may be long.
         first = f"{advice}: " if advice else ""
-        raise UsageError(f"--{flag}={name}: {first}{path} has it as {_text(found)}; it must be {must}")
+        raise UsageError(f"--{flag}={name}: {first}{path} has it as {shown(found)}; it must be {must}")
     return kind
 
 
@@ -356,17 +328,18 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     advice = "integers, booleans, floats, lists of them, strings and binary can be kept; write it as one of them"
     if choices := [f"{name}:{type_}" for type_ in _GIVEN if feature_of(found, type_)]:
         advice = f"keep it as {' or '.join(choices)}"
-    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+    raise UsageError(f"--keep_columns: {path} has {name!r} as {shown(found)}; {advice}")
 
 
 def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
     """Returns the feature that a type becomes, of the dtype `wanted` unless that is empty; None: it cannot be kept."""
-    kind = _kind(found)
+    kind = kind_of(found)
     if kind in _DTYPES and not wanted:
         return Feature(_DTYPES[kind])
     if kind in _CASTS[wanted] and not _has_bytes(found):
         return Feature(wanted)
-    inner = _DTYPES.get(_kind(plain(found.value_type)), "") if kind in ("list", "vector") and wanted != "string" else ""
+    element = element_of(found)
+    inner = "" if element is None or wanted == "string" else _DTYPES.get(kind_of(plain(element)), "")
     if inner == "string":
         return Feature(inner, (None,)) if not wanted else None
     return Feature(wanted or inner, (found.list_size if kind == "vector" else None,)) if inner else None
@@ -374,43 +347,17 @@ def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
 
 def _has_bytes(found: pa.DataType) -> bool:
     """Returns whether the values of lists, or what these hold, are bytes, which JSON does not have."""
-    kind = _kind(found)
-    inner = [found.value_type] if kind in ("list", "vector") else [*found] if pa.types.is_struct(found) else []
-    types = [getattr(each, "type", each) for each in inner]
-    return any(_kind(plain(each)) in ("bytes", "fixed") or _has_bytes(plain(each)) for each in types)
-
-
-def plain(found: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's values, looking through dictionary encoding."""
-    return found.value_type if pa.types.is_dictionary(found) else found
+    element = element_of(found)
+    inner = [element] if element is not None else [each.type for each in found] if pa.types.is_struct(found) else []
+    return any(kind_of(plain(each)) in ("bytes", "fixed") or _has_bytes(plain(each)) for each in inner)
 
 
 def suspects(schema: pa.Schema, given: str) -> list[str]:
     """Returns the names of columns that may hold splits; `given` is the value of --split_column."""
-    texts = [field.name for field in schema if _kind(plain(field.type)) == "string"]
+    texts = [field.name for field in schema if kind_of(plain(field.type)) == "string"]
     return splits.suspects(schema.names, texts, given)
 
 
-def _kind(found: pa.DataType) -> str:
-    return next((kind for kind, tests in _KINDS.items() if any(test(found) for test in tests)), "")
-
-
-def _text(found: pa.DataType) -> str:
-    return " ".join(str(found).split())[:100]
-
-
-_KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
-    "int": (pa.types.is_integer,),
-    "bool": (pa.types.is_boolean,),
-    "float": (pa.types.is_floating,),
-    "decimal": (pa.types.is_decimal,),
-    "time": (pa.types.is_temporal,),
-    "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-    "bytes": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
-    "fixed": (pa.types.is_fixed_size_binary,),
-    "list": (pa.types.is_list, pa.types.is_large_list),
-    "vector": (pa.types.is_fixed_size_list,),
-}
 _DTYPES = {  # of features
     **dict.fromkeys(("int", "bool"), "int64"),
     "float": "float32",

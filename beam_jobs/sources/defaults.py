@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs.sources import blocks, columns
+from beam_jobs.sources.arrow_types import kind_of, plain
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.columns import Columns
 from pipeline.commands.text import some_of
@@ -84,7 +85,7 @@ def chosen(
     kept = dict(used.kept)
     fills = []
     for name, text in named(path, schema, options).items():
-        found = columns.plain(schema.field(name).type)
+        found = plain(schema.field(name).type)
         found = pa.large_string() if pa.types.is_string_view(found) else found
         if name == options.split_column:
             is_split = bool(splits.of_value(text.strip(), True))
@@ -92,8 +93,7 @@ def chosen(
         elif name == used.label:
             fill = _label(name, text, found, used, class_names, options.na_is_class)
         elif name not in kept:  # of groups, strata, boxes or points; an empty text is no group
-            is_text = pa.types.is_string(found) or pa.types.is_large_string(found)
-            fill = _fill(name, text, found, "", ("",) if is_text else ())
+            fill = _fill(name, text, found, "", ("",) if kind_of(found) == "string" else ())
         else:
             fill = _kept(name, text, found, kept[name], name in used.given)
         fills.append(fill)
@@ -186,6 +186,6 @@ def _scalar(text: str, found: pa.DataType) -> pa.Scalar:
         return pa.scalar(json.loads(text), found)
     if pa.types.is_integer(found):
         text = labels.whole_number(text.strip()) or text.strip()  # 0.0 is a whole number, too
-    if pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_fixed_size_binary(found):
+    if kind_of(found) in ("bytes", "fixed"):
         return pa.scalar(text.encode(), found)
     return pa.scalar(text).cast(found)

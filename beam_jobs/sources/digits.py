@@ -31,11 +31,9 @@ class DigitsSource(Source):
     num_rows: int
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of rows."""
         return self._array.hashes(0, self._array.num_rows)[self._rows(split)[start:stop]]
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         return self._array.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:

@@ -18,8 +18,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs import flag_values
-from beam_jobs.sources import base, columns, defaults, listing
+from beam_jobs.sources import base, columns, defaults
 from beam_jobs.sources import table as tables
+from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.blocks import BatchedBuilder, arrow_errors
 from beam_jobs.sources.columns import Columns
@@ -169,7 +170,6 @@ class GroupedTable(Table):
     members: tuple[GroupedFile, ...]
 
     def scan(self, names: Sequence[str], visit: Callable[[int, pa.RecordBatch], _Result]) -> list[_Result]:
-        """Visits all rows of all files."""
 
         def read(member: tuple[GroupedFile, int]) -> list[_Result]:
             grouped, first = member
@@ -220,7 +220,6 @@ class GroupedSource(TableSource):
     stored: GroupedTable
 
     def table(self) -> GroupedTable:
-        """Returns the table."""
         return self.stored
 
     def chunks(self, split: str) -> NDArray[np.int64]:
@@ -237,16 +236,8 @@ class GroupedSource(TableSource):
         return builder.finished()
 
 
-def find(
-    options: SourceOptions, is_data: Callable[[str], bool], wanted: str, kinds: str
-) -> tuple[StoragePath, dict[str, list[str]]]:
-    """Returns a folder and {split: files in it}, all as `train` if the user named a column of splits."""
-    folder, names = listing.find(options.source, is_data, True, wanted, kinds)
-    return folder, by_names(folder, names, options)
-
-
 def by_names(folder: StoragePath, names: Sequence[str], options: SourceOptions) -> dict[str, list[str]]:
-    """Returns {split: files}, as words in their names and folders say unless the user named a column of splits."""
+    """Returns {split: files}, as words in their names and folders say; all as `train` if a column tells the splits."""
     if options.split_column not in ("", splits.NO_COLUMN):
         return {splits.TRAIN: list(names)}
     return splits.by_files(folder, names, options.splits)
@@ -283,12 +274,12 @@ def open_source(options: SourceOptions, kind: Format) -> Source:
     tables.check_exact(table, chosen)
     chosen = tables.with_box_classes(table, chosen, options.na_is_class)
     in_splits = tables.by_files(table, by_split)
-    class_names = tables.class_names(table, chosen, first.class_names, options.na_is_class)
+    classes = tables.class_names(table, chosen, first.class_names, options.na_is_class)
     source = GroupedSource(
         dataset=options.dataset,
         **in_splits,
-        class_names=class_names,
-        label=chosen.label_feature(len(class_names)),
+        class_names=classes,
+        label=chosen.label_feature(len(classes)),
         files=kind.describe(folder, names),
         features=chosen.features,
         unique_keys=not chosen.key,
@@ -353,12 +344,9 @@ def _open(kind: Format, path: StoragePath, told: dict[str, pa.Scalar], options: 
     grouped = dataclasses.replace(grouped, partitions=tuple((name, told[name]) for name in told if name not in inside))
     with grouped.opened() as file:
         schema = file.schema
-        used = columns.resolved(str(path), schema, options)
-        of_flags = columns.named(str(path), schema, used)
-        kept = (*used.keep_columns, *(name for name, _ in grouped.partitions if name not in of_flags))
-        used = dataclasses.replace(used, keep_columns=kept)
+        used = columns.resolved(str(path), schema, options, folders=[name for name, _ in grouped.partitions])
         chosen = columns.choose(str(path), schema, used)
-        names = columns.class_names(schema).get(chosen.label, ())
+        names = class_names(schema, chosen.label)
         fills = defaults.chosen(str(path), schema, chosen, used, names)
         grouped = dataclasses.replace(grouped, groups=file.rows_of_groups(chosen.paths), fills=fills)
     suspects = columns.suspects(schema, options.split_column)

@@ -49,7 +49,6 @@ class IdxSource(Source):
     first_label: int = 0
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split."""
         images, labels = (file.read(rows) for file in self.pairs[split])
         if self.is_transposed:
             images = np.ascontiguousarray(images.transpose(0, 2, 1))

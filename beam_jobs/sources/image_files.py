@@ -228,7 +228,6 @@ class PathSource(TableSource):
         return Texts(np.array(found, np.int64), tuple(codes))
 
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
-        """Returns (file, row in it, reason)."""
         table, own = self.table(), int(self.rows(split, np.array([row], np.int64))[0])
         file, number = table.where(own)
         return file, number, reason if file == text(table.path(own)) else table.files_of_images.named(own, reason)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import archives, columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
+from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.image_files import IRREGULAR, MISSING, OUTSIDE, UNNAMED, FileColumn, PathTable, shown, text
 from beam_jobs.sources.streams import KnownFile
@@ -153,7 +154,7 @@ def scanned(
         rows = _with_label_numbers(rows, used, names)
     schema = rows.data.schema
     chosen = columns.choose(str(rows.first_file), schema, used, are_paths=True)
-    named = names or columns.class_names(schema).get(chosen.label, ())
+    named = names or class_names(schema, chosen.label)
     rows = rows.filled(defaults.chosen(str(rows.first_file), schema, chosen, used, named))
     tables.check_exact(rows, chosen)
     chosen = tables.with_box_classes(rows, chosen, options.na_is_class)
@@ -211,10 +212,7 @@ def _read(
             added |= {column: value for column, value in own.items() if column not in schema.names}
             schema = pa.schema([*schema, *((column, value.type) for column, value in added.items())], schema.metadata)
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
-            used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True)
-            of_flags = columns.named(path, schema, used)
-            kept = (*used.keep_columns, *(column for column in added if column not in of_flags))
-            used = dataclasses.replace(used, keep_columns=kept)
+            used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True, folders=added)
             defaults.named(path, schema, used)  # raises
             suspects += columns.suspects(schema, options.split_column)
             wanted = dict.fromkeys([*columns.named(path, schema, used), *suspects])
@@ -243,8 +241,7 @@ def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: p
     if found.types != schema.types:
         pairs = [f"{field.name} ({field.type})" for field in schema]
         raise DataError(f"does not have the columns {', '.join(pairs)} of {first.path}", path=other.path)
-    one, another = columns.class_names(schema), columns.class_names(found)
-    if any(another.get(name) != one.get(name) for name in schema.names):
+    if any(class_names(found, name) != class_names(schema, name) for name in schema.names):
         problem = f"its class names differ from those of {first.path}, but labels are numbers"
         raise DataError(problem, path=other.path, advice="convert each, then both together by --dataset=tfrecord")
 

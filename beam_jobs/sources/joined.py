@@ -37,7 +37,6 @@ class JoinedSource(Source):
         return np.concatenate([np.ones(rows, np.int64) if chunks is None else chunks for rows, chunks in found])
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns the rows' hashes."""
         made = np.empty(stop - start, np.uint64)
         rows = np.arange(start, stop, dtype=np.int64)
         for name, positions, own in self._parts(split, rows):
@@ -45,7 +44,6 @@ class JoinedSource(Source):
         return made
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         name, _, own = self._parts(split, np.array([row], np.int64))[0]
         file, in_file = self.inner[name].where(split, int(own[0]))
         return f"{name}/{file}", in_file
@@ -63,13 +61,13 @@ class JoinedSource(Source):
         return Texts(np.concatenate(rows), tuple(codes))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split."""
         found = []
         for name, positions, own in self._parts(split, rows):
-            block, numbers = self.inner[name].read(split, own), np.array(self.numbers[name], np.int64)
-            is_class = (block.labels >= 0) & (block.labels < len(numbers))
-            renumbered = np.where(is_class, numbers[np.where(is_class, block.labels, 0)], -1)
-            found.append((positions, dataclasses.replace(block, labels=renumbered, keys=_below(name, block.keys))))
+            block, prefix = self.inner[name].read(split, own), f"{name}/".encode()  # as if that were the keys' folder
+            are_listed = isinstance(block.keys, list)
+            keys: Any = [prefix + key for key in block.keys] if are_listed else np.char.add(prefix, block.keys)
+            labels = base.renumbered(block.labels, self.numbers[name])
+            found.append((positions, dataclasses.replace(block, labels=labels, keys=keys)))
         return Block.joined(found)
 
     def _with(self, split: str) -> dict[str, Source]:
@@ -78,12 +76,6 @@ class JoinedSource(Source):
     def _parts(self, split: str, rows: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
         names, counts = zip(*((name, source.splits[split]) for name, source in self._with(split).items()), strict=True)
         return [(names[number], positions, own) for number, positions, own in base.by_part(counts, rows)]
-
-
-def _below(name: str, keys: Any) -> Any:
-    """Returns the keys of a block, each prefixed with the name of its data set as if that were its folder."""
-    prefix = f"{name}/".encode()
-    return [prefix + key for key in keys] if isinstance(keys, list) else np.char.add(prefix, keys)
 
 
 def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> Source:

@@ -56,6 +56,11 @@ def find(
     return root, names
 
 
+def is_visible(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Returns whether a file with one of these suffixes is data: neither it nor a folder of its path is hidden."""
+    return name.lower().endswith(suffixes) and not any(part.startswith(_HIDDEN) for part in name.split("/"))
+
+
 def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
     if isinstance(folder, RemotePath):  # stores have no hidden folders that cannot be read
         yield from folder.files(recursive)

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from beam_jobs.sources import streams
+from beam_jobs.sources.arrow_types import kind_of
 from beam_jobs.sources.blocks import arrow_errors, decoded
 from beam_jobs.sources.image_files import IMAGES, extension_of
 from beam_jobs.sources.listing import GZIP
@@ -365,7 +366,7 @@ def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
     """Returns the table with its strings checked and stripped of surrounding spaces."""
     for number, name in enumerate(table.schema.names):
         column = table.column(number)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if kind_of(column.type) == "string":
             table = table.set_column(number, name, _text(path, name, column.cast(pa.large_binary())))
     return table
 
@@ -416,15 +417,12 @@ def typed(
         try:
             return digits.cast(pa.int64()), None
         except pa.ArrowInvalid:
-            too_large = next(row for row, text in enumerate(digits.to_pylist()) if text and not _is_int64(text))
+            numbers = enumerate(digits.to_pylist())
+            too_large = next(row for row, text in numbers if text and not -(1 << 63) <= int(text) < 1 << 63)
             if wanted != "float32":
                 return column, (too_large, "which int64 does not hold")
     row = -1 if wanted == "float32" else _first_inexact(values)
     return (values.cast(pa.float64()), None) if row < 0 else (column, (row, "which float64 does not hold exactly"))
-
-
-def _is_int64(text: str) -> bool:
-    return -(1 << 63) <= int(text) < 1 << 63
 
 
 def _first_inexact(values: pa.ChunkedArray) -> int:

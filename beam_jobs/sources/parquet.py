@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import grouped, streams
+from beam_jobs.sources import grouped, listing, streams
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.blocks import arrow_errors
 from beam_jobs.sources.grouped import MAX_GROUP_BYTES, Format, GroupedFile, OpenFile
@@ -142,15 +142,13 @@ def open_source(options: SourceOptions) -> Source:
 
 def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
     kinds = f"--source of parquet is a file, a folder of *{_SUFFIX}, or a glob"
-    return grouped.find(options, _is_parquet, f"*{_SUFFIX}, at any depth", kinds)
+    is_parquet = functools.partial(listing.is_visible, suffixes=(_SUFFIX,))
+    folder, names = listing.find(options.source, is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
+    return folder, grouped.by_names(folder, names, options)
 
 
 def _open(path: StoragePath) -> ParquetFile:
     return ParquetFile(path, streams.stamp(path))
-
-
-def _is_parquet(name: str) -> bool:
-    return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:

@@ -6,21 +6,19 @@ A column is a field of a struct, too (`objects.bbox`), or of the structs of a li
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from beam_jobs.sources.arrow_types import IMAGE_FIELD, class_names, element_of, image_type, kind_of, lacks, shown
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, POINTS
 from pipeline.records import labels
 
-_BYTES_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
 _DEFAULTS = {BOXES: "rel_yxyx", POINTS: "rel_yx"}
 _FLAGS = {BOXES: "boxes_column", BOX_LABELS: "box_labels_column", POINTS: "points_column", MASK: "mask_column"}
 _NEEDS = {  # {flag: flag without which it means nothing}
@@ -71,7 +69,7 @@ class PlacedColumn:
                 f"{named} is null; a row without any has an empty list" if self.name != MASK else f"{named} is null"
             )
         if self.name == MASK:
-            return found[_BYTES_FIELD] or b"" if isinstance(found, dict) else bytes(found)
+            return found[IMAGE_FIELD] or b"" if isinstance(found, dict) else bytes(found)
         if None in found:
             raise ValueError(f"{named} has a null in it")
         if self.name == BOX_LABELS:
@@ -149,9 +147,7 @@ def _path(path: str, schema: pa.Schema, flag: str, text: str) -> tuple[str, ...]
     for count in range(len(parts), 0, -1):
         if (name := ".".join(parts[:count])) in schema.names:
             return (name, *parts[count:])
-    near = difflib.get_close_matches(parts[0], schema.names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"--{flag}: {path} has no column {text!r}; {hint}columns: {', '.join(schema.names)[:1000]}")
+    raise UsageError(f"--{flag}: {path} {lacks(schema, text, parts[0])}")
 
 
 def _column(
@@ -161,15 +157,16 @@ def _column(
     found = _type(path, schema.field(parts[0]).type, flag, parts)
     if name == MASK:
         return _mask(path, options, are_paths, parts, found)
-    inner = _element(found)
+    inner = element_of(found)
     if name == BOX_LABELS:
-        has_texts = inner is not None and _is_text(inner)
-        if inner is None or not (has_texts or pa.types.is_integer(inner)):
+        has_texts = inner is not None and kind_of(inner) == "string"
+        if inner is None or kind_of(inner) not in ("string", "int"):
             raise _wrong(path, flag, text, found, "a list of strings or integers, one for each box")
-        known = _class_names(schema, parts) if not has_texts else ()
+        known = class_names(schema, *parts) if not has_texts else ()
         return PlacedColumn(name, parts, Feature("int64", (None,), class_names=known, convention="classes"), has_texts)
-    numbers = inner if inner is None or _element(inner) is None else _element(inner)
-    if numbers is None or not (_is_number(numbers) or pa.types.is_null(numbers)):
+    nested = None if inner is None else element_of(inner)
+    numbers = inner if nested is None else nested
+    if numbers is None or not (kind_of(numbers) in ("int", "float") or pa.types.is_null(numbers)):
         count = "four" if name == BOXES else "two"
         raise _wrong(path, flag, text, found, f"a list with {count} numbers for each of the {name}")
     convention = (options.box_format if name == BOXES else options.point_format) or _DEFAULTS[name]
@@ -181,16 +178,8 @@ def _mask(
     path: str, options: SourceOptions, are_paths: bool, parts: tuple[str, ...], found: pa.DataType
 ) -> PlacedColumn:
     feature = Feature("uint8", (None, None, 1), "png", convention="classes", fill=options.mask_fill or 0)
-    inner = (
-        found.field(_BYTES_FIELD).type
-        if pa.types.is_struct(found) and found.get_field_index(_BYTES_FIELD) >= 0
-        else found
-    )
-    fits = (
-        _is_text(inner)
-        if are_paths
-        else any(is_kind(inner) for is_kind in (pa.types.is_binary, pa.types.is_large_binary))
-    )
+    inner = found if are_paths else image_type(found)  # of views, Arrow cannot take rows
+    fits = kind_of(inner) == ("string" if are_paths else "bytes") and not pa.types.is_binary_view(inner)
     if not fits or (are_paths and len(parts) > 1):
         what = "strings, the paths of PNG files" if are_paths else "binary, the bytes of PNG files"
         raise _wrong(path, "mask_column", ".".join(parts), found, what)
@@ -200,7 +189,7 @@ def _mask(
 def _type(path: str, found: pa.DataType, flag: str, parts: Sequence[str]) -> pa.DataType:
     """Returns the type of a field; of a field of the structs of a list, a list of it."""
     for number, field in enumerate(parts[1:], 1):
-        inner = _element(found)
+        inner = element_of(found)
         if inner is not None:
             return pa.list_(_type(path, inner, flag, parts[number - 1 :]))
         if not pa.types.is_struct(found) or found.get_field_index(field) < 0:
@@ -210,38 +199,5 @@ def _type(path: str, found: pa.DataType, flag: str, parts: Sequence[str]) -> pa.
     return found
 
 
-def _element(found: pa.DataType) -> pa.DataType | None:
-    is_list = any(is_kind(found) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
-    return found.value_type if is_list else None
-
-
-def _is_text(found: pa.DataType) -> bool:
-    return any(is_kind(found) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
-
-def _is_number(found: pa.DataType) -> bool:
-    return any(is_kind(found) for is_kind in (pa.types.is_integer, pa.types.is_floating))
-
-
 def _wrong(path: str, flag: str, text: str, found: pa.DataType, must: str) -> UsageError:
-    kind = " ".join(str(found).split())[:100]
-    return UsageError(f"--{flag}={text}: {path} has it as {kind}; it must be {must}")
-
-
-def _class_names(schema: pa.Schema, parts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the class names that Hugging Face's metadata have of a column, or of a field of it; () if none."""
-    try:
-        found: Any = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        for part in parts:
-            found = _inside(found)[part]
-        known = _inside(found)["names"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return ()
-    return tuple(known) if isinstance(known, list) and all(isinstance(each, str) for each in known) else ()
-
-
-def _inside(feature: Any) -> Any:
-    """Returns the feature of a list's elements, or the feature itself."""
-    while isinstance(feature, list) or (isinstance(feature, dict) and isinstance(feature.get("feature"), dict)):
-        feature = feature[0] if isinstance(feature, list) else feature["feature"]
-    return feature
+    return UsageError(f"--{flag}={text}: {path} has it as {shown(found)}; it must be {must}")

@@ -366,8 +366,8 @@ class RecordSource(Source):
         codes, values, others = _texts(files, self.columns.label if column == LABEL else column)
         if not any(values):
             raise unknown(f"{(needed or f'--stratify={column}').partition('=')[0]}: feature", column, others)
-        missing = np.flatnonzero(codes == values.index("")) if needed and "" in values else ()
-        if len(missing):
+        if needed and "" in values:
+            missing = np.flatnonzero(codes == values.index("")).astype(np.int64)
             (number, _, row) = next(base.by_part([file.num_records for file in files], missing[:1]))
             problem = f"feature {column!r} has no value, which {needed} needs ({count_of(len(missing), 'such record')})"
             advice = "give these records values, each its own if nothing connects them"

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, blocks, defaults, placed_columns
+from beam_jobs.sources.arrow_types import kind_of
 from beam_jobs.sources.base import LABEL, DealtSource, Files, Source, Texts
 from beam_jobs.sources.columns import Columns
 from beam_jobs.sources.defaults import Fill
@@ -37,8 +38,6 @@ from pipeline.records.labels import SeenLabels
 MAX_CLASSES = 100_000  # five times the largest published label sets; more means a column of names or numbers
 SHOWN = 80  # characters of a value in errors
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-
-_BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 _Result = TypeVar("_Result")
 Put = Callable[[NDArray[np.int64], pa.RecordBatch, NDArray[np.int64]], None]
@@ -110,7 +109,6 @@ class LoadedTable(Table):
     data: pa.Table
 
     def scan(self, names: Sequence[str], visit: Callable[[int, pa.RecordBatch], _Result]) -> list[_Result]:
-        """Visits all rows."""
         found, first = [], 0
         for batch in self.data.select(list(names)).to_batches():
             found.append(visit(first, batch))
@@ -118,7 +116,6 @@ class LoadedTable(Table):
         return found
 
     def take(self, rows: NDArray[np.int64], names: Sequence[str], put: Put) -> None:
-        """Puts all rows at once."""
         every = np.arange(len(rows))
         for batch in self.data.select(list(names)).take(pa.array(rows)).combine_chunks().to_batches():  # one, or none
             put(every, batch, every)
@@ -180,7 +177,6 @@ class TableSource(Source):
         return self.class_names[number] if 0 <= number < len(self.class_names) else value
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it)."""
         return self.table().where(int(self.rows(split, np.array([row], np.int64))[0]))
 
 
@@ -320,7 +316,7 @@ def _texts(table: Table, column: str) -> Texts:
     def visit(first: int, batch: pa.RecordBatch) -> tuple[int, NDArray[np.int64]]:
         with blocks.arrow_errors(table.place(first)[0], f"column {column!r} cannot be read as texts"):
             array = blocks.decoded(batch.column(0))
-            array = array if any(of(array.type) for of in _BINARY) else array.cast(pa.large_string())
+            array = array if kind_of(array.type) in ("bytes", "fixed") else array.cast(pa.large_string())
             encoded = array.cast(pa.large_binary()).fill_null(b"").dictionary_encode()
         texts = [value.decode(errors="surrogateescape").strip() for value in encoded.dictionary.to_pylist()]
         with lock:

@@ -158,12 +158,10 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
         card.renew_croissant(data_dir)
     began = time.monotonic()
     report = _run(config, data_dir, content, options, other)
-    for line in lines(report, content, config.deep, time.monotonic() - began):
+    checked = lines(report, content, config.deep, time.monotonic() - began)
+    notes = (f"note: {note}" for note in _notes(data_dir, content))
+    for line in (*checked, *_finding_lines(report, config.kinds_to_fail_on), *notes):
         print(line)
-    for line in _finding_lines(report, config.kinds_to_fail_on):
-        print(line)
-    for note in _notes(data_dir, content):
-        print(f"note: {note}")
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
     if config.card:

@@ -255,12 +255,9 @@ def of_shared(found: Iterable[Twins], made: Manifest, other: Other) -> Iterator[
         if not one < len(made.splits) <= there:
             continue
         (name, info), (name_there, info_there) = splits[one], splits[there]
-        parts = [
-            f"{n:,} of {where} ({n / split.num_examples:.2%})"
-            for n, where, split in zip(
-                counts, (name, f"{name_there} of {other.shown}"), (info, info_there), strict=True
-            )
-        ]
-        text = f"{name} and {name_there} of {other.shown} share images, by their pixels: {' and '.join(parts)}"
-        pairs = places_of(total, (one, there), [len(split.shards) for _, split in splits])
+        shown_there = f"{name_there} of {other.shown}"
+        sides = zip(counts, (name, shown_there), (info, info_there), strict=True)
+        parts = [f"{n:,} of {where} ({n / split.num_examples:.2%})" for n, where, split in sides]
+        text = f"{name} and {shown_there} share images, by their pixels: {' and '.join(parts)}"
+        pairs = places_of(total, (one, there), [split for _, split in splits])
         yield Finding(SHARED if name == name_there else LEAKS, text, sum(counts)), pairs

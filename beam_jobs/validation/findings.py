@@ -6,18 +6,18 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from beam_jobs.report.card import Doubt
 from beam_jobs.validation.near import MOST_BITS, NearTwins
-from beam_jobs.validation.twins import MOST_PAIRS, Twin, Twins
+from beam_jobs.validation.twins import MOST_PAIRS, Twin, Twins, split_of_shards
 from pipeline.commands.text import count_of, some_of
 from pipeline.errors import PipelineError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, SplitInfo
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.random_access import RandomAccess
 
@@ -48,6 +48,10 @@ class Place:
     def __str__(self) -> str:
         known = [f"key {self.key!r}"] * bool(self.key) + [f"label {self.label}"] * bool(self.label)
         return f"{self.file}, record {self.record}" + (f" ({', '.join(known)})" if known else "")
+
+    def caption(self, split: str) -> str:
+        """Returns what stands under its image on the card."""
+        return ", ".join(filter(None, (split, self.label, self.key or f"record {self.record}")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +110,10 @@ def of_twins(found: Iterable[Twins], manifest: Manifest) -> Iterator[tuple[Findi
             f"{n:,} of {names[i]} ({n / splits[i].num_examples:.2%})" for i, n in ((other, of_other), (one, of_one))
         ]
         text = f"{names[one]} and {names[other]} share images, by their pixels: {' and '.join(parts)}"
-        yield Finding(LEAKS, text, of_one + of_other), places_of(total, (one, other), [len(s.shards) for s in splits])
+        yield Finding(LEAKS, text, of_one + of_other), places_of(total, (one, other), splits)
+    split_of = split_of_shards(splits)
     for split, count in sorted(total.within.items()):
-        pairs = [p for p in total.pairs if not p.is_leak and _split(manifest, p.first) == split]
+        pairs = [p for p in total.pairs if not p.is_leak and split_of[p.first[0]] == split]
         repeat = f"({count / splits[split].num_examples:.2%}) {'repeats' if count == 1 else 'repeat'}"
         text = f"{count_of(count, 'record')} of {names[split]} {repeat} the image of an earlier one, by its pixels"
         yield Finding(DUPLICATES, text, count), _places(pairs)
@@ -119,30 +124,24 @@ def of_twins(found: Iterable[Twins], manifest: Manifest) -> Iterator[tuple[Findi
 
 def of_near(found: NearTwins | None, manifest: Manifest) -> Iterator[tuple[Finding, Any]]:
     """Yields findings about nearly equal images, each with its pairs of (shard, record)."""
-    names = list(manifest.splits)
-    for (one, other), count in sorted(found.counts.items(), key=lambda item: item[0][0] == item[0][1]) if found else ():
-        assert found is not None
-        splits = {one, other}
-        pairs = [p for p in found.pairs if {_split(manifest, p.first), _split(manifest, p.second)} == splits]
+    if found is None:
+        return
+    names, split_of = list(manifest.splits), split_of_shards(manifest.splits.values())
+    for (one, other), count in sorted(found.counts.items(), key=lambda item: item[0][0] == item[0][1]):
+        pairs = [p for p in found.pairs if {split_of[p.first[0]], split_of[p.second[0]]} == {one, other}]
         least = "at least " if found.is_cut else ""
         where = f"one in {names[one]}, one in {names[other]}" if one != other else f"in {names[one]}"
-        text = (
-            f"{least}{count_of(count, 'pair')} of nearly equal images, {where}: at most {MOST_BITS} of the 64 bits of "
-        )
-        text += "their perceptual hashes differ"
+        text = f"{least}{count_of(count, 'pair')} of nearly equal images, {where}: at most {MOST_BITS} of the 64 bits "
+        text += "of their perceptual hashes differ"
         if count > _MANY_NEAR * sum(split.num_examples for split in manifest.splits.values()):
             text += "; of digits and drawings so many say little"
         yield Finding(NEAR if one != other else "near_duplicates", text, count), _places(pairs)
 
 
-def places_of(total: Twins, pair: tuple[int, int], num_shards: Sequence[int]) -> Places:
-    """Returns the first records whose images are in both of two splits, which are numbered; `num_shards` of each."""
-    split_of = np.repeat(range(len(num_shards)), num_shards)
+def places_of(total: Twins, pair: tuple[int, int], splits: Iterable[SplitInfo]) -> Places:
+    """Returns the first records whose images are in both of two of the splits, which are numbered."""
+    split_of = split_of_shards(splits)
     return _places(p for p in total.pairs if p.is_leak and {split_of[p.first[0]], split_of[p.second[0]]} == {*pair})
-
-
-def _split(manifest: Manifest, place: tuple[int, int]) -> int:
-    return int(np.repeat(range(len(manifest.splits)), [len(s.shards) for s in manifest.splits.values()])[place[0]])
 
 
 def _places(pairs: Iterable[Twin]) -> Places:
@@ -156,22 +155,13 @@ def of_classes(manifest: Manifest) -> Iterator[Finding]:
         if not counts.any():
             continue
         few = np.flatnonzero((counts > 0) & (counts < _FEW) & (counts < _RARE * np.median(counts[counts > 0]))).tolist()
-        none = [
-            i for i in np.flatnonzero(counts == 0).tolist() if any(_of(other, i) for other in manifest.splits.values())
-        ]
+        elsewhere = {i for other in manifest.splits.values() for i, n in enumerate(other.label_histogram) if n}
+        none = [i for i in np.flatnonzero(counts == 0).tolist() if i in elsewhere]
         for found, what in ((few, f"fewer than {_FEW} records"), (none, "no record")):
-            if len(found):
-                named = [
-                    f"{class_name(manifest, i)} ({counts[i]})" if counts[i] else class_name(manifest, i) for i in found
-                ]
-                text = (
-                    f"{count_of(len(found), 'class', 'classes')} of {name} with {what}: {some_of(named, _MOST_NAMED)}"
-                )
-                yield Finding("classes", text, len(found))
-
-
-def _of(split: Any, label: int) -> int:
-    return split.label_histogram[label] if label < len(split.label_histogram) else 0
+            if found:
+                named = [class_name(manifest, i) + f" ({counts[i]})" * bool(counts[i]) for i in found]
+                text = f"{count_of(len(found), 'class', 'classes')} of {name} with {what}: "
+                yield Finding("classes", text + some_of(named, _MOST_NAMED), len(found))
 
 
 def class_name(manifest: Manifest, label: int) -> str:
@@ -195,10 +185,8 @@ def of_brightness(levels: Counter[int], extremes: Extremes) -> Iterator[tuple[Fi
     reach = _FENCE * max(high - low, _LEAST_RANGE)
     odd = sum(count for level, count in levels.items() if not low - reach <= level <= high + reach)
     if odd:
-        text = (
-            f"{count_of(odd, 'image')} far darker or brighter than most (half of them: mean of the pixels {low:.0f} to "
-        )
-        text += f"{high:.0f}, these: below {low - reach:.0f} or above {high + reach:.0f})"
+        text = f"{count_of(odd, 'image')} far darker or brighter than most (half of them: mean of the pixels {low:.0f} "
+        text += f"to {high:.0f}, these: below {low - reach:.0f} or above {high + reach:.0f})"
         found = extremes.outside(low - reach, high + reach)
         yield Finding("brightness", text, odd), [((shard, record),) for _, shard, record in found]
 
@@ -249,14 +237,13 @@ def located(
             examples: Any = None
             with contextlib.suppress(PipelineError):  # compressed as one stream, or damaged: then the number must do
                 examples = RandomAccess(data_dir.url, name, decode=False) if own else None
-            begins = np.cumsum([0, *(shard.num_examples for shard in split.shards)])
+            files = list(split.firsts.items())
             for shard, record in own:
-                number = shard - shards.start
-                file = f"{before}{split.shards[number].file}"
-                named[shard, record] = Place(file, record)
+                file, begin = files[shard - shards.start]
+                named[shard, record] = Place(f"{before}{file}", record)
                 with contextlib.suppress(PipelineError):
                     if examples is not None:
-                        named[shard, record] = _place(examples[int(begins[number]) + record], file, record, manifest)
+                        named[shard, record] = _place(examples[begin + record], f"{before}{file}", record, manifest)
     return tuple(
         dataclasses.replace(finding, places=tuple(tuple(named[place] for place in group) for group in groups))
         for finding, groups in pairs
@@ -266,10 +253,7 @@ def located(
 def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Finding]) -> list[Doubt]:
     """Returns findings as the card shows them, with the images of the first records of each."""
     split_of = {shard.file: name for name, split in manifest.splits.items() for shard in split.shards}
-    first_of: dict[str, int] = {}
-    for split in manifest.splits.values():
-        ends = np.cumsum([shard.num_examples for shard in split.shards]).tolist()
-        first_of |= {s.file: end - s.num_examples for s, end in zip(split.shards, ends, strict=True)}
+    first_of = {file: first for split in manifest.splits.values() for file, first in split.firsts.items()}
 
     @functools.cache
     def opened(split: str) -> RandomAccess:
@@ -283,13 +267,10 @@ def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Find
                 continue
             with contextlib.suppress(PipelineError):  # compressed as one stream, without access by number
                 examples = [opened(split_of[place.file])[first_of[place.file] + place.record] for place in places]
-                groups.append([(_caption(p, split_of), e["image"]) for p, e in zip(places, examples, strict=True)])
+                captions = [place.caption(split_of[place.file]) for place in places]
+                groups.append([(text, e["image"]) for text, e in zip(captions, examples, strict=True)])
         doubts.append(Doubt(finding.text, groups))
     return doubts
-
-
-def _caption(place: Place, split_of: Mapping[str, str]) -> str:
-    return ", ".join(filter(None, (split_of[place.file], place.label, place.key or f"record {place.record}")))
 
 
 def _place(example: dict[str, Any], file: str, record: int, manifest: Manifest) -> Place:

@@ -26,7 +26,7 @@ from beam_jobs.validation.drift import Other
 from beam_jobs.validation.findings import Extremes, Finding
 from beam_jobs.validation.near import NearHashes, NearTwins, near_twins
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
-from beam_jobs.validation.twins import ImageHashes, Shared, Twins, of_another, twins
+from beam_jobs.validation.twins import ImageHashes, Shared, Twins, of_another, split_of_shards, twins
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.fields import OPTIONAL, as_json, from_json
@@ -108,8 +108,8 @@ class Validation(ShardJob):
 
     @property
     def _split_of_shard(self) -> NDArray[np.int64]:
-        splits = [*self.manifest.splits.values(), *(self.other.manifest.splits.values() if self.other else ())]
-        return np.repeat(np.arange(len(splits)), [len(split.shards) for split in splits])
+        others = self.other.manifest.splits.values() if self.other else ()
+        return split_of_shards([*self.manifest.splits.values(), *others])
 
     def finish(self, found: list[ShardReport], repeated: list[Repeated | Twins | NearTwins | Shared]) -> str:
         """Writes the report.

@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from beam_jobs.validation.twins import MOST_PAIRS, Twin, of_records
+from beam_jobs.validation.twins import MOST_PAIRS, Packed, Twin, of_records
 
 MOST_BITS = 3  # that differ: of 60,000 images of CIFAR-10, all of the 157 pairs were of one picture
 _QUARTERS, _QUARTER_BITS = 4, 16
@@ -25,17 +25,8 @@ _MOST_FOUND = 1 << 20  # pairs kept in memory
 _HASHED = np.dtype([("near", "<u8"), ("exact", "<u8"), ("record", "<u4")])
 
 
-@dataclasses.dataclass(frozen=True)
-class NearHashes:
-    """Perceptual hashes of the images of a shard.
-
-    Attributes:
-      shard: number of the shard in the data set.
-      packed: (perceptual hash, a hash of the pixels, record number) of each image, 20 bytes each.
-    """
-
-    shard: int
-    packed: bytes
+class NearHashes(Packed):
+    """Perceptual hashes of the images of a shard: (that hash, a hash of the pixels, record number), 20 bytes each."""
 
 
 class Perceived:

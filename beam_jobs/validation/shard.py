@@ -370,8 +370,7 @@ class ColumnCheck:
 def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[ColumnCheck]:
     """Returns checks for the columns of the records: features, and values derived from a record and its image."""
     shard = manifest.shards[number]
-    split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
-    first = sum(before.num_examples for before in infos[: infos.index(shard)])
+    split, first = next((name, s.firsts[shard.file]) for name, s in manifest.splits.items() if shard in s.shards)
     scalars = (name for name, feature in manifest.features.items() if feature.shape in ((), (1,)) and name != "image")
     made = ("bytes", "height", "width", *((ORIENTATION,) if manifest.turns_images else ()))
     features = {column_name(name): name for name in (*made, *scalars)}
@@ -451,8 +450,9 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
-        if not problems and self._placed and (problem := self._placed_problem(stored)):
-            problems.append(problem)
+        if not problems and self._placed:
+            size = (self._of_image["height"], self._of_image["width"]) if self._of_image else None
+            problems += filter(None, [annotation.problem_of(stored, self._placed, size)])
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
         if self._decodes and not problems and self._image is not _NO_IMAGE:
@@ -498,11 +498,6 @@ class ExampleCheck:
                 self.perceived.add(self._pixels, exact, number)
             self._add_mean(float(self._pixels.mean()), number)
             self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
-
-    def _placed_problem(self, stored: dict[str, Values]) -> str | None:
-        of_image = self._of_image
-        size = (of_image["height"], of_image["width"]) if of_image else None
-        return annotation.problem_of(stored, self._placed, size)
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
         if problem := tf_example.problem_of(feature, values):

@@ -9,11 +9,13 @@ import dataclasses
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
+
+from pipeline.manifest import SplitInfo
 
 MOST_PAIRS = 100  # listed, of each kind
 _FIRST_BUCKET = 256  # behind those of keys
@@ -31,16 +33,20 @@ def label_code(label: object) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageHashes:
-    """Hashes of some images of a shard.
+class Packed:
+    """Facts about records of a shard.
 
     Attributes:
       shard: number of the shard in the data set.
-      packed: (hash, record number, label code) of each image, 24 bytes each.
+      packed: bytes of an array with one element per record.
     """
 
     shard: int
     packed: bytes
+
+
+class ImageHashes(Packed):
+    """Hashes of some images of a shard: (hash, record number, label code) of each, 24 bytes."""
 
 
 def of_another(hashes: ImageHashes, shard: int) -> ImageHashes:
@@ -147,24 +153,18 @@ def _first_pairs(pairs: Iterable[Twin]) -> tuple[Twin, ...]:
     return tuple(sorted({pair for kind in kinds for pair in kind[:MOST_PAIRS]}))
 
 
-class Packed(Protocol):
-    """Facts about the records of a shard, as bytes."""
-
-    @property
-    def shard(self) -> int:
-        """Number of the shard."""
-
-    @property
-    def packed(self) -> bytes:
-        """An array of one element per record."""
-
-
 def of_records(groups: Iterable[Packed], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Returns what is known of each record, in the order of the shards, and the numbers of their shards."""
     by_shard = {of.shard: np.frombuffer(of.packed, dtype) for of in groups}  # a retried bundle delivers them twice
     shards = sorted(by_shard)
     numbers = np.repeat(shards, [len(by_shard[shard]) for shard in shards])
     return np.concatenate([by_shard[shard] for shard in shards]), numbers
+
+
+def split_of_shards(splits: Iterable[SplitInfo]) -> NDArray[np.int64]:
+    """Returns the number of the split of each shard, int64 (shards,)."""
+    counts = [len(split.shards) for split in splits]
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def twins(groups: Iterable[ImageHashes], split_of_shard: NDArray[np.int64]) -> Twins:

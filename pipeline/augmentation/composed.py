@@ -121,10 +121,7 @@ def of_flipped(recipe: Recipe | None) -> Recipe:
     """Returns a recipe that decodes a part of each image, for images that are flipped already."""
     cropping = cropping_of(recipe)
     assert cropping is not None
-    flipped = dataclasses.replace(cropping, flip=False)
-    if isinstance(recipe, Composed):
-        return dataclasses.replace(recipe, recipes=(flipped, *recipe.recipes[1:]))
-    return flipped
+    return _with_first(recipe, dataclasses.replace(cropping, flip=False))
 
 
 def unmixed(recipe: Recipe) -> Recipe:
@@ -146,9 +143,11 @@ def of_crops(recipe: Recipe) -> Recipe:
     """Returns a recipe that begins with crops, for images that are these crops already."""
     first = crop_first_of(recipe)
     assert first is not None
-    if isinstance(recipe, Composed):
-        return dataclasses.replace(recipe, recipes=(OfCrops(first), *recipe.recipes[1:]))
-    return OfCrops(first)
+    return _with_first(recipe, OfCrops(first))
+
+
+def _with_first(recipe: Recipe | None, first: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, recipes=(first, *recipe.recipes[1:])) if isinstance(recipe, Composed) else first
 
 
 def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:

@@ -110,7 +110,7 @@ def _joined(
         kinds |= {number: made.element_spec for number, made in of_sources.items()}
         _check_elements_alike(mixture, kinds)  # including sources that no segment uses
         steps = _steps(mixture, of_sources, taken, sharing if sharing > 1 else replicas)
-        joint.append(steps.flat_map(_one_by_one) if sharing > 1 else steps)
+        joint.append(steps.flat_map(one_by_one) if sharing > 1 else steps)
     dataset = functools.reduce(lambda one, other: one.concatenate(other), joint)
     first, last = segments[0][0], segments[-1][1]
     count = tf.data.INFINITE_CARDINALITY if last == MAX_STEP else local * (last - first)
@@ -134,10 +134,9 @@ def _rows(dataset: tf.data.Dataset) -> int:
 
 
 @tf.autograph.experimental.do_not_convert
-def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
-    return functools.reduce(
-        lambda one, other: one.concatenate(other), [tf.data.Dataset.from_tensors(element) for element in elements]
-    )
+def one_by_one(*elements: Any) -> tf.data.Dataset:
+    """Returns a dataset of these elements."""
+    return functools.reduce(lambda one, other: one.concatenate(other), map(tf.data.Dataset.from_tensors, elements))
 
 
 def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:

@@ -1,5 +1,6 @@
 """The description of a data set: its manifest, names of files, splits and slices, sources of a mixture."""
 
+from pipeline.manifest.loading import gone_in, load, parse, version_names
 from pipeline.manifest.manifest import (
     APPENDED_VERSION,
     EDITED_VERSION,
@@ -16,10 +17,6 @@ from pipeline.manifest.manifest import (
     ShardInfo,
     SourceFile,
     SplitInfo,
-    gone_in,
-    load,
-    parse,
-    version_names,
 )
 
 __all__ = [

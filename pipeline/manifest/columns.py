@@ -214,11 +214,8 @@ class Columns(Mapping[str, Values]):
 
     def _selected(self, name: str, column: Column) -> Values:
         """Returns the values of the selection's records; a whole split's are those of the file, in its memory."""
-        places = {
-            shard.file: (split, first)
-            for split, info in self.manifest.splits.items()
-            for shard, first in _firsts(info.shards)
-        }
+        splits = self.manifest.splits.items()
+        places = {file: (split, first) for split, info in splits for file, first in info.firsts.items()}
         parts: list[tuple[str, int, int]] = []  # split, first record, end
         for segment in self.selection.segments:
             split, first = places[segment.shard.file]
@@ -251,13 +248,6 @@ def label_numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, Values]:
         return {}
     labelled = [split for split in manifest.splits if split in column.files]
     return {split: Columns(data_dir, manifest, select(manifest, split))["label"] for split in labelled}
-
-
-def _firsts(shards: Sequence[Any]) -> Iterator[tuple[Any, int]]:
-    first = 0
-    for shard in shards:
-        yield shard, first
-        first += shard.num_examples
 
 
 def values_of(data_dir: PathLike, split: str, name: str, column: Column, first: int, stop: int) -> Values | None:

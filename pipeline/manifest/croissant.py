@@ -19,7 +19,8 @@ from urllib.parse import quote
 from pipeline.errors import DataError, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import naming
-from pipeline.manifest.manifest import BOXES, MASK, POINTS, Feature, Manifest, SplitInfo, parse
+from pipeline.manifest.loading import parse
+from pipeline.manifest.manifest import BOXES, MASK, POINTS, Feature, Manifest, SplitInfo
 
 Node = dict[str, Any]
 

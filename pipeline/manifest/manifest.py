@@ -1,6 +1,7 @@
-"""The manifest of a data set, `manifest.json`, which makes a folder one: its values, its seal, and how it is checked.
+"""The manifest of a data set, `manifest.json`, which makes a folder one: its values and its seal.
 
-The seal is a digest of the content, by which an edit is noticed. A conversion writes the file last.
+The seal is a digest of the content, by which an edit is noticed. A conversion writes the file last. `loading` reads the
+file, `checks` says whether its values can be.
 """
 
 from __future__ import annotations
@@ -8,19 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
-from pipeline.files.fields import OPTIONAL, as_json, from_json
-from pipeline.files.paths import LocalPath, PathLike, StoragePath, folder, with_version
-from pipeline.files.reading import unreadable
-from pipeline.files.remote import RemotePath
-from pipeline.manifest import naming, unconverted
+from pipeline.errors import UsageError, name_of, to_run, unknown
+from pipeline.files.fields import OPTIONAL, as_json
+from pipeline.manifest import naming
 
 SEAL = "content_sha256"
 FORMAT_VERSION = 2
@@ -33,6 +31,7 @@ APPENDED_VERSION = 7  # the data set may be a later version of another
 EDITED_VERSION = 8  # in which labels were set or records deleted
 NEWEST_VERSION = EDITED_VERSION
 MOST_CLASSES = 1 << 20  # of a data set
+_EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
 NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
 
@@ -42,7 +41,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
     return content | {SEAL: _digest(content)}
 
 
-def _seal_problem(content: dict[str, Any]) -> str | None:
+def seal_problem(content: dict[str, Any]) -> str | None:
     """Returns the problem if a manifest's JSON object was changed after it was sealed; None if not, or without a seal.
 
     Older manifests have none.
@@ -175,8 +174,8 @@ CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     BOXES: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _BOXES.items()},
     POINTS: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _POINTS.items()},
 }
-STORED, UPRIGHT = "stored", "upright"  # orientations of a `PixelRule`
-FAST, EXACT = "fast", "exact"  # its DCTs
+ORIENTATIONS = STORED, UPRIGHT = "stored", "upright"  # of a `PixelRule`
+DCTS = FAST, EXACT = "fast", "exact"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +283,12 @@ class SplitInfo:
     def num_examples(self) -> int:
         """Records in the split."""
         return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """{file of a shard: number of its first record in the split}."""
+        ends = itertools.accumulate(shard.num_examples for shard in self.shards)
+        return {shard.file: end - shard.num_examples for shard, end in zip(self.shards, ends, strict=True)}
 
     @property
     def num_bytes(self) -> int:
@@ -545,380 +550,3 @@ class Manifest:
 
 def _text(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
-
-
-_PACKINGS = ", ".join(name for name in naming.PACKINGS if name)
-_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
-DTYPES = ("uint8", "int64", "float32", "string")
-COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
-ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
-ORIENTATIONS, DCTS = (STORED, UPRIGHT), (FAST, EXACT)  # of pixel rules
-_EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
-_LEAST_DIGITS = 8  # of a digest that names a version
-_WHITE = 255  # the largest value of a pixel
-_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
-_CRC = re.compile("[0-9a-f]{8}")
-
-
-def load(data_dir: PathLike | RemotePath) -> Manifest:
-    """Reads and checks the manifest of a data set: the newest, `manifest.json`, or that of the version it names.
-
-    Args:
-      data_dir: `DIR`, or `DIR@VERSION`: a number, or 8 or more digits of a digest.
-
-    Raises:
-      DataError: there is no manifest or no such version, or it has another format, or is cut, invalid or edited, or it
-        held records that were deleted.
-    """
-    found, wanted = folder(data_dir), with_version(data_dir)[1]
-    if wanted is None or isinstance(data_dir, LocalPath | RemotePath):
-        return _load(found, found / naming.MANIFEST)
-    older = {name: parsed for name in version_names(found) if (parsed := naming.parse_version_name(name))}
-    made, newest = _older(found, wanted, older), _load(found, found / naming.MANIFEST)
-    if made is None and _is_version(wanted, newest.version, newest.digest):
-        return newest
-    if made is not None and not newest.has_deleted(made):  # else a command was killed before it removed the last file
-        return made
-    _check_kept(found, wanted, newest, gone_in(found) if made is None else [Gone(made.digest, made.version, "", "")])
-    known = [f"{number} ({digest})" for number, digest in sorted({*older.values(), (newest.version, newest.short)})]
-    raise DataError(f"has no version {wanted}; it has {', '.join(known)}", path=found)
-
-
-def _check_kept(place: StoragePath, wanted: str, newest: Manifest, gone: Iterable[Gone]) -> None:
-    for one in gone:
-        if _is_version(wanted, one.version, one.digest):
-            day = f" on {one.time.partition('T')[0]}" if one.time else ""
-            raise DataError(
-                f"version {one.version} held records that were deleted{day}",
-                path=place,
-                advice=f"use {place}@{newest.version}",
-            )
-
-
-def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]) -> Manifest | None:
-    """Returns the wanted version if it is one of the older ones, {name of its manifest: (number, digest)}."""
-    for name, (number, digest) in older.items():
-        if _is_version(wanted, number, digest):
-            made = _load(found, found / naming.VERSIONS / name)
-            if _is_version(wanted, made.version, made.digest):
-                return made
-    return None
-
-
-def gone_in(data_dir: StoragePath) -> list[Gone]:
-    """Returns what is left of the versions of a data set that held deleted records, in no order.
-
-    Raises:
-      DataError: a file cannot be read.
-    """
-    found = []
-    for name in _names_in_versions(data_dir, ".deleted"):
-        path = data_dir / naming.VERSIONS / name
-        try:
-            found.append(from_json(Gone, json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot be read: {error}", path=path) from None
-    return found
-
-
-def version_names(data_dir: StoragePath) -> list[str]:
-    """Returns the base names of the manifests of versions before the newest, in no order."""
-    return _names_in_versions(data_dir, ".json")
-
-
-def _names_in_versions(data_dir: StoragePath, ending: str) -> list[str]:
-    place = data_dir / naming.VERSIONS
-    names = place.files() if place.is_dir() else []
-    return [name for name in names if name.endswith(ending) and naming.parse_version_name(name)]
-
-
-def _is_version(wanted: str, number: int, digest: str) -> bool:
-    """Returns whether a version is the wanted one, by its number, or by as many digits of the digest as both have."""
-    is_number = wanted.isdecimal() and len(wanted) < _LEAST_DIGITS
-    return int(wanted) == number if is_number else digest.startswith(wanted) or wanted.startswith(digest)
-
-
-def _load(found: StoragePath, path: StoragePath) -> Manifest:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        advice = unconverted.advice("" if found.is_remote else str(found))
-        if _WEIGHTED.search(str(found)):
-            advice = "leave out the weight: it is for several sources, with commas between them"
-            if "," in str(found):
-                advice = "give the folder of one data set: several, with weights, are for training and audits"
-        is_there = found.is_remote or found.exists()
-        problem = f"no manifest, so {found} is not a data set (or its conversion did not finish)"
-        missing = ("there is no such folder", found)
-        problem, place = (problem, path) if is_there else missing
-        raise DataError(problem, path=place, advice=advice) from None
-    except NotADirectoryError:
-        raise DataError(
-            "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"
-        ) from None
-    except DataError:  # from a store; is one line already
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
-    return parse(text, str(path))
-
-
-def parse(text: str, file: str) -> Manifest:
-    """Returns the manifest in a text, checked.
-
-    Args:
-      text: content of the file.
-      file: its path, for messages.
-
-    Raises:
-      DataError: it has another version, or is cut, invalid or edited.
-    """
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not valid JSON ({error})", path=file, advice="convert the data again") from None
-    _check_version(content, file)
-    plain = {name: value for name, value in content.items() if name != SEAL}
-    try:
-        manifest: Manifest = from_json(Manifest, plain)
-    except ValueError as error:
-        raise DataError(f"not a valid manifest (convert the data again): {error}", path=file) from None
-    if problem := next(_problems(manifest), None):
-        raise DataError(problem, path=file)
-    if problem := _seal_problem(content):  # last, because the other problems name the field
-        raise DataError(problem, path=file)
-    return manifest
-
-
-def _check_version(content: Any, file: str) -> None:
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DataError(f"format_version is {version!r}, not a version of a manifest", path=file)
-    if version < FORMAT_VERSION:
-        raise DataError(
-            f"format_version {version} is of an earlier release", path=file, advice="convert the data again"
-        )
-    if version > NEWEST_VERSION:
-        raise DataError(
-            f"format_version {version} is newer than {NEWEST_VERSION}, the newest that this release reads",
-            path=file,
-            advice="upgrade it",
-        )
-
-
-def _problems(manifest: Manifest) -> Iterator[str]:
-    yield from _of_features(manifest)
-    if manifest.has_images:
-        yield from _of_image(manifest.features["image"], manifest)
-    else:
-        for name in ("class_names", "image_mean", "image_std"):
-            if getattr(manifest, name):
-                yield f"{name} is {getattr(manifest, name)}, but there is no feature 'image'"
-    if manifest.compression not in naming.PACKINGS:
-        yield f"compression is {manifest.compression!r}; known: {_PACKINGS}, or an empty text for none"
-    if not manifest.splits:
-        yield "lists no split"
-    for name, split in manifest.splits.items():
-        yield from _of_split(name, split, manifest)
-    yield from _of_columns(manifest)
-    yield from _of_version(manifest)
-    if manifest.pixel_rule is not None:
-        yield from _of_rule(manifest.pixel_rule)
-    for name, count in Counter(naming.flat(shard.file) for shard in manifest.shards).items():
-        if count > 1:
-            yield f"lists {name} twice"
-
-
-def _of_features(manifest: Manifest) -> Iterator[str]:
-    for name, dtype in IMAGE_FEATURES.items() if manifest.has_images else ():
-        feature = manifest.features.get(name)
-        if feature is None and name == "key" and manifest.is_in_place:
-            continue
-        if feature is not None and name == "label":
-            yield from _of_label(feature, manifest)
-            continue
-        if feature is None or feature.dtype != dtype:
-            yield f"feature {name!r} of dtype {dtype} is needed; there is {feature}"
-    for name, feature in manifest.features.items():
-        if feature.dtype not in DTYPES:
-            yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
-        if any(n is not None and n < 0 for n in feature.shape):
-            yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
-        if feature.offset and name != "label":
-            yield f"feature {name!r} has the offset {feature.offset}; only a label may have one"
-        yield from _of_annotation(name, feature, manifest)
-    version = manifest.format_version
-    if manifest.is_in_place and version < IN_PLACE_VERSION:
-        yield f"features have other names in the records, which version {version} does not know"
-
-
-def _of_annotation(name: str, feature: Feature, manifest: Manifest) -> Iterator[str]:
-    if not feature.convention:
-        if feature.parts or feature.fill:
-            yield f"feature {name!r} has parts or a fill, which only masks, boxes and points have"
-        return
-    if feature.convention not in CONVENTIONS.get(name, ()):
-        yield f"feature {name!r} has the convention {feature.convention!r}, which it cannot have"
-        return
-    is_mask = name == MASK
-    numbers = len(CONVENTIONS[name][feature.convention])
-    dtypes = {MASK: ("uint8",), BOX_LABELS: ("int64",)}.get(name, NUMBERS)
-    if is_mask != (feature.encoding in ("png", "raw")) or feature.dtype not in dtypes:
-        yield f"feature {name!r} is {feature}, encoded as {feature.encoding!r}; no {name} can be"
-    behind = (numbers,) if numbers else ()
-    if (len(feature.shape) != 3 or feature.shape[2] != 1) if is_mask else feature.shape[1:] != behind:
-        yield f"feature {name!r} has the shape {feature.shape}; no {name} can have it"
-    if name == BOX_LABELS and BOXES not in manifest.features:
-        yield f"feature {name!r} has the classes of boxes, but there is no feature {BOXES!r}"
-    if len(feature.parts) not in (0, numbers) or not 0 <= feature.fill <= _WHITE:
-        yield f"feature {name!r} has {len(feature.parts)} parts and the fill {feature.fill}"
-    if manifest.format_version < ANNOTATIONS_VERSION:
-        yield f"feature {name!r} lies on the image, which version {manifest.format_version} does not know"
-
-
-def _of_label(label: Feature, manifest: Manifest) -> Iterator[str]:
-    names, version = manifest.class_names, manifest.format_version
-    if label.dtype not in ("int64", "float32") or len(label.shape) > 1 or None in label.shape:
-        yield f"feature 'label' is {label}; must be int64 or float32, one value or a vector of one length"
-    if (label.texts or not label.is_class) and version < LABELS_VERSION:
-        yield f"feature 'label' is {label}, with {len(label.texts)} texts, which version {version} does not know"
-    if label.texts and (label.texts != names or not label.is_class):
-        yield f"feature 'label' has the texts {list(label.texts)}, but class_names are {list(names)}"
-    if not label.is_class and len(names) not in (0, *label.shape):
-        yield f"feature 'label' is {label}, but there are {len(names)} class_names"
-
-
-def _of_rule(rule: PixelRule) -> Iterator[str]:
-    for name, value, known in (("orientation", rule.orientation, ORIENTATIONS), ("dct", rule.dct, DCTS)):
-        if value not in known:
-            yield f"pixel_rule has the {name} {value!r}; known: {', '.join(known)}"
-
-
-def _of_version(manifest: Manifest) -> Iterator[str]:
-    edit = manifest.edit
-    if bool(manifest.parent) != (manifest.version > 1) or manifest.version < 1:
-        yield f"version is {manifest.version}, with the parent {manifest.parent!r}; all but version 1 have one"
-    if manifest.parent and manifest.format_version < (EDITED_VERSION if edit else APPENDED_VERSION):
-        what = "an edit" if edit else "a parent"
-        yield f"has {what}, which format_version {manifest.format_version} does not know"
-    if edit is None:
-        return
-    if min(edit.labels, edit.deleted) < 0 or not edit.labels + edit.deleted or bool(edit.deleted) != bool(edit.removed):
-        yield f"edit sets {edit.labels} labels and deletes {edit.deleted} records of {len(edit.removed)} shards"
-    if not manifest.parent or not all(map(naming.is_file_name, edit.removed)) or manifest.has_deleted(manifest):
-        yield f"edit has removed {list(edit.removed)}, which are not shards of the parent {manifest.parent!r} alone"
-
-
-def _of_columns(manifest: Manifest) -> Iterator[str]:
-    for name, column in manifest.columns.items():
-        if not name.isidentifier():
-            yield f"{name!r} cannot name a column"
-        if column.dtype not in COLUMN_DTYPES:
-            yield f"column {name!r} has dtype {column.dtype!r}; known: {', '.join(COLUMN_DTYPES)}"
-        for split, crc in column.files.items():
-            if split not in manifest.splits:
-                yield f"column {name!r} has values for {split!r}, which is not a split"
-            if not _CRC.fullmatch(crc):
-                yield f"column {name!r}, split {split!r}: the CRC32C is {crc!r}, not 8 hexadecimal digits"
-
-
-def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
-    if image.encoding not in ENCODINGS:
-        yield f"images are encoded as {image.encoding!r}; known: {', '.join(ENCODINGS)}"
-    if len(image.shape) != 3 or 0 in image.shape:
-        yield f"feature 'image' must have a shape of three sizes; it is {image.shape}"
-    if image.encoding == "raw" and None in image.shape:
-        yield f"raw images must have one shape; it is {image.shape}"
-    channels = len(manifest.image_mean) if image.shape[2] is None else image.shape[2]
-    for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
-        if not values or len(values) != channels or not all(map(math.isfinite, values)):
-            yield f"{name} must be {channels} finite numbers, one per channel; it is {values}"
-    for mean, std in zip(manifest.image_mean, manifest.image_std, strict=True):
-        if not 0 <= mean <= _WHITE or not 0 <= std <= _WHITE / 2:
-            yield f"pixels of 0 to {_WHITE} have no mean of {mean} with the standard deviation {std}"
-        if std == 0 and not mean.is_integer():  # all pixels would have this one value
-            yield f"image_std is 0 where image_mean is {mean}, which is not a value of a pixel"
-
-
-def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
-    if not naming.is_split_name(name):
-        yield f"{name!r} cannot name a split"
-    if not split.shards:
-        yield f"split {name!r} lists no shard"
-    for shard in split.shards:
-        yield from _of_shard(shard, name)
-        yield from _of_layout(shard, manifest)
-    count, images = split.num_examples, split.num_examples if manifest.has_images else 0
-    histogram, sizes = split.label_histogram, split.image_sizes
-    if min(histogram, default=0) < 0 or not _counts_labels(split, manifest):
-        yield f"split {name!r}: the label histogram {list(histogram)} is not that of its {count} examples"
-    if split.num_rejects < 0:
-        yield f"split {name!r}: num_rejects is {split.num_rejects}, not 0 or more"
-    if not all(_SIZE.fullmatch(size) and n >= 0 for size, n in sizes.items()):
-        yield f"split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}"
-    if manifest.has_images:
-        yield from _of_images(name, split, manifest)
-    if sizes and sum(sizes.values()) != images:
-        yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
-
-
-def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
-    """Returns whether the label histogram may be that of as many examples as the split has."""
-    histogram, count = split.label_histogram, split.num_examples
-    if not manifest.has_images:
-        return not any(histogram)
-    if not manifest.features["label"].is_class:  # an example may have several classes, or none
-        return split.is_labelled is not None and max(histogram, default=0) <= count * split.is_labelled
-    may_lack = manifest.is_in_place or not manifest.needs_labels
-    return sum(histogram) == count or (may_lack and not any(histogram))
-
-
-def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
-    labels, classes = len(split.label_histogram), len(manifest.class_names)
-    height, width, _ = manifest.features["image"].shape
-    if labels > classes:
-        yield f"split {name!r}: its label histogram has {labels} labels, but there are {classes} class_names"
-    is_one_size = None not in (height, width)
-    for size in split.image_sizes:
-        sides = zip(map(int, size.split("x")), (height, width), strict=True)
-        # If there are more than 100 sizes, every side is rounded up, also the one that all images share.
-        if any(side and found not in (side, side if is_one_size else rounded_up(side)) for found, side in sides):
-            yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
-
-
-def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
-    if not naming.is_file_name(shard.file):
-        yield f"split {split!r}: the file name {shard.file!r} is no name in the data set's folder"
-    for field in ("num_examples", "num_bytes", "stride", "label_entropy"):
-        value = getattr(shard, field)
-        if value is not None and not 0 <= value < math.inf:
-            yield f"{shard.file}: {field} is {value}, not 0 or more"
-    for field in ("crc32c", "offsets_crc32c", "crcs_crc32c"):
-        value = getattr(shard, field)
-        if value is not None and not _CRC.fullmatch(value):
-            yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"
-
-
-def _of_layout(shard: ShardInfo, manifest: Manifest) -> Iterator[str]:
-    has_stride, has_offsets = shard.stride is not None, shard.offsets_crc32c is not None
-    version, packing = manifest.format_version, shard.compression
-    if packing not in naming.PACKINGS:
-        yield f"{shard.file}: compression is {packing!r}; known: {_PACKINGS}, or none"
-    if manifest.compression not in ("", packing):
-        yield f"{shard.file}: compression is {packing}, but that of all shards is {manifest.compression}"
-    if (packing == "ZLIB" or packing != manifest.compression) and version < PACKINGS_VERSION:
-        yield f"{shard.file}: is compressed with {packing}, which version {version} does not know of a shard"
-    if not packing:
-        if has_stride and has_offsets:
-            yield f"{shard.file}: has a stride and offsets; must have only one of them"
-        if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
-            yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"
-        return
-    if packing == "ZLIB" and has_offsets:
-        yield f"{shard.file}: has a table of GZIP members, but is compressed with ZLIB"
-    if version < MEMBERS_VERSION and (has_stride or has_offsets):
-        yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have in version {version}"
-    if has_stride and not has_offsets:
-        yield f"{shard.file}: has a stride, but no table of its members"
-    if has_offsets and shard.crcs_crc32c is None:
-        yield f"{shard.file}: has a table of its members, but no list of its records' CRCs"

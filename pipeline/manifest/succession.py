@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import PathLike, folder, with_version
 from pipeline.files.remote import is_url
-from pipeline.manifest import manifest as manifests
+from pipeline.manifest import loading
 from pipeline.manifest.sources import WITH_SPLIT, Source, flags_for, parse_sources
 
 STARTED_IN = "started_in"  # in a run's order.json: the folder from which its relative paths lead
@@ -101,11 +101,11 @@ def _from(start: Any, data_dir: str) -> str | None:
 def _holds(data_dir: str, digest: str | None) -> bool:
     """Returns whether a path leads to a data set which has, or had, the version of a digest; None: any."""
     try:
-        if manifests.load(data_dir).digest == digest or digest is None:
+        if loading.load(data_dir).digest == digest or digest is None:
             return True
         place = with_version(data_dir)[0]
-        if digest not in {gone.digest for gone in manifests.gone_in(folder(place))}:
-            manifests.load(f"{place}@{digest[:12]}")
+        if digest not in {gone.digest for gone in loading.gone_in(folder(place))}:
+            loading.load(f"{place}@{digest[:12]}")
     except (DataError, OSError):
         return False
     return True
@@ -121,11 +121,11 @@ def _pinned(data_dir: str, digest: Any, start: Any) -> str:
         data_dir = there
     place, version = with_version(data_dir)
     try:
-        if version is not None or not isinstance(digest, str) or manifests.load(place).digest == digest:
+        if version is not None or not isinstance(digest, str) or loading.load(place).digest == digest:
             return data_dir
         named = f"{place}@{digest[:12]}"
-        if digest not in {gone.digest for gone in manifests.gone_in(folder(place))}:  # else whoever reads it is told
-            manifests.load(named)
+        if digest not in {gone.digest for gone in loading.gone_in(folder(place))}:  # else whoever reads it is told
+            loading.load(named)
     except (DataError, OSError):  # what is wrong with the data is said when they are needed
         return data_dir
     return named
@@ -147,7 +147,7 @@ def check_trained_on(sources: Sequence[Source], order: Mapping[str, Any], by: ob
     for number, source in enumerate(sources):
         digest = order.get("manifest_digest", order.get(f"source {number}: manifest_digest"))
         with contextlib.suppress(DataError):  # that there is none is said when it is needed
-            now = manifests.load(source.data_dir).digest
+            now = loading.load(source.data_dir).digest
             if digest not in (None, now):
                 place = os.fspath(source.data_dir)
                 raise UsageError(

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from pipeline.errors import DataError
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.files.remote import RemotePath
-from pipeline.manifest import manifest as manifests
-from pipeline.manifest import naming
+from pipeline.manifest import loading, naming
 from pipeline.manifest.manifest import Manifest
 
 
@@ -63,7 +62,7 @@ def all_of(data_dir: PathLike | RemotePath) -> list[Manifest]:
       DataError: there is no data set, or a manifest cannot be read.
     """
     place = folder(data_dir)
-    found = {made.digest: made for made in (*older_in(place), manifests.load(place))}
+    found = {made.digest: made for made in (*older_in(place), loading.load(place))}
     return sorted(found.values(), key=lambda made: made.version)
 
 
@@ -73,13 +72,13 @@ def older_in(place: StoragePath) -> Iterator[Manifest]:
     Raises:
       DataError: one cannot be read.
     """
-    for name in manifests.version_names(place):
+    for name in loading.version_names(place):
         path = place / naming.VERSIONS / name
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise DataError(f"cannot be read: {error}", path=path) from None
-        yield manifests.parse(text, str(path))
+        yield loading.parse(text, str(path))
 
 
 def is_newest(place: StoragePath, made: Manifest) -> bool:
@@ -88,13 +87,13 @@ def is_newest(place: StoragePath, made: Manifest) -> bool:
     Raises:
       DataError: the newest cannot be read.
     """
-    return not manifests.version_names(place) or manifests.load(place).digest == made.digest
+    return not loading.version_names(place) or loading.load(place).digest == made.digest
 
 
 def descends(place: StoragePath, made: Manifest, ancestor: str) -> bool:
     """Returns whether a version follows the one with the digest `ancestor`, over any number of versions."""
     parents = {one.digest: one.parent for one in all_of(place)}
-    parents |= {one.digest: one.parent for one in manifests.gone_in(place)}
+    parents |= {one.digest: one.parent for one in loading.gone_in(place)}
     at = made.parent
     while at and at != ancestor:
         at = parents.get(at, "")

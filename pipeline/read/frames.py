@@ -187,17 +187,14 @@ def read(
             done += _unpack.read(file.descriptor, begins[done:], places[done:], memory, problems[done:], crcs[done:])
             if done == count:
                 break  # otherwise `read_into` reports the problem
-        if file.descriptor is None and (stop := _near(begins, places, done)) > done + 1:
+        stop = _near(begins, places, done) if file.descriptor is None else done + 1
+        if stop > done + 1:
             _read_span(file, begins, places, memory, done, stop)
-            part = memory[places[done] : places[stop]]
-            problems[done:stop], crcs[done:stop] = check(part, places[done : stop + 1])
-            done = stop
-            continue
-        stop = done + 1
-        while stop < count and _follows(begins, places, done, stop):
-            stop += 1
+        else:
+            while stop < count and _follows(begins, places, done, stop):
+                stop += 1
+            file.read_into(memory[places[done] : places[stop]].data, int(begins[done]))
         part = memory[places[done] : places[stop]]
-        file.read_into(part.data, int(begins[done]))
         problems[done:stop], crcs[done:stop] = check(part, places[done : stop + 1])
         done = stop
     return problems, crcs

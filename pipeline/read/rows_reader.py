@@ -233,7 +233,7 @@ class RowsReader:
             for run in self.members.read(segment, start, stop):
                 yield run.first, run.begins, None if run.frames is None else np.frombuffer(run.frames, np.uint8)
             return
-        begins = self._begins(segment, start, stop)
+        begins = self._offsets(segment, np.arange(start, stop + 1))
         first, count, chunk = 0, stop - start, np.empty(0, np.uint8)
         while first < count:
             end, offset = count, int(begins[first])
@@ -246,10 +246,6 @@ class RowsReader:
             file.read_into(block.data, offset)
             yield start + first, begins[first : end + 1], block
             first = end
-
-    def _begins(self, segment: int, start: int, stop: int) -> I64:
-        """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last."""
-        return self._offsets(segment, np.arange(start, stop + 1, dtype=np.int64))
 
     def _offsets(self, segment: int, numbers: I64) -> I64:
         """Returns the byte offset of some records of a segment's shard."""

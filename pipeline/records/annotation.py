@@ -52,9 +52,8 @@ def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tupl
 
 def mask(stored: Any, feature: Feature, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Returns a mask, uint8 (height, width, 1), given the values of its feature; the rest is as for `of_record`."""
+    _check_mask(stored, feature)
     name = feature.named(MASK)
-    if not isinstance(stored, list) or len(stored) != 1:
-        raise ValueError(f"feature {name!r}, the mask, must be one value of bytes; it has {len(stored)}")
     found = _png(stored[0], name) if feature.encoding == "png" else np.frombuffer(stored[0], np.uint8)
     if feature.encoding == "raw" and found.size == size[0] * size[1]:
         found = found.reshape(size)
@@ -62,6 +61,12 @@ def mask(stored: Any, feature: Feature, size: tuple[int, int]) -> NDArray[np.uin
         own = shape_of(found.shape) if found.ndim == 2 else count_of(found.size, "byte")
         raise ValueError(f"its mask has {own}, and its image {shape_of(size)}; a mask must have its image's size")
     return found[..., None]
+
+
+def _check_mask(stored: Any, feature: Feature) -> None:
+    if not isinstance(stored, list) or len(stored) != 1:
+        name = feature.named(MASK)
+        raise ValueError(f"feature {name!r}, the mask, must be one value of bytes; it has {len(stored)}")
 
 
 def _png(data: bytes, name: str) -> NDArray[np.uint8]:
@@ -162,12 +167,10 @@ def problem_of(values: Mapping[str, Any], features: Mapping[str, Feature], size:
     """
     found: dict[str, NDArray[Any]] = {}
     for name, feature in features.items():
-        if name == MASK and size is None:
-            stored = values.get(feature.named(name), [])
-            if not isinstance(stored, list) or len(stored) != 1:
-                return f"feature {feature.named(name)!r}, the mask, must be one value of bytes; it has {len(stored)}"
-            continue
         try:
+            if name == MASK and size is None:
+                _check_mask(values.get(feature.named(name), []), feature)
+                continue
             found[name] = of_record(values, name, feature, size or (1, 1))
         except ValueError as error:
             return str(error)

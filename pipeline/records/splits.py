@@ -349,12 +349,8 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str], may_be_left
         f"its name does not tell its split, unlike other names ({min(others)!r})",
         path=root / name,
         advice=f"rename it <split>-00000-of-00001{path.suffix}, or name the files to take with a glob; "
-        f"--splits={','.join(_splits_of(others))} leaves it out",
+        f"--splits={','.join(in_order({SPLIT_OF_WORD.get(word.lower(), word) for word in others}))} leaves it out",
     )
-
-
-def _splits_of(found: Iterable[str]) -> list[str]:
-    return in_order({SPLIT_OF_WORD.get(word.lower(), word) for word in found})
 
 
 def check_complete(root: StoragePath, names: Iterable[str]) -> None:

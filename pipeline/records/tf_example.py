@@ -72,10 +72,7 @@ def replaced(record: bytes, name: str, value: Value) -> bytes:
       ValueError: `record` is not a serialized Example.
       TypeError: as `encode`.
     """
-    try:
-        example = _example_class().FromString(record)
-    except message.DecodeError:
-        raise ValueError(f"these {len(record)} bytes are not a serialized tf.train.Example") from None
+    example = _parsed(record)
     entry = example.features.feature[name]
     entry.Clear()
     _put(entry, name, value)
@@ -104,11 +101,7 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
     Raises:
       ValueError: `record` is not a serialized Example.
     """
-    try:
-        entries = _example_class().FromString(record).features.feature
-    except message.DecodeError:
-        raise ValueError(f"these {len(record)} bytes are not a serialized tf.train.Example") from None
-    found: dict[str, Values] = {}
+    entries, found = _parsed(record).features.feature, dict[str, Values]()
     for name in entries if names is None else [name for name in names if name in entries]:
         entry = entries[name]
         kind = entry.WhichOneof("kind")
@@ -121,6 +114,13 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
         else:
             found[name] = []
     return found
+
+
+def _parsed(record: bytes) -> Any:
+    try:
+        return _example_class().FromString(record)
+    except message.DecodeError:
+        raise ValueError(f"these {len(record)} bytes are not a serialized tf.train.Example") from None
 
 
 def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> dict[str, Values]:

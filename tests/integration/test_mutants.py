@@ -35,7 +35,8 @@ EQUIVALENT: tuple[str, ...] = ()  # changes, as the test prints them, with which
 TESTS = """
 import sys
 import pytest
-for name in [name for name in sys.modules if name.split(".")[0] in ("pipeline", "trainer", "beam_jobs", "stepfeed", "tests")]:
+packages = ("pipeline", "trainer", "beam_jobs", "stepfeed", "tests")
+for name in [name for name in sys.modules if name.split(".")[0] in packages]:
     del sys.modules[name]
 sys.path.insert(0, "")
 sys.dont_write_bytecode = True

@@ -90,9 +90,11 @@ def test_lists_of_numbers_are_classes_by_number(root):
     }  # fmt: skip
 
 
-def test_class_names_of_lists_are_those_of_hugging_face_or_of_labels_txt(root):
+@pytest.mark.parametrize("form", ["Sequence", "list"])
+def test_class_names_of_lists_are_those_of_hugging_face_or_of_labels_txt(root, form):
     flags = write(root, "parquet", [[0], [1]])
-    label = {"feature": {"_type": "ClassLabel", "names": ["ape", "bee", "cat"]}, "_type": "Sequence"}
+    names = {"_type": "ClassLabel", "names": ["ape", "bee", "cat"]}
+    label = [names] if form == "list" else {"feature": names, "_type": form}
     table = pq.read_table(flags["source"])
     info = json.dumps({"info": {"features": {"label": label}}})
     pq.write_table(table.replace_schema_metadata({"huggingface": info}), flags["source"])
