@@ -4,7 +4,9 @@
 
 steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs
 where there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with
-V = 8.
+V = 8. Beside them the limit of V = 8: the model's convolutions and products alone, on an eighth of the rows, against
+those on all rows. The same bits on any topology need passes of an eighth of the rows each, which use a processor less
+well.
 bytes: two worker processes; what they send per step, counted by the loopback device, so on a machine that sends nothing
 else meanwhile. A run of more steps less a run of fewer.
 threads: two worker processes, the most threads of the first one, and steps per second; with TensorFlow's own timeout of
@@ -99,10 +101,22 @@ def report_steps(config: BenchmarkConfig, flags: list[str], counts: Sequence[int
         classic = rounds.pop("classic")
         print(f"{config.model}, {rows} rows on {devices}: classic {milliseconds(classic, rows):.1f} ms per step")
         for name, mine in rounds.items():
-            pairs = list(zip(mine, classic, strict=True))
-            speeds, loads = [one.rate / two.rate for one, two in pairs], [two.cpu / one.cpu for one, two in pairs]
-            line = f"  {name}: {milliseconds(mine, rows):.1f} ms; of the classic speed, {ratio_text(speeds)}"
-            print(f"{line}; by processor time, {ratio_text(loads)}", flush=True)
+            print(
+                f"  {name}: {milliseconds(mine, rows):.1f} ms; of the classic speed, {against(mine, classic)}",
+                flush=True,
+            )
+    takes = {
+        count: loops.limit(loops.make([*flags, f"--global_batch_size={count}"])).take for count in (rows, rows // MOST)
+    }
+    whole, eighth = alternate(takes, config.rounds, config.seconds).values()
+    print(f"  limit of V = {MOST}: of the products' speed with all rows, {against(eighth, whole)}", flush=True)
+
+
+def against(mine: list[Round], theirs: list[Round]) -> str:
+    """Returns the ratio of two speeds, by the clock and by processor time."""
+    pairs = list(zip(mine, theirs, strict=True))
+    speeds, loads = [one.rate / two.rate for one, two in pairs], [two.cpu / one.cpu for one, two in pairs]
+    return f"{ratio_text(speeds)}; by processor time, {ratio_text(loads)}"
 
 
 def milliseconds(rounds: list[Round], rows: int) -> float:

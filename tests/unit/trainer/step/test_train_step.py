@@ -236,6 +236,8 @@ def test_summaries_are_those_of_the_update(virtual, make_stepper, batch):
         expected = [values.min(), values.max(), values.sum(), np.sum(values**2)]
         np.testing.assert_allclose(row[:4], expected, rtol=1e-3, atol=1e-5)
         assert row[4:].sum() == values.size
+        edges = np.linspace(*row[:2], 31)
+        np.testing.assert_allclose(np.cumsum(row[4:])[:-1], (values.ravel() < edges[1:-1, None]).sum(1), atol=2)
     real = 2 if virtual else 3  # of the first virtual replica, or of the first replica's four rows
     np.testing.assert_array_equal(result.images.numpy(), batch[0][:real])
     plain, _ = train(stepper, endless(stepper, rows), 1)
