@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tests.lean  # noqa: F401
+import tests.startup.sitecustomize  # noqa: F401
 from tests import environment
 
 LOGICAL_DEVICES = 4

@@ -671,10 +671,9 @@ for _ in range(300):
         counts[1] += 1
 print(counts)
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     whole, refused = json.loads(done.stdout)
