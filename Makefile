@@ -58,8 +58,9 @@ test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 3 --dist loadfile tests/unit
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 3 --dist loadfile tests/integration
 
+# The properties of make test, with all of their examples, too.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow or hypothesis" -n 2 --dist loadfile
 
 # What a GPU's step costs is measured by benchmarks.gpu_report, in 8 minutes: benchmarks/README.md.
 test-gpu: $(READY)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tests.lean  # noqa: F401
-from tests import environment
+import tests.startup.sitecustomize  # noqa: F401
+from tests import environment, lanes
 
 LOGICAL_DEVICES = 4
 COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage takes 6% of the time of building graphs
@@ -27,6 +27,7 @@ settings.load_profile("busy")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs from all processes of the tests, whose replicas are logical CPUs; `-m gpu` runs the GPU tests."""
+    lanes.configure(config.getoption("markexpr"))
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 

@@ -7,6 +7,7 @@ HOME, the size of a terminal.
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import tempfile
 import time
@@ -31,6 +32,7 @@ _SET = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+STARTUP = pathlib.Path(__file__).with_name("startup")
 _LOCAL = ("localhost", "127.0.0.1", "::1")  # servers that tests start; a proxy would not find them
 _UMASK = 0o022
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)  # in itself, not in what it starts
@@ -46,6 +48,8 @@ def make() -> None:
             os.environ.pop(name, None)
         tempfile.tempdir = None
     os.environ.update(_SET)
+    paths = [str(STARTUP), str(STARTUP.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     time.tzset()
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), *_LOCAL)))

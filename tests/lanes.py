@@ -7,6 +7,20 @@ from typing import Any
 
 import pytest
 
+_IN_MAKE_TEST = 0.3  # of the examples of a property
+_share = 1.0
+
+
+def configure(markexpr: str) -> None:
+    """Learns from `pytest -m` which lane runs, before tests are collected."""
+    global _share  # noqa: PLW0603
+    _share = _IN_MAKE_TEST if "not slow" in markexpr else 1.0
+
+
+def examples(count: int) -> int:
+    """Returns the number of examples of a costly property: all in `make test-slow`, which runs all properties."""
+    return round(_share * count)
+
 
 def some_slow(values: Iterable[Any], fast: Collection[Any], *, together: bool = False) -> list[Any]:
     """Returns the values of a parametrised test, all but a few of them marked as slow.

@@ -2,7 +2,7 @@
 
 import gc
 
-import tests.lean  # noqa: F401, before what loads TensorFlow
+import tests.startup.sitecustomize  # noqa: F401, before what loads TensorFlow
 
 # isort: split
 import apache_beam  # noqa: F401

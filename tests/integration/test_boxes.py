@@ -71,6 +71,7 @@ def data(coco, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_two_workers_killed_and_run_again_write_the_bytes_of_one(coco, data, tmp_path):
     flags = [*FLAGS, *TWO_WORKERS]
     out = tmp_path / "out"

@@ -118,6 +118,7 @@ def test_what_is_said_of_photos_of_many_sizes_is_true(passes, tmp_path):
 
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
 @pytest.mark.parametrize(("scheme", "low", "high"), [(1, 200, 256), (0, 0, 60)], ids=["light", "dark"])
+@pytest.mark.quick(1)
 def test_a_browser_shows_it_light_or_dark_as_the_reader_likes(digits, tmp_path, scheme, low, high):
     picture = tmp_path / "card.png"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
@@ -156,6 +157,7 @@ def worst_card(out):
 
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
 @pytest.mark.parametrize(("kind", "width"), [("digits", 360), ("digits", 1200), ("worst", 360), ("worst", 1200)])
+@pytest.mark.quick(2)
 def test_no_table_is_cut_on_a_phone(digits, tmp_path, kind, width):
     page = (digits[0] / "card.html").read_text(encoding="utf-8") if kind == "digits" else worst_card(tmp_path / "worst")
     page = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", page)  # which forbids the script

@@ -49,7 +49,7 @@ def start(folder, text):
     if text.startswith("python "):
         return forked.Process(shlex.split(text)[1:], cwd=folder)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     text = text if text.startswith("for ") else f"exec {text}"  # no shell between us and the process to kill
     return subprocess.Popen(
         text, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

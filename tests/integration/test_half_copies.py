@@ -78,6 +78,7 @@ def test_a_copy_without_one_kind_of_file_is_refused_and_stays_as_it_is(lost, kin
 
 @pytest.mark.parametrize("name", [INDICES[-1], DATA[-1]])
 @pytest.mark.parametrize("kind", ["missing", "empty"])
+@pytest.mark.quick(2)
 def test_without_the_newest_it_resumes_from_the_one_before_and_ends_with_the_same_bits(
     name, kind, digits, copy, whole, capfd
 ):

@@ -1,4 +1,7 @@
-"""The launcher's decisions, with a stand-in for the trainer that fails on demand: real processes and signals."""
+"""The launcher's decisions, with a stand-in for the trainer that fails on demand: real processes and signals.
+
+What `tests/unit/trainer/launching/local` decides with shells in the place of trainers is in the slow lane here.
+"""
 
 import contextlib
 import fcntl
@@ -140,7 +143,11 @@ def test_two_workers_to_the_end(launch):
     ("failure", "said"),
     [
         ({"do": "kill"}, r"was killed by SIGKILL after step \d"),
-        ({"do": "exit", "code": 75, "say": "preempted"}, r"ended with exit code 75 .* after step \d: preempted"),
+        pytest.param(
+            {"do": "exit", "code": 75, "say": "preempted"},
+            r"ended with exit code 75 .* after step \d: preempted",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"do": "exit", "code": 143}, r"was killed by SIGTERM after step \d", marks=pytest.mark.slow),
     ],
 )
@@ -170,7 +177,8 @@ def test_after_a_restart_lines_are_shown_at_once(launch):
     assert job.end()[0] == 75
 
 
-@pytest.mark.parametrize("code", some_slow([1, 2], [1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [1, 2])
 def test_bad_data_and_flags_are_not_started_again(launch, code):
     job = launch("--num_workers=2", plan=failing({"do": "exit", "at": 5, "code": code, "say": "a\nb is wrong"}))
     ended, _, err = job.end()
@@ -193,6 +201,7 @@ def test_a_failure_at_start_up_is_not_started_again(launch, failure):
     assert "again in" not in err
 
 
+@pytest.mark.slow
 def test_a_later_failure_at_start_up_is(launch):
     plan = {"worker 0": [{"do": "kill", "at": at} for at in (5, 0, 0)]}
     code, _, err = launch("--num_workers=1", plan=plan).end()
@@ -201,6 +210,7 @@ def test_a_later_failure_at_start_up_is(launch):
     assert delays == [("0.1", "1"), ("0.2", "2"), ("0.4", "3")]
 
 
+@pytest.mark.slow
 def test_there_is_a_last_restart(launch):
     plan = {"worker 0": [{"do": "kill", "at": 3}] * 9}
     code, _, err = launch("--num_workers=1", "--max_restarts=2", plan=plan).end()
@@ -210,6 +220,7 @@ def test_there_is_a_last_restart(launch):
     assert err.count("again in") == 2
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_forgives_restarts(launch):
     plan = {
         "worker 0": [{"do": "kill", "at": at, "save": save} for at, save in ((3, 0), (3, 2), (3, 0), (4, 1), (3, 0))]
@@ -220,9 +231,10 @@ def test_a_new_checkpoint_forgives_restarts(launch):
     assert re.search(r"without a new checkpoint; \S+/ckpt-2 is saved", last(err))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "at"),
-    some_slow([(75, 7), (75, 150), (1, 150)], [(1, 150)]),
+    [(75, 7), (75, 150), (1, 150)],
     ids=["soon", "late", "late, with the code of the cause"],
 )
 def test_the_cause_comes_before_what_followed_from_it(launch, code, at):
@@ -239,7 +251,7 @@ def test_the_cause_comes_before_what_followed_from_it(launch, code, at):
     assert first < next(i for i, line in enumerate(lines) if said in line)
 
 
-@pytest.mark.parametrize("how", ["stop", "hang"])
+@pytest.mark.parametrize("how", some_slow(["stop", "hang"], ["hang"]))
 def test_a_silent_worker_is_named_and_killed(launch, how):
     job = launch("--num_workers=2", "--silent_timeout=1.5", plan=failing({"do": how, "at": 5}))
     code, _, err = job.end()
@@ -250,6 +262,7 @@ def test_a_silent_worker_is_named_and_killed(launch, how):
     assert "restart 1 of 10" in err
 
 
+@pytest.mark.slow
 def test_one_whose_peers_give_it_up_first_is_named(launch):
     """TensorFlow notices a stopped peer long before --silent_timeout."""
     lost = {"do": "exit", "at": 250, "code": 75, "say": "gave it up", "lost": ["another worker"]}
@@ -296,6 +309,7 @@ def test_who_is_silent_while_saving_has_all_of_stop_timeout(launch, why):
     assert f"ckpt-{max(int(step) for _, step in saved)} is saved" in last(err)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_woken_to_save(launch):
     job = launch("--num_workers=2", steps=100_000)
     os.kill(job.wait_for_step(5)["processes"][1]["pid"], signal.SIGSTOP)
@@ -305,6 +319,7 @@ def test_a_stopped_process_is_woken_to_save(launch):
     assert sorted(re.findall(r"worker (\d) \| fake: stopped", err)) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_who_is_killed_after_stop_timeout_is_named_with_the_steps_that_are_lost(launch, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "ckpt-4.index").touch()
@@ -324,6 +339,7 @@ def test_who_is_killed_after_stop_timeout_is_named_with_the_steps_that_are_lost(
     )
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills(launch):
     job = launch("--num_workers=2", steps=100_000, plan={f"worker {i}": [{"do": "hang", "at": 7}] for i in (0, 1)})
     job.wait_until(lambda status: [one["step"] for one in status["processes"]] == [7, 7])
@@ -434,6 +450,7 @@ def test_elastic_goes_on_with_fewer_and_grows_back(launch, tmp_path):
     assert "continuing with 3 workers" in err
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_forgives_failures_of_a_slot(launch):
     """The other worker saves whenever the group ends, so no failure counts when the next one comes."""
     plan = failing(*({"do": "kill", "at": at} for at in (10, 100, 200)))
@@ -445,6 +462,7 @@ def test_a_new_checkpoint_forgives_failures_of_a_slot(launch):
     assert (job.status()["restarts"], job.status()["num_workers"]) == (3, 2)
 
 
+@pytest.mark.slow
 def test_elastic_ends_below_its_least(launch, tmp_path):
     job = launch("--elastic=3:3", "--max_restarts=0", environment=GPUS, steps=100_000)
     job.wait_for_step(5)
@@ -454,6 +472,7 @@ def test_elastic_ends_below_its_least(launch, tmp_path):
     assert re.search(r"; too few workers are left for --elastic=3:3; \S+/ckpt-\d+ is saved$", last(err))
 
 
+@pytest.mark.slow
 def test_numbers_of_workers_that_cannot_share_a_batch_are_never_used(launch):
     job = launch("--elastic=1:4", batch=8, environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, steps=5)
     code, _, err = job.end()
@@ -465,6 +484,7 @@ def test_numbers_of_workers_that_cannot_share_a_batch_are_never_used(launch):
 PS = ("--num_workers=2", "--num_ps=1")
 
 
+@pytest.mark.slow
 def test_an_asynchronous_worker_is_started_again_alone(launch):
     plan = {"worker 1": [{"do": "kill", "at": 30}, {"do": "exit", "at": 20, "code": 75}]}
     job = launch(*PS, plan=plan, steps=200)
@@ -487,6 +507,7 @@ def test_an_asynchronous_worker_is_started_again_alone(launch):
     ("flags", "decision"),
     [((), "starting it again in 0.1 s"), (("--max_restarts=0",), "the others continue without it")],
 )
+@pytest.mark.quick(1)
 def test_what_an_asynchronous_worker_said_is_shown_while_the_others_go_on(flags, decision, launch):
     """The report that it lost another process is held back only until its own end is reported."""
     said = "there is no server any more"
@@ -506,6 +527,7 @@ def test_what_an_asynchronous_worker_said_is_shown_while_the_others_go_on(flags,
     assert job.end()[0] == 75
 
 
+@pytest.mark.slow
 def test_the_others_go_on_without_one_that_cannot_be_started_again(launch):
     plan = {"worker 1": [{"do": "kill", "at": 30}, {"do": "kill", "at": 0}]}
     code, _, err = launch(*PS, "--max_restarts=1", plan=plan, steps=200).end()
@@ -523,6 +545,7 @@ def test_a_dead_parameter_server_restarts_the_group(launch):
     assert [one["restarts"] for one in job.status()["processes"]] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_chief_saves_before_the_parameter_servers_end(launch, tmp_path):
     job = launch(*PS, steps=100_000)
     job.wait_for_step(5)

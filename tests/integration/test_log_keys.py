@@ -98,6 +98,7 @@ def test_the_keys_are_those_of_the_images_that_were_trained_on(data, tmp_path):
     assert first["weights"] == weights.tolist()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_on_more_replicas(data, tmp_path, capsys):
     logs, model = tmp_path / "logs", tmp_path / "model"
     flags = flags_of(data, model, f"--log_keys={logs}", "--steps_per_loop=2", "--log_every=2", "--checkpoint_every=20")
@@ -135,6 +136,7 @@ def test_two_worker_processes(data, tmp_path, capsys):
     [Kind("png", varied=True), Kind(extra=True), Kind(compression="GZIP", unequal_keys=True)],
     ids=["PNG of several sizes", "more features", "GZIP"],
 )
+@pytest.mark.quick(1)
 def test_data_of_any_form_is_logged_alike(kind, tmp_path, capsys):
     write_dataset(tmp_path / "data", COUNTS, kind=kind)
     logs, size = tmp_path / "logs", "--resize=16x12" if kind.varied else "--train_split=train"

@@ -51,7 +51,7 @@ class Hosts:
     def start(self, name, address, *flags):
         """Starts `trainer.run` on a host."""
         program = [sys.executable, "-m", "trainer.run", *FLAGS, *flags]
-        variables = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        variables = {"PYTHONUNBUFFERED": "1"}
         with open(self._folder / name, "w") as output:
             self.processes[name] = subprocess.Popen(
                 ["ip", "netns", "exec", self._names[address], *program],

@@ -88,6 +88,7 @@ FAILING = {
     "corrupt GZIP": Case((5, 21), {}, Kind(compression="GZIP"), damaged=f"{SHARD}.gz"),
 }
 slow = pytest.mark.slow
+QUICK = ("padded, 3 streams", "one record", "8 streams, windows, draws")  # others: row by row in test_rows_agree.py
 TOPOLOGIES = {  # name: replicas
     "one_device": 1,
     **{f"mirrored x{count}": count for count in (2, 4, 8)},
@@ -97,7 +98,11 @@ TOPOLOGIES = {  # name: replicas
 }
 FED = [
     pytest.param(
-        topology, case, marks=[slow] if topology in ("one_device", "multiworker x3", "parameter_server x3") else []
+        topology,
+        case,
+        marks=[slow]
+        if case not in QUICK or topology in ("one_device", "multiworker x3", "parameter_server x3")
+        else [],
     )
     for topology in TOPOLOGIES
     for case in list(CASES)[: num_cases(topology)]

@@ -21,7 +21,6 @@ def halves(rows):
 def convert(folder, out, *flags):
     done = forked.run(
         ["-m", "beam_jobs.convert", *commands.DIGITS, "--transform=mine:halves", f"--data_dir={out}", *flags],
-        {"PYTHONPATH": f"{forked.ROOT}"},
         cwd=folder,
     )
     assert (done.returncode, done.stderr) == (0, "")

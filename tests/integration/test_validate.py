@@ -300,7 +300,7 @@ def test_what_cannot_work_is_one_clear_error(arguments, code, message, tmp_path,
 def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
     write(tmp_path, "raw", (1,) * 3000)
     flags = [f"--direct_running_mode={mode}", "--direct_num_workers=2"]
-    done = forked.Process(["-m", "beam_jobs.validate", tmp_path, *flags], {"PYTHONPATH": str(ROOT)})
+    done = forked.Process(["-m", "beam_jobs.validate", tmp_path, *flags])
     assert "checking 3,004 records in 3,001 shards" in done.stdout.readline()
     time.sleep(1)
     done.send_signal(signal.SIGINT)

@@ -634,7 +634,7 @@ def test_a_signal_ends_it_with_one_line_and_no_data_set(number, mode, mnist_fold
     more = ["--num_shards=train:4000,test:20", f"--direct_running_mode={mode}"]
     more += ["--direct_num_workers=2"] if mode == "multi_processing" else []
     program = ["-m", "beam_jobs.convert", *flags(mnist_folder(arrays=many()), out, *more)]
-    process = forked.Process(program, {"PYTHONPATH": str(ROOT)})  # for Beam's workers, too
+    process = forked.Process(program)  # for Beam's workers, too
     deadline = time.monotonic() + 60
     while len(list(out.glob(".converting*/*.receipt.json"))) < 20 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -20,7 +20,7 @@ from trainer.replay import ReplayConfig
 
 def stepfeed(*arguments, cwd=ROOT):
     command = [sys.executable, "-P", "-m", "stepfeed", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -119,8 +119,7 @@ def test_a_file_or_package_with_the_name_of_one_of_ours_is_named(command, place,
     path.parent.mkdir(exist_ok=True)
     path.touch()
     program = [sys.executable, "-m", "stepfeed", command, "data"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert f"{tmp_path}/{named} has the same name" in done.stderr
 
@@ -140,9 +139,8 @@ def test_a_package_that_was_installed_over_ours_is_named_in_one_line(arguments, 
 @pytest.mark.parametrize("module", ["trainer.run", "trainer.evaluate", "beam_jobs.convert"])
 def test_a_module_of_ours_names_a_file_that_comes_first(module, tmp_path):
     (tmp_path / "pipeline.py").touch()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert (
         f"{module.partition('.')[0]}: stepfeed needs its package 'pipeline', but {tmp_path}/pipeline.py" in done.stderr
@@ -161,11 +159,8 @@ def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader
     else:
         theirs = os.open("/dev/full", os.O_WRONLY)
     program = [sys.executable, "-P", "-m", "stepfeed", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     try:
-        done = subprocess.run(
-            program, cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(program, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         os.close(theirs)
     # What `stepfeed` itself prints comes before anything of ours is imported, and so before the remedies.

@@ -1,6 +1,5 @@
 """The package `stepfeed`, next to user files with the names of our packages."""
 
-import os
 import subprocess
 import sys
 
@@ -27,7 +26,6 @@ def run(tmp_path):
         return subprocess.run(
             [sys.executable, *python, *map(str, command)],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,

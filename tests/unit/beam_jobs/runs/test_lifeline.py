@@ -43,9 +43,8 @@ time.sleep(60)
 
 
 def start(program, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def alive(pid):
@@ -199,9 +198,8 @@ def test_a_cluster_that_is_gone_is_nothing_to_wait_for():
 
 
 def test_the_job_of_a_killed_command_is_cancelled(cluster):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-c", FLINK_COMMAND, cluster.url]
-    command = subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True)
+    command = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert command.stdout.readline() == "watched\n"
     assert cluster.cancelled == []
     command.kill()

@@ -14,7 +14,6 @@ from beam_jobs.runs import run
 from beam_jobs.runs.run import Display, MainThreadOnly, as_ours, carried
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from tests.displays import later, terminal
-from tests.forked import ROOT
 
 KEEP = """
 import tempfile, time
@@ -105,7 +104,7 @@ def place(tmp_path, monkeypatch):
 
 
 def start(place):
-    environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"TMPDIR": str(place)}
     process = subprocess.Popen([sys.executable, "-c", KEEP], stdout=subprocess.PIPE, env=environment, text=True)
     return process, process.stdout.readline().strip()
 

@@ -22,6 +22,7 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
+from tests.lanes import examples
 from tests.raised import at
 from tests.round_trips import Row, check, digits, empty_folder
 
@@ -74,7 +75,7 @@ def pickled(records, dataset="cifar10", protocol=2, order="C", **changes):
 
 
 @given(st.data())
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=examples(40), derandomize=True)
 def test_batches_become_their_rows_in_every_published_form(data):
     dataset, layout, splits = data.draw(batches())
     *others, label = cifar.LABELS[dataset]

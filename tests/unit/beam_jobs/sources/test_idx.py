@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
+from tests.lanes import examples
 from tests.raised import at, said
 from tests.round_trips import Row, check, digits, empty_folder
 
@@ -69,7 +70,7 @@ def pairs(draw):
 
 
 @given(st.data())
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=examples(40), derandomize=True)
 def test_pairs_of_files_become_their_rows(data):
     dataset, found = data.draw(pairs())
     is_letters, labels = dataset == "emnist_letters", np.concatenate([own for *_, own in found.values()])

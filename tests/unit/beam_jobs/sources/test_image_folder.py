@@ -14,6 +14,7 @@ from beam_jobs.sources import image_files, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
+from tests.lanes import examples
 from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
 
@@ -86,7 +87,7 @@ def _row(draw, class_name, path):
 
 
 @given(st.data())
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_a_folder_becomes_its_images_and_the_rejects_of_other_files(data):
     table = data.draw(folders())
     class_names = in_order({row.class_name for rows in table.values() for row in rows})

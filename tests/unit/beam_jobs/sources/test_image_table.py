@@ -15,6 +15,7 @@ from beam_jobs.sources import image_files, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
+from tests.lanes import examples
 from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
 
@@ -74,7 +75,7 @@ NAMES = ["{}.png", "sub/deep/{}.JPEG", "b\u00e9/{} x.tif", "'{}', y.webp"]
 
 
 @given(st.data())
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_a_table_becomes_its_images_and_the_rejects_of_other_rows(data):
     draw = data.draw
     suffix = draw(st.sampled_from([*DELIMITERS, ".jsonl", ".parquet"]))

@@ -22,6 +22,7 @@ from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
+from tests.lanes import examples
 from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, in_order, picture
 
@@ -331,7 +332,7 @@ class Table:
 
 
 @given(st.data())
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_a_table_becomes_its_valid_rows_and_the_rejects_of_the_others(data):
     layout = data.draw(layouts(), "layout")
     ends = np.cumsum([0, *(sum(files.values()) for files in layout.values())]).tolist()
@@ -361,7 +362,7 @@ WRAPPED = {
     st.lists(DOUBLES | WHOLES, max_size=3),
     st.booleans(),
 )
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_float64_is_kept_where_float32_holds_all_values_and_else_the_first_other_is_named(
     form, exact, others, is_later
 ):
@@ -671,10 +672,9 @@ for _ in range(300):
         counts[1] += 1
 print(counts)
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     whole, refused = json.loads(done.stdout)

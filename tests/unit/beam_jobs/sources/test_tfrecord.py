@@ -18,6 +18,7 @@ from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
+from tests.lanes import examples
 from tests.raised import at, said
 from tests.round_trips import PICTURES, Row, check, digits, empty_folder, in_order
 
@@ -227,7 +228,7 @@ class Foreign:
 
 
 @given(st.data())
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 def test_foreign_records_become_their_valid_rows_and_the_rejects_of_the_others(data):
     with empty_folder() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_files, "_PIECE_RECORDS", 3)

@@ -17,6 +17,7 @@ from pipeline.order.hashing import Domain
 from pipeline.order.sharding import Shard
 from tests import forked
 from tests.datasets import images_of, write_dataset
+from tests.lanes import examples
 
 SHAPE, COUNTS, SEED, EPOCHS = (8, 6, 3), (5, 0, 4, 3), 7, 2
 TRAIN = {"global_batch_size": 6, "training": True, "seed": SEED, "epochs": EPOCHS, "record_ids": True}
@@ -49,7 +50,7 @@ def expected():
     }
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(st.data())
 def test_draws_follow_from_seed_epoch_and_record_alone(folder, expected, data):
     workers = data.draw(st.sampled_from([1, 2, 3]))

@@ -18,6 +18,7 @@ from pipeline.order import order as orders
 from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
 from pipeline.order.sharding import Shard, as_shard, check_pairs, check_replicas, check_virtual_replicas
+from tests.lanes import examples
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "order.json"
 
@@ -166,7 +167,7 @@ def test_windows_shuffle_only_within_themselves():
     seed=st.integers(-(2**63), 2**63 - 1),
     epoch=st.integers(0, 10**9),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_property_each_record_once(counts, streams, rows, windows, remainder, seed, epoch):
     order = Order(tuple(counts), streams * rows, streams, windows, remainder, seed, training=True)
     if order.steps_per_epoch:

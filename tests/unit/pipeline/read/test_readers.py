@@ -22,6 +22,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing, tf_example
 from tests.datasets import Kind, images_of, key_of, to_memory, write_dataset
+from tests.lanes import examples
 from tests.raised import at
 
 COUNTS = (5, 0, 4, 3)
@@ -173,7 +174,7 @@ COMPRESSIONS = [{}, {"compression": "GZIP"}, *({"compression": "GZIP", "members"
 
 
 @given(_reads())
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 def test_every_record_is_read_or_named_and_no_other_one_suffers(compiled, tmp_path_factory, case):
     kind, counts, pieces, flips, policy, as_rows, is_compiled, (task, chunk) = case
     opened = Opened(tmp_path_factory.mktemp("one"), kind, counts, as_rows)

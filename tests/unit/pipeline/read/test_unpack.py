@@ -1,7 +1,6 @@
 """Records to rows: the compiled code and NumPy's, on real Examples with real damage."""
 
 import itertools
-import os
 import pathlib
 import subprocess
 import sys
@@ -237,7 +236,6 @@ def test_without_the_compiled_module_numpy_is_used():
     found = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

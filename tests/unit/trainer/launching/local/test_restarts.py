@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.lanes import examples
 from tests.puppets import Puppets, named
 from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, WorkerPool
 
@@ -100,7 +101,7 @@ class Slots(RuleBasedStateMachine):
 
 
 test_a_slot_is_lost_and_tried_again_as_its_history_says = Slots.TestCase
-test_a_slot_is_lost_and_tried_again_as_its_history_says.settings = settings(max_examples=200)
+test_a_slot_is_lost_and_tried_again_as_its_history_says.settings = settings(max_examples=examples(200))
 
 
 def test_a_slot_is_lost_after_its_restarts_and_tried_again():

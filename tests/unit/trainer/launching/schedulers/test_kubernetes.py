@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
 from tests import manifests
+from tests.lanes import examples
 from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import tf_config
@@ -253,7 +254,7 @@ WORDS = st.text(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=examples(300))
 @hypothesis.given(word=WORDS)
 def test_any_text_reaches_the_pod_as_it_is(word):
     assert manifests.expanded(kubernetes.escaped(word), {"A": "value", "": "nothing", "HOME": "/root"}) == word

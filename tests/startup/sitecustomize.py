@@ -1,6 +1,7 @@
-"""Has TensorFlow and Keras load without matplotlib, sklearn and jax, which take half of their 8 s of processor time.
+"""Has TensorFlow and Keras load without matplotlib, sklearn, jax and pandas: half of their 9 s of processor time.
 
-They load these packages if installed, for plots and wrappers that neither the trainer nor its tests use.
+They load these packages if installed, for plots and wrappers that neither the trainer nor its tests use. Python imports
+this module at the start of each process whose PYTHONPATH has this folder, as `tests.environment` sets it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_HIDDEN = ("matplotlib", "sklearn", "jax")
+_HIDDEN = ("matplotlib", "sklearn", "jax", "pandas")
 
 
 class _Finder(MetaPathFinder):
