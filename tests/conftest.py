@@ -1,7 +1,9 @@
 """One environment for all tests, and four logical CPUs, so that strategies of up to four replicas are real anywhere."""
 
+import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -30,6 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
     lanes.configure(config.getoption("markexpr"))
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has each worker of xdist load its share of the modules first: the others then find them compiled."""
+    if worker := getattr(session.config, "workerinput", None):
+        folders = [session.config.invocation_params.dir / arg for arg in session.config.args]
+        files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
+        for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # which the collection will meet again
+                importlib.import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests that are not selected are dropped

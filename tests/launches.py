@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
+from tests import forked
+
+FAKE = (sys.executable, str(forked.ROOT / "tests" / "fake_trainer.py"))
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")
 SECONDS = 300.0  # time limit for anything, on a busy machine
 CODE = """
@@ -47,15 +45,8 @@ class Launch:
         """
         self.folder = model_dir / "launch"
         command = ["-c", CODE.format(program=program)] if program else ["-m", "trainer.launch"]
-        self.process = subprocess.Popen(
-            [sys.executable, *command, *flags, "--", f"--model_dir={model_dir}", *trainer_flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": PATH, "NO_COLOR": "1", **environment},
-            start_new_session=True,
-        )
+        trainer = ("--", f"--model_dir={model_dir}", *trainer_flags)
+        self.process = forked.Process([*command, *flags, *trainer], {"NO_COLOR": "1", **environment})
 
     def status(self) -> dict[str, Any]:
         """Returns the newest status of this launcher; empty if there is none."""

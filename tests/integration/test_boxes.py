@@ -1,9 +1,6 @@
 """COCO and PASCAL VOC from end to end: converted by real processes and after kills, fed by each recipe, trained on."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -40,13 +37,7 @@ MOVING = (
 
 
 def convert(source, out, *flags, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.convert", f"--source={source}", f"--data_dir={out}", *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = forked.run(["-m", "beam_jobs.convert", f"--source={source}", f"--data_dir={out}", *flags])
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -100,9 +91,7 @@ def test_two_passes_and_compression_keep_boxes_and_masks(tmp_path):
     for key, example in one.items():
         for name in ("image", "mask", "boxes", "box_labels", "label", "difficult"):
             np.testing.assert_array_equal(example[name], other[key][name], name)
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.validate", str(out), "--deep"], capture_output=True, text=True, check=False
-    )
+    done = forked.run(["-m", "beam_jobs.validate", out, "--deep"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the data set matches its manifest: 12 records" in done.stdout
 

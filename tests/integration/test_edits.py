@@ -113,10 +113,6 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
     finish(killed)
     (tmp_path / "labels.csv").write_text("key,label\ntrain/a/0.png,b\ntrain/b/1.png,a\n")
     edit(data, f"--set_labels={tmp_path / 'labels.csv'}")
-    killed = start(data, run, *FLAGS, "--train_steps=30")
-    wait_for_step(killed, 18)
-    killed.kill()
-    finish(killed)
     out = ends(start(data, run, *FLAGS, "--train_steps=30"))
     assert f"trains on version 1 of {data}\n" in out
     assert (

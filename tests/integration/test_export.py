@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import RandomAccess, images
 from pipeline.errors import DataError, UsageError
-from tests import forked
+from tests import environment, forked
 from tests.datasets import Kind, write_dataset
 from trainer import Predictor
 from trainer.export import main
@@ -105,10 +105,10 @@ def exported(trained, tmp_path_factory):
 
 def run_elsewhere(program, cwd):
     """Runs a program that cannot import any of our packages."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables = os.environ | {"PYTHONPATH": str(environment.STARTUP)}
     head = "import sys\nsys.modules.update(dict.fromkeys(('pipeline', 'trainer', 'stepfeed')))\n"
     done = subprocess.run(
-        [sys.executable, "-c", head + program], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", head + program], cwd=cwd, env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

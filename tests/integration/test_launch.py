@@ -22,9 +22,11 @@ import urllib.request
 
 import pytest
 
+from tests import forked
 from tests.datasets import write_dataset
+from tests.forked import ROOT
 from tests.lanes import some_slow
-from tests.launches import CODE, FAKE, ROOT, TIME, Launch, is_running, left_within
+from tests.launches import CODE, FAKE, TIME, Launch, is_running, left_within
 
 QUICK = ("--restart_delay=0.1",)
 UNSAVED = r"no checkpoint was saved; at least \d+ steps? (?:is|are) lost"
@@ -361,12 +363,9 @@ def test_output_that_is_closed(data, tmp_path, closed):
     """The job continues; no file takes the place of a closed stream; the exit code is that of the job."""
     flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"
     program = shlex.join([sys.executable, "-c", CODE.format(program=FAKE)])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for steps, code in ((5, 0), (-1, 2)):
         script = f"set -o pipefail\n{program} -- {flags} --train_steps={steps} {closed}"
-        done = subprocess.run(
-            ["bash", "-c", script], capture_output=True, text=True, env=environment, check=False, cwd=ROOT
-        )
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stdout + done.stderr
         assert ("worker 0 | done at step 5" in done.stdout) == (closed == "2>&-" and code == 0)
@@ -513,16 +512,9 @@ def test_what_an_asynchronous_worker_said_is_shown_while_the_others_go_on(flags,
     said = "there is no server any more"
     plan = {"worker 1": [{"do": "exit", "at": 50, "code": 75, "say": said, "lost": ["ps 0"]}]}
     job = launch(*PS, *flags, plan=plan, steps=100_000)
-    too_late = threading.Timer(60, job.process.kill)
-    too_late.start()
-    lines = []
-    for line in job.process.stderr:
-        lines.append(line.rstrip("\n"))
-        if lines[-1] == f"worker 1 | {said}":
-            break
-    too_late.cancel()
-    assert decision in lines[-2], lines
-    assert lines[-1] == f"worker 1 | {said}"
+    job.wait_until(lambda status: f"worker 1 | {said}" in job.process.stderr.read().splitlines())
+    lines = job.process.stderr.read().splitlines()
+    assert decision in lines[lines.index(f"worker 1 | {said}") - 1], lines
     job.process.send_signal(signal.SIGTERM)
     assert job.end()[0] == 75
 
@@ -598,9 +590,8 @@ def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
 )
 def test_misuse_is_one_line_before_anything_starts(data, tmp_path, arguments, said):
     flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"
-    command = [sys.executable, "-m", "trainer.launch", *arguments.format(data=flags, tmp=tmp_path).split()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT)
+    command = ["-m", "trainer.launch", *arguments.format(data=flags, tmp=tmp_path).split()]
+    done = forked.run(command, {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode in (1, 2)
     assert re.match(f"trainer.launch: (?:{said})", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
@@ -643,7 +634,7 @@ class Terminal:
             stderr=theirs,
             cwd=ROOT,
             # Unbuffered, since Python would try to flush the rest to a closed terminal, and exit with 120.
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )

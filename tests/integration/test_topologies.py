@@ -119,19 +119,27 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def fed(folder):
+def cases(request):
+    """The cases up to the last that a selected test needs."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    needed = {"one record", *(one.get("name") for one in params)}
+    return dict(list(CASES.items())[: max(number for number, name in enumerate(CASES, 1) if name in needed)])
+
+
+@pytest.fixture(scope="module")
+def fed(folder, cases):
     """Returns a function from a topology to {case: {way: [step: [replica: {component: rows}]]}}."""
 
     @functools.cache
     def of_kind(kind: str, count: int) -> dict[str, Any]:
         if kind == "parameter_server":
             return run_servers(count, folder)
-        workers = [out[f"multiworker x{count}"] for out in run(kind, count, folder)]
+        workers = [out[f"multiworker x{count}"] for out in run(kind, count, folder, cases)]
         return side_by_side(workers)
 
     @functools.cache
     def local() -> dict[str, Any]:
-        return run("local", 1, folder)[0]
+        return run("local", 1, folder, cases)[0]
 
     def of(topology: str) -> dict[str, Any]:
         kind, _, count = topology.partition(" x")
@@ -160,17 +168,17 @@ def write_cases(folder: pathlib.Path, cases: dict[str, Case]) -> pathlib.Path:
     return path
 
 
-def run(kind: str, count: int, folder: pathlib.Path) -> list[dict[str, Any]]:
+def run(kind: str, count: int, folder: pathlib.Path, cases: dict[str, Case]) -> list[dict[str, Any]]:
     """Returns the output of each process of a topology."""
     addresses = [f"localhost:{port}" for port in free_ports(count)]
     outs = [folder / f"{kind}{count}-{index}.out" for index in range(count)]
-    cases = write_cases(folder, CASES)
+    written = write_cases(folder, cases)
     with contextlib.ExitStack() as stack:
         running = []
         for index, out in enumerate(outs):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             variables = {"TF_CONFIG": json.dumps(config) if kind == "multiworker" else None}
-            running.append(forked.Process([WORKER, kind, out, cases], variables))
+            running.append(forked.Process([WORKER, kind, out, written], variables))
             stack.callback(running[-1].kill)
         errors = [process.communicate()[1] for process in running]
     assert [process.returncode for process in running] == [0] * count, "\n".join(errors)

@@ -116,7 +116,8 @@ def ends(process):
     return out
 
 
-def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(grown, tmp_path):
+@pytest.mark.parametrize("deaths", [(40,), pytest.param((31, 40, 52), marks=pytest.mark.slow)])
+def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, grown, tmp_path):
     data, still = shutil.copytree(grown / "old", tmp_path / "data"), grown / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"
     ends(start(still, calm, *FLAGS, "--train_steps=30"))
@@ -137,7 +138,7 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(grown, tmp_
     twin = shutil.copytree(run, tmp_path / "twin")
     out = ends(start(f"{data}@2", twin, *FLAGS, "--train_steps=60"))
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
-    for step in (31, 40, 52):
+    for step in deaths:
         killed = start(f"{data}@2" if step < 50 else data, run, *FLAGS, "--train_steps=60")
         wait_for_step(killed, step)
         killed.kill()

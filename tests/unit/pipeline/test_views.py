@@ -396,7 +396,9 @@ def test_a_corrupt_record_is_skipped_in_all_of_its_copies(tmp_path):
     assert [record.record for record in skipped_records(folder)] in ([6], [])
 
 
-def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(data):
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.quick(2)
+def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(data, view):
     options = {
         "global_batch_size": 12,
         "training": True,
@@ -404,17 +406,16 @@ def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(
         "shuffle_bytes": SMALL,
         "augment": "shift",
     }
-    for view in VIEWS.values():
-        whole = [
-            [np.asarray(part) for part in element]
-            for element in input_fn(data("raw"), **options, **view, epochs=2).as_numpy_iterator()
-        ]
-        for worker, first in ((0, 0), (2, 5)):
-            shard = Shard(worker, 3)
-            own = input_fn(data("raw"), **options, **view, epochs=2, shard=shard, start_step=first)
-            for step, element in enumerate(own.as_numpy_iterator(), first):
-                for part, of_whole in zip(element, whole[step], strict=True):
-                    np.testing.assert_array_equal(part, of_whole[worker * 4 : worker * 4 + 4])
+    whole = [
+        [np.asarray(part) for part in element]
+        for element in input_fn(data("raw"), **options, **view, epochs=2).as_numpy_iterator()
+    ]
+    for worker, first in ((0, 0), (2, 5)):
+        shard = Shard(worker, 3)
+        own = input_fn(data("raw"), **options, **view, epochs=2, shard=shard, start_step=first)
+        for step, element in enumerate(own.as_numpy_iterator(), first):
+            for part, of_whole in zip(element, whole[step], strict=True):
+                np.testing.assert_array_equal(part, of_whole[worker * 4 : worker * 4 + 4])
 
 
 def test_rows_of_skipped_steps_have_no_weight_and_others_are_as_before(data):

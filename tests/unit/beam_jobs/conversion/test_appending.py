@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import drafts
+from beam_jobs.convert import main
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError
@@ -48,18 +50,22 @@ def listed_by(refused):
     return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
 
 
-@pytest.fixture
-def data(convert, tmp_path):
-    """A data set of 20 images in 2 + 1 shards; `grow` appends a source to it."""
-    write_images(tmp_path / "a", range(12), splits=["train"])
-    write_images(tmp_path / "a", range(12, 20), splits=["test"])
-    found = convert(
-        "--dataset=image_folder",
-        f"--source={tmp_path / 'a'}",
-        f"--data_dir={tmp_path / 'data'}",
-        "--num_shards=train:2,test:1",
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A folder with 20 images and their data set, of 2 + 1 shards."""
+    folder = tmp_path_factory.mktemp("converted")
+    source = write_images(folder / "a", range(12), splits=["train"])
+    write_images(source, range(12, 20), splits=["test"])
+    main(
+        ["--dataset=image_folder", f"--source={source}", f"--data_dir={folder / 'data'}", "--num_shards=train:2,test:1"]
     )
-    assert found.code == 0
+    return folder
+
+
+@pytest.fixture
+def data(converted, tmp_path):
+    """A data set to which `grow` appends a source, beside its own source `a`."""
+    shutil.copytree(converted, tmp_path, dirs_exist_ok=True)
     return tmp_path / "data"
 
 

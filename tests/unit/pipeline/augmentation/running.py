@@ -33,8 +33,9 @@ def statistics_of(channels):
     return type(STATISTICS)(*((each * 2)[:channels] for each in (STATISTICS.mean, STATISTICS.std)))
 
 
+@functools.cache
 def compiled(text, training=True):
-    """Returns the function that augments images by their keys; XLA compiles it once per shape."""
+    """Returns the function that augments images by their keys; XLA compiles it once per shape, for all tests."""
     recipe = make_recipe(text)
     function = recipe.augment if training else recipe.evaluate
     return tf.function(

@@ -80,12 +80,17 @@ def test_an_iterator_resumes_with_the_same_copies(folder):
     np.testing.assert_array_equal(next(other)[0], next(iterator)[0])
 
 
-def augmented(text, data, images, keys):
-    """Returns the images augmented by a recipe on its own."""
+@functools.cache
+def augments(text, data):
+    """Returns a function from images and keys to the images augmented by a recipe on its own."""
     made = load(data)
     statistics = ImageStatistics(made.image_mean, made.image_std)
     recipe = make_recipe(text)
-    return tf.function(lambda *given: recipe.augment(*given, statistics), autograph=False)(images, tf.constant(keys))
+    return tf.function(lambda *given: recipe.augment(*given, statistics), autograph=False)
+
+
+def augmented(text, data, images, keys):
+    return augments(text, data)(images, tf.constant(keys))
 
 
 @pytest.mark.parametrize(

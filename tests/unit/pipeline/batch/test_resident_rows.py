@@ -1,8 +1,5 @@
 """Splits in memory: rows of which only crops are taken give the same batches to the byte."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +12,7 @@ from pipeline.decode.forms import Kept, Serialized
 from pipeline.errors import DataError
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import datasets
+from tests import datasets, forked
 from tests.datasets import Kind, write_dataset
 from tests.raised import at
 
@@ -160,5 +157,6 @@ for side in range(4, 10):
 def test_many_inputs_of_images_are_no_reason_to_warn_of_traces(tmp_path):
     write_dataset(tmp_path, (300,), (8, 8, 3), kind=Kind("png"))  # decoded in two parts, of which the second is smaller
     # In a process of its own, as TensorFlow warns of a function twice at most.
-    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], stderr=subprocess.PIPE, text=True, check=True)
+    done = forked.run(["-c", MANY, tmp_path])
+    assert done.returncode == 0, done.stderr
     assert "retracing" not in done.stderr
