@@ -6,7 +6,7 @@ import sysconfig
 
 from setuptools import Extension, find_packages, setup
 
-TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "tensorboard>=2.20", "pyyaml>=6", "rich>=13.7"]
+TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "tensorboard>=2.20", "pyyaml>=6", "rich>=13.7", "jinja2>=3.1"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
 CONVERT = [
     "apache-beam>=2.77,<3",
@@ -81,7 +81,7 @@ setup(
         **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
         "pipeline.operations": ["*.h"],
         "pipeline.read": ["*.pyi", "*.h"],
-        "trainer.launching.schedulers": ["*.sh"],
+        "trainer.launching.schedulers": ["*.jinja", "*.sh"],
         "trainer.watching": ["*.jinja", "static/*"],
         "beam_jobs.report": ["*.jinja", "*.css"],
     },

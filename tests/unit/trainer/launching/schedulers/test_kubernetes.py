@@ -160,18 +160,6 @@ def test_one_process_has_no_cluster(documents_of):
     ]
 
 
-def test_exit_codes_of_a_synchronous_job(documents_of):
-    (jobset,) = documents_of("--num_workers=2", "--max_restarts=3")
-    job, policy = replicated(jobset["spec"])["worker"], jobset["spec"]["failurePolicy"]
-    assert job["backoffLimit"] == 0  # any pod that fails fails the Job, and the JobSet restarts, all of it
-    codes = {"containerName": "trainer", "operator": "In", "values": [1, 2, 126, 127, 128]}  # no such command, too
-    evicted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]}
-    assert job["template"]["spec"]["restartPolicy"] == "Never"
-    assert (policy["maxRestarts"], policy["restartStrategy"]) == (3, "BlockingRecreate")
-    assert "successPolicy" not in jobset["spec"]
-
-
 @pytest.mark.parametrize(
     ("reason", "message", "action"),
     [
@@ -213,6 +201,7 @@ def test_an_asynchronous_worker_restarts_alone_and_the_chief_ends_the_job(docume
     assert [rule["action"] for rule in jobs["chief"]["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
     assert [rule["action"] for rule in jobs["worker"]["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
     assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3
 
 
 def test_resources_volumes_and_time_to_save(documents_of):
@@ -274,6 +263,9 @@ NASTY = [
     "!x",
     "two\nlines",
     "# no",
+    " a: b, [c] {{ d }} ",
+    "\x7f\u2028\U0001f600",
+    "",
 ]
 
 
@@ -524,6 +516,6 @@ def test_a_config_file_that_pods_do_not_have(documents_of, tmp_path):
 
 
 @pytest.mark.parametrize(("given", "asked"), [("1500M", "1500M"), ("1500mi", "1500Mi"), ("16g", "16G"), ("9K", "9k")])
-def test_memory_as_slurm_or_kubernetes_writes_it(job_of, given, asked):
-    manifest = kubernetes.render(job_of(*KUBERNETES, f"--memory={given}"))
-    assert f"memory: {asked}\n" in manifest
+def test_memory_as_slurm_or_kubernetes_writes_it(documents_of, given, asked):
+    (jobset,) = documents_of(f"--memory={given}")
+    assert container_of(replicated(jobset["spec"])["worker"])["resources"]["limits"] == {"memory": asked}
