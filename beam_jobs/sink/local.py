@@ -73,7 +73,7 @@ class LocalSink:
             if not is_free:
                 raise UsageError(f"{self.flag}={self.data_dir}: another command is writing there; wait until it ends")
             if (self.data_dir / naming.VERSIONS).is_dir() and (self.data_dir / naming.MANIFEST).exists():
-                staging.finish_deletion(self.data_dir)
+                staging.finish_version(self.data_dir)
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:

@@ -150,7 +150,7 @@ class RemoteSink:
         """Holds a lease until the block ends. First finishes what a killed command was deleting."""
         with leased(self.data_dir):
             if (self.data_dir / naming.VERSIONS).is_dir() and naming.MANIFEST in self.data_dir.names():
-                staging.finish_deletion(self.data_dir)
+                staging.finish_version(self.data_dir)
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:

@@ -226,21 +226,25 @@ def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest
             raise RerunError("another command has changed it meanwhile; run this one again", path=data_dir)
         (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
         data_dir.sync()
-        _remove_outdated(data_dir)
-        finish_deletion(data_dir)
+        finish_version(data_dir)
         _remove(folder)
 
 
-def finish_deletion(data_dir: StoragePath) -> None:
-    """Removes all files that only versions with deleted records have, and these versions, but for a `Gone` of each.
+def finish_version(data_dir: StoragePath) -> None:
+    """Removes what the newest version, if it follows another, must not have beside it.
 
-    The newest version says which they are, so that a command that was killed here is finished by the next one. The
-    manifest of a version, which lists its files, is removed as the last of them.
+    These are the files of TFDS, which describe a data set without appended shards, and all files that only versions
+    with deleted records have, with these versions, but for a `Gone` of each. The newest version says which they are, so
+    that a command that was killed here is finished by the next one. The manifest of a version, which lists its files,
+    is removed as the last of them.
 
     Raises:
       DataError: a manifest cannot be read, or a file cannot be written or removed.
     """
     newest = manifest.load(data_dir)
+    if newest.parent:
+        for name in naming.TFDS_FILES:
+            (data_dir / name).remove()
     if newest.edit is None or not newest.edit.removed:
         return
     older = list(versions.older_in(data_dir))
@@ -296,12 +300,6 @@ def _drafts_of_version(data_dir: StoragePath, parent: Manifest, made: Manifest) 
                 os.rmdir(data_dir / naming.VERSIONS)
 
 
-def _remove_outdated(data_dir: StoragePath) -> None:
-    """Removes files beside the manifest that can only describe a data set without appended shards."""
-    for name in naming.TFDS_FILES:
-        (data_dir / name).remove()
-
-
 def undo_interrupted_append(data_dir: StoragePath, digest: str | None) -> None:
     """Takes back shards of an append or an edit that was killed before it published its manifest.
 
@@ -316,8 +314,6 @@ def undo_interrupted_append(data_dir: StoragePath, digest: str | None) -> None:
     if naming.MANIFEST not in data_dir.names():
         return
     newest = manifest.load(data_dir)
-    if newest.parent:
-        _remove_outdated(data_dir)
     listed = present.files_listed(newest, data_dir)
     inner = data_dir / folder_name(digest) if digest else None
     for file in data_dir.files():
