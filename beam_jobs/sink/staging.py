@@ -206,6 +206,7 @@ def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest
     own = [name for shard in extended.new_shards(made, parent) for name in shard.files]
     own += sorted({*present.columns_of(made)} - {*present.columns_of(parent)})
     with _signals_held(), contextlib.ExitStack() as written:
+        _check_newest(data_dir, parent)
         for each in sorted({name.rpartition("/")[0] for name in own} - {""} | {naming.VERSIONS}):
             (data_dir / each).make_folder()
         kept = written.enter_context(_drafts_of_version(data_dir, parent, made))
@@ -222,12 +223,16 @@ def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest
             if (data_dir / each).exists():
                 (data_dir / each).sync()
         data_dir.sync()  # persist the names of all shards before the manifest's
-        if data_dir.is_remote and manifest.load(data_dir).digest != parent.digest:
-            raise RerunError("another command has changed it meanwhile; run this one again", path=data_dir)
+        _check_newest(data_dir, parent)
         (folder / naming.MANIFEST).move_to(data_dir / naming.MANIFEST)
         data_dir.sync()
         finish_version(data_dir)
         _remove(folder)
+
+
+def _check_newest(data_dir: StoragePath, parent: Manifest) -> None:
+    if data_dir.is_remote and manifest.load(data_dir).digest != parent.digest:
+        raise RerunError("another command has changed it meanwhile; run this one again", path=data_dir)
 
 
 def finish_version(data_dir: StoragePath) -> None:

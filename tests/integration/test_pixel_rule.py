@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from pipeline import RandomAccess, images, input_fn, manifest
 from pipeline.audit.__main__ import main as audit
+from pipeline.errors import DataError
 from pipeline.manifest import PixelRule
 from tests import forked
 from tests.converting import convert_in_process
@@ -161,7 +162,7 @@ def test_an_edited_rule_is_named(new, tmp_path):
     for name, value in (("orientation", "sideways"), ("dct", "slow")):
         wrong = {**content, "pixel_rule": {**content["pixel_rule"], name: value}}
         (tmp_path / "manifest.json").write_text(json.dumps(wrong))
-        with pytest.raises(manifest.manifest.DataError, match=f"pixel_rule has the {name} '{value}'; known: "):
+        with pytest.raises(DataError, match=f"pixel_rule has the {name} '{value}'; known: "):
             manifest.load(tmp_path)
 
 

@@ -161,7 +161,7 @@ REFUSED = [
     ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
     ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
     ({"cat/1.png": b"x", "dog/1.txt": b"x"}, r"'dog' has no image; skipped 1 file: no image \(\.txt\)"),
-    ({"b.json": b"{}"}, r"class/file\.png; boxes and masks: .* python -m pipeline\.index"),
+    ({"b.json": b"{}"}, r"class/file\.png; boxes, masks and captions .* python -m pipeline\.index"),
     ({"a.csv": b""}, r"class/file\.png; if a \.csv file names the images, .*--dataset=image_table; boxes"),
     ({"a.parquet": b""}, r"class/file\.png; for \.parquet files give --dataset=parquet$"),
     ({"1.png": b"x", "annotations.json": b"{}"}, r"1\.png: is not in a class folder; .*python -m pipeline\.index"),
@@ -238,7 +238,7 @@ def test_sources_that_are_no_folder(tmp_path):
     with pytest.raises(DataError, check=at("gone", "no such folder")):
         opened(tmp_path / "gone")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, check=at("file", "not a folder")):
+    with pytest.raises(DataError, check=at("file", "neither a folder nor an archive")):
         opened(tmp_path / "file")
 
 

@@ -398,7 +398,7 @@ class TestForeignErrors:
             (
                 {},
                 r"--feature_map must name the label, as in label:height: .*: the first record has .*; if none is "
-                "the label, boxes and masks: .* python -m pipeline.index",
+                "the label, boxes, masks and captions .* python -m pipeline.index",
             ),
             (
                 {"feature_map": (("label", "nothing"),)},

@@ -114,7 +114,7 @@ def read(path):
     return Record(path, step, False, json.loads(record))
 
 
-SPEC = mock.MagicMock(**{"content.return_value": {}, "changes.return_value": ()})
+SPEC = mock.MagicMock(**{"content.return_value": {}, "changes.return_value": (), "spec.fields.return_value": {}})
 STUBS = [
     mock.patch.object(manager.tf.train, "Checkpoint", Checkpoint),
     mock.patch.object(manager.RunSpec, "of", return_value=SPEC),
