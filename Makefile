@@ -72,7 +72,7 @@ engines: $(READY)
 
 test-engines: $(READY)
 	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py \
-	    tests/integration/test_engines_sessions.py tests/integration/test_engines_slurm.py
+	    tests/integration/test_engines_sessions.py tests/integration/test_engines_slurm.py tests/integration/test_your_data.py
 
 # Shorter rounds than benchmarks/RESULTS.md names, so that all end in half an hour on 2 idle cores.
 bench: $(READY)

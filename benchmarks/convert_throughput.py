@@ -1,6 +1,6 @@
 """Conversion: its speed against TensorFlow Datasets, the minimum of work and one core; its peak memory.
 
-    python -m benchmarks.convert_throughput [--source=cifar-10-batches-bin] [--only=floor,tfds,cores,memory]
+    python -m benchmarks.convert_throughput [--source=cifar-10-batches-bin] [--only=floor,tfds,cores,memory,tar]
 
 Contestants run in turn, so that a change of the machine's speed affects all. The ratio is computed per round; its
 median is printed, with the lowest and the highest. A conversion is the command, in its own process. Its time is
@@ -27,6 +27,7 @@ from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.convert_throughput"
 _JPEG_MILLISECONDS = 3.0  # about, to decode 375x500 pixels, resize them to 224x224 and sum them
+_PHOTOGRAPH_BYTES = 175_000  # about, of 900x675 pixels
 _FEW = 60  # images of the smallest conversion
 _ONE = "--direct_num_workers=1"
 _CPU = "processor time, with opening"
@@ -38,12 +39,14 @@ class BenchmarkConfig:
     """What is measured."""
 
     source: str = flag("", "CIFAR-10's binary files; default: random images in the same files, made for the run")
-    only: str = flag("", "some of floor,tfds,cores,memory; default: all")
+    only: str = flag("", "some of floor,tfds,cores,memory,tar; default: all")
     work_dir: str = flag("", "on the disk to measure, with 4 GB free; default: the temporary folder")
     images: int = flag(60_000, "images to make", least=1)
     tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares", least=1)
     rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer", least=1)
     seconds: float = flag(60.0, "of work for one core, which all cores then share")
+
+    gigabytes: float = flag(1.0, "of photographs in tar shards", above=0)
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)
@@ -167,11 +170,34 @@ def memory(_: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
     ]
 
 
+def tar_shards(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
+    """Two tar shards of photographs against the same files in folders, and the peak memory of both, in one process."""
+    folder = sources.photographs(work / "photographs", round(config.gigabytes * 1e9 / _PHOTOGRAPH_BYTES), (900, 675))
+    size = sum(path.stat().st_size for path in folder.glob("*/*")) / 1e9
+    kinds = {"webdataset": sources.tars(folder, work / "tars", 2), "image_folder": folder}
+    found: dict[str, list[commands.Run]] = {kind: [] for kind in kinds}
+    for number in range(config.rounds):
+        for kind, source in kinds.items():
+            found[kind].append(commands.convert(kind, source, work / "out", _ONE))
+        text = ", ".join(f"{kind} {runs[-1].cpu:.1f} s of processor" for kind, runs in found.items())
+        _say(f"tar, round {number + 1} of {config.rounds}: {text}")
+    tar, files = found.values()
+    ratios = [one.cpu / other.cpu for one, other in zip(files, tar, strict=True)]
+    medians = ", files ".join(f"{statistics.median(run.cpu for run in runs):.1f} s" for runs in (tar, files))
+    peaks = [max(run.peak for run in runs) / (1 << 20) for runs in (tar, files)]
+    what = f"{size:.1f} GB in tar shards, part of the files' speed"
+    return [
+        Line(f"{what}, processor time", ratios, medians),
+        Line("their peak memory, against the files'", [peaks[0] / peaks[1]], _mebibytes(peaks)),
+    ]
+
+
 _PARTS: dict[str, Callable[[BenchmarkConfig, pathlib.Path], list[Line]]] = {
     "floor": against_floor,
     "tfds": against_tfds,
     "cores": all_cores,
     "memory": memory,
+    "tar": tar_shards,
 }
 
 

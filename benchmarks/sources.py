@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pathlib
+import tarfile
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,20 @@ def photographs(folder: pathlib.Path, count: int, size: tuple[int, int]) -> path
     made = [_photograph(random, whole[number % len(whole)], size) for number in range(distinct)]
     for number in range(count):
         (folder / f"{number % _CLASSES}" / f"{number:06}.jpg").write_bytes(made[number % distinct])
+    return folder
+
+
+def tars(images: pathlib.Path, folder: pathlib.Path, shards: int) -> pathlib.Path:
+    """Writes images, in a folder per class named by its number, as tar shards of WebDataset; returns `folder`."""
+    folder.mkdir()
+    paths = sorted(images.glob("*/*"), key=lambda path: path.name)
+    for shard in range(shards):
+        with tarfile.open(folder / f"train-{shard:06}.tar", "w") as tar:
+            for path in paths[len(paths) * shard // shards : len(paths) * (shard + 1) // shards]:
+                tar.add(path, path.name)
+                label = tarfile.TarInfo(f"{path.stem}.cls")
+                label.size = len(path.parent.name)
+                tar.addfile(label, io.BytesIO(path.parent.name.encode()))
     return folder
 
 

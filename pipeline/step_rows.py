@@ -275,8 +275,9 @@ def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tu
         if image is None:
             images.written(pen, (left + _GAP, y + side // 2), "-", _INK, _LETTERS)
         else:
-            scaled = Image.fromarray(images.as_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
-            picture.paste(scaled, (left, y))
+            is_larger = max(image.shape[:2]) > side  # of which single rows are left out by the nearest, and so outlines
+            how = Image.Resampling.BOX if is_larger else Image.Resampling.NEAREST
+            picture.paste(Image.fromarray(images.as_rgb(image)).resize((side, side), how), (left, y))
     if tile.is_marked:
         pen.rectangle((left - 2, top - 2, left + side + 1, below + side + 1), outline=_MARK, width=2)
     for number, line in enumerate(tile.lines):

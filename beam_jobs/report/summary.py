@@ -21,7 +21,7 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
-from pipeline.manifest.splits import of_folds
+from pipeline.manifest.splits import of_folds, to_evaluate
 from pipeline.read.statistics import entropy
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
@@ -287,6 +287,8 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     missing = remote.credentials_of(address)
     has_class = made.features["label"].is_class and any(split.has_labels for split in made.splits.values())
     task = "" if has_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
+    if task and to_evaluate(made.splits, ["train"]) is None:  # without a task the trainer finds it out
+        task += " --eval_split=none"
     folds = of_folds(made)
     of_folds_ = f" --train_split={folds[0]} --eval_split={folds[1]}" if folds else ""
     return [

@@ -37,6 +37,16 @@ def test_the_floor_is_measured_and_printed_as_ratios(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_tar_shards_are_measured_against_their_files(tmp_path):
+    done = run("--only=tar", "--rounds=1", "--gigabytes=0.02", f"--work_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    speed, memory = done.stdout.split("\n\n")[1].splitlines()[1:]
+    assert re.match(r"0\.0 GB in tar shards, part of the files' speed, processor time +\d\.\d\d  \(", speed)
+    assert re.match(r"their peak memory, against the files' +[01]\.\d\d  .*  \d+, \d+ MiB$", memory)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_processor_is_named_with_its_widest_vectors(tmp_path, monkeypatch):
     assert re.fullmatch(r".*\w.*, (AVX-512|AVX2|AVX|SSE4\.2|vector extension unknown)", commands.processor())
     zen3 = "processor : 0\nmodel name : AMD EPYC 7763\nflags : fpu sse4_2 avx avx2 fma\n\n"

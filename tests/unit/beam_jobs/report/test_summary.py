@@ -65,6 +65,8 @@ def test_labels_that_are_no_classes_need_a_task(label):
     others = dataclasses.replace(of_classes, features=of_classes.features | {"label": label})
     lines = [summary(manifest, "out", 1.0, 1.0).splitlines()[-1] for manifest in (of_classes, others)]
     assert lines[1] == f"{lines[0]} --task=MODULE:CLASS"
+    unevaluated = dataclasses.replace(others, splits={"train": others.splits["train"]})
+    assert summary(unevaluated, "out", 1.0, 1.0).splitlines()[-1] == f"{lines[1]} --eval_split=none"
 
 
 def test_invalid_rows_are_counted():

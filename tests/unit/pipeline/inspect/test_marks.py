@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pipeline import step_rows
 from pipeline.inspect.marks import marked
 
 RED, YELLOW, CYAN = (255, 40, 40), (255, 220, 0), (0, 230, 255)
@@ -30,3 +31,13 @@ def test_floats_are_stretched_and_nothing_else_is_changed():
     image = np.linspace(-1, 1, 20 * 40 * 3, dtype=np.float32).reshape(20, 40, 3)
     made = marked(image, {})
     assert (made.min(), made.max(), made.shape, made.dtype) == (0, 255, (20, 40, 3), np.uint8)
+
+
+def test_outlines_stay_on_a_sheet_whose_tiles_are_smaller_than_the_images():
+    """96 of 120 columns: the nearest ones would leave out each fifth, and a box's side with it."""
+    for side in range(60, 70):
+        box = {"boxes": np.float32([[0.2, side / 120, 0.8, 0.9]]), "boxes_weight": np.ones(1, np.float32)}
+        image = marked(np.full((96, 120, 3), 200, np.uint8), box)
+        tile = np.asarray(step_rows.sheet("", {"": [step_rows.Tile(image, None, ("",))]}))[32:128, 6:102].astype(int)
+        red = tile[..., 0] - tile[..., 1]
+        assert red[40, int((side + 0.5) * 0.8) - 1 : int((side + 0.5) * 0.8) + 2].max() > 60, side
