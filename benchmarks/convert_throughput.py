@@ -45,7 +45,6 @@ class BenchmarkConfig:
     tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares", least=1)
     rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer", least=1)
     seconds: float = flag(60.0, "of work for one core, which all cores then share")
-
     gigabytes: float = flag(1.0, "of photographs in tar shards", above=0)
 
     def __post_init__(self) -> None:

@@ -88,7 +88,8 @@ def write_card(
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
     except PipelineError as error:
-        return str(_named_within(folder, error))
+        said = str(_named_within(folder, error))
+        return said if said.startswith(naming.CARD) else f"there is no {naming.CARD}: {said}"
     except Exception as error:  # never lose hours of conversion to a page
         return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None

@@ -328,6 +328,7 @@ def test_a_failure_is_a_reason_and_no_error(tmp_path, damage, why, suffix):
     damage(tmp_path / made.splits["train"].shards[0].file)
     note = card.write_card(tmp_path, "beam_jobs.convert", [], ImageFacts(Counter()))
     assert why in note
+    assert note.startswith((f"there is no {naming.CARD}: ", f"{naming.CARD}: "))
     assert str(tmp_path) not in note
     assert not (tmp_path / naming.CARD).is_file()
 

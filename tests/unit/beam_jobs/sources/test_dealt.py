@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.conversion.command import convert as convert_command
-from beam_jobs.sources import open_source
+from beam_jobs.shards import writer
+from beam_jobs.sources import dealt, open_source, record_files
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.dealt import resplit, shares_of
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from tests import foreign
-from tests.converting import convert_in_process
+from tests.converting import convert_in_process, write_data_set
 from tests.datasets import examples_in
 from tests.made_source import Content, write_source
 from tests.raised import said
@@ -228,7 +229,7 @@ def source_of(path, **options):
     return open_source(SourceOptions("parquet", str(path), **options))
 
 
-def dealt(source):
+def dealt_from(source):
     """Returns {(file, row): split} of all rows of a source."""
     return {source.where(split, row): split for split, count in source.splits.items() for row in range(count)}
 
@@ -282,12 +283,12 @@ def test_every_class_has_its_share_and_rows_behind_the_others_move_none(tmp_path
     totals = np.sum([*shares.counts.values()], axis=0)
     for split, fraction in fractions.items():
         assert (abs(shares.counts[split] - fraction * totals) <= size * fraction).all()  # at most a block is not whole
-    order = [place[1] for place, split in sorted(dealt(made).items()) if split == [*fractions][-1]]
+    order = [place[1] for place, split in sorted(dealt_from(made).items()) if split == [*fractions][-1]]
     assert len({b - a for a, b in itertools.pairwise(order)}) > 4  # no pattern that follows the source's own
-    before = dealt(made)
-    after = dealt(resplit(source_of(table_of(path, 800)), fractions, 1, "", "label"))
+    before = dealt_from(made)
+    after = dealt_from(resplit(source_of(table_of(path, 800)), fractions, 1, "", "label"))
     assert before.items() <= after.items()
-    assert dealt(resplit(source_of(path), fractions, 2, "", "label")) != after
+    assert dealt_from(resplit(source_of(path), fractions, 2, "", "label")) != after
 
 
 def test_a_split_of_the_source_that_grows_moves_no_row_of_the_others(tmp_path):
@@ -301,21 +302,21 @@ def test_a_split_of_the_source_that_grows_moves_no_row_of_the_others(tmp_path):
     assert shares_of(resplit(one, THREE, 0, "", "label")).strata == ("cat",)  # only test has the other
     path.unlink()
     table_of(tmp_path / "train.parquet", 331)
-    assert dealt(before).items() <= dealt(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
+    assert dealt_from(before).items() <= dealt_from(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
 
 
 def test_a_split_of_one_class_that_grows_moves_no_row_of_the_others(tmp_path):
     table_of(tmp_path / "test.parquet", 43, label=["cat"] * 43)
     table_of(tmp_path / "train.parquet", 200, 1000, label=["cat"] * 200)
-    before = dealt(resplit(source_of(tmp_path), THREE, 0, "", "label"))
+    before = dealt_from(resplit(source_of(tmp_path), THREE, 0, "", "label"))
     table_of(tmp_path / "train.parquet", 231, 1000, label=["cat"] * 231)
     table_of(tmp_path / "test.parquet", 57, label=["cat"] * 57)
-    assert before.items() <= dealt(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
+    assert before.items() <= dealt_from(resplit(source_of(tmp_path), THREE, 0, "", "label")).items()
 
 
 def test_the_rows_of_a_class_are_in_another_order_in_each_block(tmp_path):
     source = source_of(table_of(tmp_path / "a.parquet", 200, label=["cat"] * 200))
-    made = dealt(resplit(source, {"train": 0.8, "test": 0.2}, 0, "", "label"))
+    made = dealt_from(resplit(source, {"train": 0.8, "test": 0.2}, 0, "", "label"))
     assert {row % 5 for (_, row), split in made.items() if split == "test"} == set(range(5))
 
 
@@ -395,26 +396,27 @@ def test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_the
     assert manifest.splits.select(made, "fold0+fold1+fold3").num_examples == 400 - made.splits["fold2"].num_examples
 
 
-@pytest.mark.parametrize(
-    "flags", [["--group_by=patient"], ["--stratify=label"], ["--group_by=patient", "--stratify=row"]]
-)
-def test_a_worker_that_begins_anew_writes_the_same_bytes(tmp_path, flags, monkeypatch):
-    path = table_of(tmp_path / "a.parquet", 300)
-    given = ["--dataset=parquet", f"--source={path}", SPLITS, *flags, "--num_shards=3"]
-    from beam_jobs.shards import writer
-    from tests.converting import write_data_set
+def check_anew(tmp_path, given):
+    """Checks that workers which have nothing in memory but the plan write the bytes of those that made it."""
 
     def write(plan):
-        from beam_jobs.sources import dealt as module
-
         for element in plan.elements[::-1]:
-            module._kept.clear()
+            dealt._kept.clear()
+            record_files._texts.cache_clear()
             [*writer.write_shards(pickle.loads(pickle.dumps(plan)), [element])]
         return write_data_set(plan)
 
     one = convert_in_process(*given, f"--data_dir={tmp_path}/one")
     other = convert_in_process(*given, f"--data_dir={tmp_path}/other", write=write)
     assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--group_by=patient"], ["--stratify=label"], ["--group_by=patient", "--stratify=row"]]
+)
+def test_a_worker_that_begins_anew_writes_the_same_bytes(tmp_path, flags):
+    path = table_of(tmp_path / "a.parquet", 300)
+    check_anew(tmp_path, ["--dataset=parquet", f"--source={path}", SPLITS, *flags, "--num_shards=3"])
 
 
 def folder_of(path, names):
@@ -554,24 +556,10 @@ def test_groups_of_records_are_those_of_a_table_whatever_files_hold_them(tmp_pat
     assert {split.num_examples for split in shares.splits.values()} <= {*range(130, 171)}
 
 
-def test_records_of_which_a_worker_reads_the_groups_again_give_the_same_bytes(tmp_path, monkeypatch):
+def test_records_of_which_a_worker_reads_the_groups_again_give_the_same_bytes(tmp_path):
     records_of(tmp_path / "in/train-00000-of-00001", 90, more=lambda row: b"x" * (row % 3))
     given = ["--dataset=tfrecord", f"--source={tmp_path}/in", SPLITS, "--group_by=patient", "--num_shards=3"]
-    from beam_jobs.shards import writer
-    from beam_jobs.sources import dealt as module
-    from beam_jobs.sources import record_files
-    from tests.converting import write_data_set
-
-    def write(plan):
-        for element in plan.elements[::-1]:
-            module._kept.clear()
-            record_files._texts.cache_clear()
-            [*writer.write_shards(pickle.loads(pickle.dumps(plan)), [element])]
-        return write_data_set(plan)
-
-    one = convert_in_process(*given, f"--data_dir={tmp_path}/one")
-    other = convert_in_process(*given, f"--data_dir={tmp_path}/other", write=write)
-    assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
+    check_anew(tmp_path, given)
 
 
 @pytest.mark.parametrize(
