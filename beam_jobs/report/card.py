@@ -281,11 +281,7 @@ def _boxes(folder: StoragePath, made: Manifest) -> dict[str, Any] | None:
     if BOXES not in made.features:
         return None
     splits = by_size(made)
-    found = {
-        name: boxes.counted((record for *_, record in _sampled(folder, made, name)), made)
-        for name, split in splits
-        if split.num_examples
-    }
+    found = {name: boxes.counted((record for *_, record in _sampled(folder, made, name)), made) for name, _ in splits}
     classes = boxes.by_class(found, made.features[BOX_LABELS].class_names) if BOX_LABELS in made.features else []
     if len(classes) > _MANY_CLASSES:
         classes = sorted(classes, key=lambda row: -sum(row[1].values()))

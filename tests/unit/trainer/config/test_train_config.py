@@ -519,3 +519,12 @@ def test_what_an_earlier_run_stored_and_did_not_use_is_taken():
 
 def test_one_replica_on_one_device_is_fine():
     assert parse([*PATHS, "--num_replicas=1"]).run.num_replicas == 1
+
+
+def test_workers_of_parameter_servers_take_several_data_sets_in_turns_alone():
+    cluster = ["--strategy=parameter_server", "--ps_hosts=a:1", "--worker_hosts=b:1"]
+    flags = ["--data_dir=A=1,B=1", "--model_dir=M", *cluster]
+    parse([*flags, "--mixture_schedule=0: A=1, B=0; 9: A=0, B=1"])
+    for schedule in ([], ["--mixture_schedule=0: A=1, B=0; 9: A=1, B=1"]):
+        with pytest.raises(UsageError, match="--strategy=parameter_server: a step is of one data set; "):
+            parse([*flags, *schedule])
