@@ -63,9 +63,12 @@ def load_code(flag: str, text: str) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}") from error
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        advice = f"; run it in the folder that has it, or install it: it is not in {os.getcwd()}" if is_absent else ""
+        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}{advice}") from error
     if not hasattr(found, name):
-        raise UsageError(f"{flag}={text}: {found.__file__} has no {name!r}")
+        place = found.__file__ or f"the folder {next(iter(found.__path__))}"  # which Python imports without code
+        raise UsageError(f"{flag}={text}: {place} has no {name!r}")
     return getattr(found, name)
 
 
