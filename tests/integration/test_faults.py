@@ -172,7 +172,8 @@ _CANNOT_BEGIN = {  # flag, exit code, and message
     "task": (
         "--task=mine:Plain",
         2,
-        r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine'; run it in the folder that has it, .*)",
+        r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine'; "
+        "run it in the folder that has it, .*)",
     ),
     "model": (
         "--model=mine:net",
