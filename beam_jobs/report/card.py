@@ -234,8 +234,8 @@ def _labels(made: Manifest) -> dict[str, Any]:
     largest = [max(histogram, default=0) or 1 for histogram in padded]
     rows = [
         {
-            "number": "" if _class_name(made, label) == str(label) else label,
-            "name": _class_name(made, label),
+            "number": "" if made.class_name(label) == str(label) else label,
+            "name": made.class_name(label),
             "bars": [(h[label] / most, h[label]) for h, most in zip(padded, largest, strict=True)],
         }
         for label in order
@@ -337,7 +337,7 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
         "classes": sum(1 for n in histogram if n) if made.splits[samples.split].label_histogram else 0,
         "undecodable": undecodable,
         "cell": _cell(made),
-        "of_class": [(_class_name(made, label), histogram[label], pairs) for label, pairs in shown.items()],
+        "of_class": [(made.class_name(label), histogram[label], pairs) for label, pairs in shown.items()],
     }
 
 
@@ -350,10 +350,6 @@ def _cell(made: Manifest) -> int | None:
     if height is None or width is None or max(height, width) > _SIDE // 2:
         return None
     return _SIDE // max(height, width) * max(height, width)
-
-
-def _class_name(made: Manifest, label: int) -> str:
-    return made.class_names[label] if label < len(made.class_names) else str(label)
 
 
 def _counts(made: Manifest, split: str) -> tuple[int, ...]:

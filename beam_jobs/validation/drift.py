@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.validation.findings import DRIFT, LEAKS, Finding, Places, class_name, places_of
+from beam_jobs.validation.findings import DRIFT, LEAKS, Finding, Places, places_of
 from beam_jobs.validation.twins import Twins
 from pipeline.commands.text import count_of, some_of
 from pipeline.files.paths import StoragePath
@@ -150,7 +150,7 @@ def _share(bins: Bins, one: str) -> str:
 
 
 def _classes(made: Manifest, split: SplitInfo) -> Bins:
-    return {class_name(made, label): count for label, count in enumerate(split.label_histogram)}
+    return {made.class_name(label): count for label, count in enumerate(split.label_histogram)}
 
 
 def _sizes(ours: SplitInfo, theirs: SplitInfo) -> tuple[Bins, Bins]:

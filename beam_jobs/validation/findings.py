@@ -18,7 +18,6 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.errors import PipelineError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo
-from pipeline.manifest.manifest import NO_LABEL
 from pipeline.random_access import RandomAccess
 
 LEAKS, DUPLICATES, LABELS, NEAR, DRIFT = "leaks", "duplicates", "labels", "near", "drift"
@@ -159,16 +158,9 @@ def of_classes(manifest: Manifest) -> Iterator[Finding]:
         none = [i for i in np.flatnonzero(counts == 0).tolist() if i in elsewhere]
         for found, what in ((few, f"fewer than {_FEW} records"), (none, "no record")):
             if found:
-                named = [class_name(manifest, i) + f" ({counts[i]})" * bool(counts[i]) for i in found]
+                named = [manifest.class_name(i) + f" ({counts[i]})" * bool(counts[i]) for i in found]
                 text = f"{count_of(len(found), 'class', 'classes')} of {name} with {what}: "
                 yield Finding("classes", text + some_of(named, _MOST_NAMED), len(found))
-
-
-def class_name(manifest: Manifest, label: int) -> str:
-    """Returns the name of a class, or its number if it has none; of no class, "none"."""
-    if label == NO_LABEL:
-        return "none"
-    return manifest.class_names[label] if label < len(manifest.class_names) else str(label)
 
 
 def of_brightness(levels: Counter[int], extremes: Extremes) -> Iterator[tuple[Finding, Any]]:
@@ -278,7 +270,7 @@ def _place(example: dict[str, Any], file: str, record: int, manifest: Manifest) 
     if label is None:
         text = ""
     elif np.ndim(label):
-        text = ", ".join(class_name(manifest, i) for i in np.flatnonzero(label).tolist()) or "none"
+        text = ", ".join(manifest.class_name(i) for i in np.flatnonzero(label).tolist()) or "none"
     else:
-        text = class_name(manifest, int(label)) if manifest.features["label"].is_class else f"{float(label):g}"
+        text = manifest.class_name(int(label)) if manifest.features["label"].is_class else f"{float(label):g}"
     return Place(file, record, bytes(example.get("key", b"")).decode(errors="backslashreplace"), text)

@@ -446,10 +446,10 @@ class Manifest:
 
     @property
     def needs_labels(self) -> bool:
-        """Whether images need a label: nothing lies on them, and they are in place, or a conversion found labels."""
+        """Whether images need a label: nothing lies on them, and labels were found."""
         if any(feature.convention for feature in self.features.values()):
             return False
-        return not self.has_images or self.is_in_place or bool(self.class_names) or not self.features["label"].is_class
+        return not self.has_images or bool(self.class_names) or not self.features["label"].is_class
 
     @property
     def turns_images(self) -> bool:
@@ -461,6 +461,12 @@ class Manifest:
         """Name of the feature with the keys, as the records have it; None if they have no keys."""
         key = self.features.get("key")
         return None if key is None else key.named("key")
+
+    def class_name(self, label: int) -> str:
+        """Returns the name of a class, its number if it has none; `none` for the label of a record without a class."""
+        if label == NO_LABEL:
+            return "none"
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def labelled(self, names: Iterable[str]) -> list[str]:
         """Returns those of some splits whose records have labels.

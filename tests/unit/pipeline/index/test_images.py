@@ -120,6 +120,8 @@ def test_a_test_split_may_have_no_labels(tmp_path, capsys):
     folder = foreign.flowers(tmp_path)
     made = run(folder, "--split=train:train*", "--split=val:val*", "--split=test:test*", foreign.FLOWERS)
     assert [made.splits[name].has_labels for name in ("train", "val", "test")] == [True, True, False]
+    assert made.labelled(made.splits) == ["train", "val"]
+    assert [made.class_name(label) for label in (-1, 0, 99)] == ["none", made.class_names[0], "99"]
     assert made.splits["test"].image_sizes == {"32x32": 5}
     assert "  test: no labels (label -1), " in capsys.readouterr().out
     assert [label for _, label, _ in fed(folder, "test")] == [-1] * 5
