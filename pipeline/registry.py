@@ -69,5 +69,7 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
             for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
                 if module.name not in self._besides:
                     importlib.import_module(f"{self._package}.{module.name}")
+            # Else the order, which help and errors show, is that in which this process happened to import them.
+            self._things = dict(sorted(self._things.items(), key=lambda named: str(self._places[named[0]][0])))
             self._is_complete = True
         return self._things

@@ -41,6 +41,12 @@ def test_modules_are_imported_when_a_name_is_looked_up(package):
     assert sys.modules[f"{package}.dogs"].dog() == "woof"  # the decorated object is unchanged
 
 
+def test_the_order_does_not_depend_on_what_was_imported_first(package):
+    animals = __import__(package).ANIMALS
+    importlib.import_module(f"{package}.dogs")
+    assert list(animals) == ["cat", "kitten", "dog"]
+
+
 def test_a_name_is_registered_once():
     registry = Registry("pipeline")
     assert registry.named("one")(1) == 1
