@@ -105,7 +105,7 @@ def cifar_folder(tmp_path):
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """A function that writes a source of given contents, which `--dataset=made` then reads, and returns its path."""
-    monkeypatch.setitem(SOURCES._things, "made", SourceKind(made_source.open_source))
+    monkeypatch.setitem(SOURCES._complete(), "made", SourceKind(made_source.open_source))
 
     def make(splits, name="rows.pickle", **options):
         write_source(tmp_path / name, splits, **options)
