@@ -135,7 +135,9 @@ def test_a_third_version_and_the_log(data, grow, tmp_path):
     assert versions.descends(data, third, first.digest)
     assert not versions.descends(data, first, third.digest)
     order, place = {"manifest_digest": first.digest}, str(data)
-    pinned = {given: succession.pinned({"data_dir": given}, order)["data_dir"] for given in (place, f"{place}@2")}
+    pinned = {
+        given: succession.pinned({"data_dir": given}, order, "run")["data_dir"] for given in (place, f"{place}@2")
+    }
     assert pinned == {place: f"{place}@{first.short}", f"{place}@2": f"{place}@2"}  # what names a version stays
     log = versions.log_of(data)
     assert log.keys() == {second.digest, third.digest}
