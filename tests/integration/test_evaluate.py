@@ -335,9 +335,10 @@ def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, t
 
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     shutil.copytree(digits, here / "data")
-    flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--metrics_jsonl=m.jsonl")
+    flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--train_steps=2")
     for run in ("run", "other"):
-        done = forked.run(["-m", "trainer.run", *flags, f"--model_dir={run}", "--train_steps=2"], cwd=here)
+        own = f"--model_dir={run}", f"--metrics_jsonl={run}.jsonl"
+        done = forked.run(["-m", "trainer.run", *flags, *own], cwd=here)
         assert done.returncode == 0, done.stderr
     wanted = forked.run(["-m", "trainer.run", "--model_dir=run", "--train_steps=4"], cwd=here)
     write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
@@ -346,7 +347,7 @@ def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, t
     assert found.stdout.replace("../here/other/", "run/").replace("../here/other", "run") == wanted.stdout
     assert runs.checkpoint_bytes(here / "other", 4) == runs.checkpoint_bytes(here / "run", 4)
     assert [path.name for path in elsewhere.iterdir()] == ["data"]
-    assert [json.loads(line)["step"] for line in (here / "m.jsonl").read_text().splitlines()] == [2, 2, 4, 4]
+    assert [json.loads(line)["step"] for line in (here / "other.jsonl").read_text().splitlines()] == [2, 4]
     again = forked.run(["-m", "trainer.run", "--model_dir=other", "--train_steps=6"], cwd=here)
     assert (again.returncode, again.stderr) == (0, "")
 
