@@ -128,7 +128,7 @@ def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
     flags, path = flags_of_run(model_dir), pathlib.Path(model_dir) / _ORDER
     if data_dir is None and path.exists():  # earlier releases wrote none
         order = order_in(path)
-        flags = pinned(flags, order)
+        flags = pinned(flags, order, model_dir)
         sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
         check_trained_on(sources, order, f"--model_dir={model_dir}")
     flags = flags_for(data_dir, flags)

@@ -26,6 +26,7 @@ from pipeline.resolved import resolve_all
 from trainer import lazy_imports, plan
 from trainer.checkpoint import files
 from trainer.config import TrainConfig
+from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainer.checkpoint.reader import Record
@@ -51,7 +52,7 @@ def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], o
     record = None if config.run.fresh else _newest(config)
     given = parse_sources(config.data.data_dir)
     if not isinstance(given, str):
-        now = config if record is None else pinned(config, record.content["order"])  # a mixture
+        now = config if record is None else pinned(config, record.content["order"], config.run.folder)  # a mixture
         if now != config:
             say(f"trains on the versions on which it began: --data_dir={now.data.data_dir}")
         return now
@@ -177,8 +178,9 @@ def _count(made: Manifest) -> int:
     return sum(split.num_examples for split in made.splits.values())
 
 
-def pinned(config: TrainConfig, order: Mapping[str, Any]) -> TrainConfig:
-    """Returns the flags of a run with the data that it trains on; `order` as for `succession.pinned`."""
+def pinned(config: TrainConfig, order: Mapping[str, Any], run: RunFolder) -> TrainConfig:
+    """Returns the flags of a run with the data that it trains on; the arguments are those of `succession.pinned`."""
     flags = aliases.stored(dataclasses.asdict(config))
-    changed = {name: value for name, value in succession.pinned(flags, order).items() if flags.get(name) != value}
+    now = succession.pinned(flags, order, run.path)
+    changed = {name: value for name, value in now.items() if flags.get(name) != value}
     return TrainConfig.of_stored(dataclasses.asdict(config), **changed) if changed else config

@@ -25,9 +25,11 @@ from pipeline.manifest.columns import (
     MOST_STRINGS,
     NO_COLUMNS,
     column_names,
+    counted,
     encode,
     smallest,
 )
+from pipeline.records import annotation
 
 _LABEL = "label"
 _OF_ANY = (_LABEL, "bytes")  # columns that any data set can have; labels that are vectors are none (`_of_any`)
@@ -54,7 +56,7 @@ def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | No
         return {}
     wanted = [name.strip() for name in names.split(",") if name.strip()] if kind == FROM_RECORDS else []
     scalars = _scalars(features)
-    known = (*_of_any(features), *_SIZES, *scalars)
+    known = (*_of_any(features), *_SIZES, *counted(features), *scalars)
     for name in wanted:
         if name not in known:
             raise unknown("--columns: feature", name, known)
@@ -88,9 +90,15 @@ def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[st
     values = {name: rows.rows.extra[name] for name in _scalars(features)}
     of_strings = {name for name in values if features[name].dtype == "string"}
     found = {name: _of_numbers(column) for name, column in numbers.items() if name in (*_of_any(features), *_SIZES)}
+    for name in counted(features):
+        found[name] = _of_numbers(_counts(name, rows.rows.extra[name], features))
     for name, column in values.items():
         found[name] = _of_strings(column) if name in of_strings else _of_numbers(np.asarray(column).reshape(-1))
     return found
+
+
+def _counts(name: str, values: Iterable[Any], features: Mapping[str, Feature]) -> NDArray[np.int64]:
+    return np.array([annotation.counts({name: each}, features)[name] for each in values], np.int64)
 
 
 def _of_numbers(values: NDArray[Any]) -> Packed:
@@ -132,7 +140,7 @@ def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> d
     if (named := chosen(columns, features)) is not None:
         return named
     own = {column: name for name, column in column_names(_scalars(features), "--columns").items()}
-    usual = (*_of_any(features), *(_SIZES if are_sized else ()))
+    usual = (*_of_any(features), *counted(features), *(_SIZES if are_sized else ()))
     return dict(sorted({**{name: name for name in usual}, **own}.items()))
 
 

@@ -28,8 +28,7 @@ from pipeline.commands.text import count_of, printable, size_of
 from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Feature, Manifest, croissant, naming
-from pipeline.manifest.columns import label_numbers
+from pipeline.manifest import Feature, Manifest, columns, croissant, naming
 from pipeline.manifest.manifest import BOX_LABELS, BOXES
 from pipeline.read.statistics import number_bars, spread
 from pipeline.records import tf_example
@@ -173,7 +172,7 @@ def make_card(
         notices=summary.notices(made, images),
         samples=_figures(made, take_samples(folder, made)),
         labels=_labels(made),
-        numbers=_numbers(label_numbers(folder.url, made)),
+        numbers={name: _numbers(of_splits) for name, of_splits in columns.numbers(folder.url, made).items()},
         boxes=_boxes(folder, made),
         sizes=_sizes(made, images),
         doubts=None if doubts is None else [_shown_doubt(made, doubt) for doubt in doubts],
@@ -254,13 +253,9 @@ def _labels(made: Manifest) -> dict[str, Any]:
     }
 
 
-def _numbers(labels: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Returns how labels that are numbers are spread in each split, and their histogram.
-
-    Args:
-      labels: {split: labels}; empty if labels are classes.
-    """
-    ordered = dict(sorted(labels.items(), key=lambda item: -len(item[1])))
+def _numbers(of_splits: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Returns how the numbers of a column, {split: numbers}, are spread in each split, and their histogram."""
+    ordered = dict(sorted(of_splits.items(), key=lambda item: -len(item[1])))
     return {
         "spreads": [(split, spread(values)) for split, values in ordered.items()],
         "rows": _rows(number_bars(ordered)),

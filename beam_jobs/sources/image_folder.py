@@ -359,9 +359,11 @@ class _Scan:
                 inner.setdefault(split, paths[row].as_py())
         if len(inner) > 1:
             pair = " and ".join(repr(text(path)) for path in list(inner.values())[:2])
+            only = f"; give --source={text(os.path.join(self._root, *names))}" if len(names) == 1 else ""
             raise DataError(
-                f"{pair} are of different splits, inside a class; images are expected as split/class/file.png",
+                f"{pair} are of different splits, inside a class",
                 path=text(self._root),
+                advice=f"images are expected as split/class/file.png{only}",
             )
 
     def _check_links(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.errors import PipelineError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo
+from pipeline.manifest.manifest import BOXES
 from pipeline.random_access import RandomAccess
+from pipeline.records.annotation import ShardAnnotations
 
 LEAKS, DUPLICATES, LABELS, NEAR, DRIFT = "leaks", "duplicates", "labels", "near", "drift"
 KINDS = (LEAKS, DUPLICATES, LABELS, NEAR, DRIFT)  # that --fail_on takes
@@ -58,8 +60,9 @@ class Finding:
     """One thing that may be wrong with the data.
 
     Attributes:
-      kind: `leaks`, `duplicates`, `labels`, `near` (in two splits), `near_duplicates` (in one), `classes`, `brightness`
-        or `sizes`; against another data set `drift`, `shared` (images in both) or `compared` (figures, as they are).
+      kind: `leaks`, `duplicates`, `labels`, `near` (in two splits), `near_duplicates` (in one), `classes`,
+        `brightness`, `sizes`, `boxes` or `points`; against another data set `drift`, `shared` (images in both) or
+        `compared` (figures, as they are).
       text: description, with figures.
       count: number of records or classes concerned.
       places: records as examples, each a pair of records with equal images or a single record.
@@ -200,6 +203,21 @@ def of_sizes(sizes: Counter[tuple[int, int]], extremes: Extremes) -> Iterator[tu
         text += f"has sides of {middle:.0f} pixels"
         found = extremes.outside(middle / _SMALL, middle * _SMALL)
         yield Finding("sizes", text, odd), [((shard, record),) for _, shard, record in found]
+
+
+def of_placed(shards: Sequence[tuple[ShardAnnotations, Mapping[str, Extremes]]]) -> Iterator[tuple[Finding, Any]]:
+    """Yields findings about boxes and points that have no part in their image.
+
+    Args:
+      shards: counts of each shard, and the records with the most of these.
+    """
+    for name in shards[0][0].features if shards else ():
+        count, unseen = (sum(getattr(each, what)[name] for each, _ in shards) for what in ("counts", "unseen"))
+        if unseen:
+            what = "have no area in their image" if name == BOXES else "lie outside of their image"
+            text = f"{unseen:,} of {count:,} {name} {what}, and are fed with the weight 0"
+            most = Extremes([end for _, extremes in shards for end in extremes[name].ends])
+            yield Finding(name, text, unseen), [((shard, record),) for _, shard, record in most.outside(0, 0)]
 
 
 def side_of(height: int, width: int) -> float:

@@ -159,6 +159,7 @@ class Validation(ShardJob):
         odd = [
             *findings.of_brightness(sum((shard.levels for shard in shards), Counter()), brightness),
             *findings.of_sizes(sum((shard.sizes for shard in shards), Counter()), sides),
+            *findings.of_placed([(shard.placed, shard.unseen) for shard in shards]),
         ]
         equal = [value for value in of_images if isinstance(value, Twins)]
         near = next((value for value in of_images if isinstance(value, NearTwins)), None)

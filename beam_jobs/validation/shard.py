@@ -26,11 +26,12 @@ from pipeline.errors import DataError, location, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Column, Feature, Manifest, ShardInfo, naming
-from pipeline.manifest.columns import ORIENTATION, column_name, values_of
+from pipeline.manifest.columns import ORIENTATION, column_name, counted, values_of
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.read import sidecars
 from pipeline.read.statistics import PixelSums, entropy
 from pipeline.records import annotation, tf_example
+from pipeline.records.annotation import ShardAnnotations
 from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.tf_example import Values
@@ -83,6 +84,8 @@ class ShardReport:
       sizes: {(height, width): number of images}, for raw images, and for others if they are decoded.
       levels: {mean of an image's pixels, rounded: number of images}, if images are decoded.
       brightness, sides: extreme means of pixels, and sides of squares with the images' areas, if images are decoded.
+      placed: counts of boxes and points, if images are decoded.
+      unseen: {feature: records with the most of those without a part in their image}, if images are decoded.
     """
 
     shard: int
@@ -98,6 +101,8 @@ class ShardReport:
     levels: Counter[int] = dataclasses.field(default_factory=Counter)
     brightness: Extremes = dataclasses.field(default_factory=Extremes)
     sides: Extremes = dataclasses.field(default_factory=Extremes)
+    placed: ShardAnnotations = dataclasses.field(default_factory=lambda: ShardAnnotations({}))
+    unseen: dict[str, Extremes] = dataclasses.field(default_factory=dict)
 
     def add(self, problem: Problem) -> None:
         """Counts a problem, and keeps it if it is among the first."""
@@ -332,7 +337,9 @@ class ColumnCheck:
     differences: int = 0
     _first: str = ""
 
-    def compare(self, number: int, record: bytes, found: dict[str, Values], image: Mapping[str, int]) -> None:
+    def compare(
+        self, number: int, record: bytes, found: dict[str, Values], image: Mapping[str, int], counts: Mapping[str, int]
+    ) -> None:
         """Compares the value of a record.
 
         Args:
@@ -340,11 +347,12 @@ class ColumnCheck:
           record: bytes of the record.
           found: features of the record.
           image: values of its image by column (`height`, `width`, `exif_orientation`); empty if it was not decoded.
+          counts: number of boxes and points of the record, by column.
         """
         if number >= len(self.values):
             return  # the wrong number of records is reported separately
-        made = {"bytes": len(record), **image}
-        feature = found.get(self.feature)
+        made = {"bytes": len(record), **image, **counts}
+        feature = None if self.feature in counts else found.get(self.feature)
         if feature is None and self.feature not in made:
             return
         real: object = made.get(self.feature)
@@ -372,7 +380,8 @@ def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[
     shard = manifest.shards[number]
     split, first = next((name, s.firsts[shard.file]) for name, s in manifest.splits.items() if shard in s.shards)
     scalars = (name for name, feature in manifest.features.items() if feature.shape in ((), (1,)) and name != "image")
-    made = ("bytes", "height", "width", *((ORIENTATION,) if manifest.turns_images else ()))
+    turned = (ORIENTATION,) if manifest.turns_images else ()
+    made = ("bytes", "height", "width", *turned, *counted(manifest.features))
     features = {column_name(name): name for name in (*made, *scalars)}
     found = []
     for name, column in manifest.columns.items():
@@ -400,6 +409,9 @@ class ExampleCheck:
         self._of_image: dict[str, int] = {}  # values of the last image, by column
         self._features = {name: feature for name, feature in manifest.features.items() if not feature.convention}
         self._placed = {name: feature for name, feature in manifest.features.items() if feature.convention}
+        self._counted = counted(manifest.features)
+        report.placed = ShardAnnotations({name: manifest.features[name] for name in self._counted})
+        report.unseen = {name: Extremes() for name in self._counted}
         self._image = manifest.features.get("image", _NO_IMAGE)
         label = manifest.features.get("label", _NO_IMAGE)
         self._stored_label, self._has_label = label.named("label"), False  # of the last example
@@ -457,8 +469,11 @@ class ExampleCheck:
             problems.append(problem)
         if self._decodes and not problems and self._image is not _NO_IMAGE:
             self._look(found, number)
+        if not problems and self._of_image and self._counted:
+            self._count_unseen(stored, (self._of_image["height"], self._of_image["width"]))
+        counts = annotation.counts(stored, self._placed)
         for column in self.columns:
-            column.compare(number, record, found, self._of_image)
+            column.compare(number, record, found, self._of_image, counts)
         key = found.get("key")
         return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
@@ -545,6 +560,15 @@ class ExampleCheck:
         if not data:
             return "its image is empty"
         return self._decoded_problem(data) if self._decodes else None
+
+    def _count_unseen(self, stored: Mapping[str, Values], size: tuple[int, int]) -> None:
+        """Counts the boxes and points of a record, and notes those without a part in its image, which has a size."""
+        placed = self._report.placed
+        before = dict(placed.unseen)
+        placed.add(stored, size)
+        for name, extremes in self._report.unseen.items():
+            if unseen := placed.unseen[name] - before[name]:
+                extremes.add(unseen, self._report.shard, self._number)
 
     def _count_size(self, height: int, width: int) -> None:
         self._of_image = {"height": height, "width": width}

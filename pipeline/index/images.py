@@ -23,7 +23,7 @@ from pipeline.index import labels
 from pipeline.index.annotation import AnnotationFlags
 from pipeline.index.labels import Labels, ShardLabels, SplitLabels
 from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
-from pipeline.manifest.columns import ORIENTATION, column_names
+from pipeline.manifest.columns import ORIENTATION, column_names, counted
 from pipeline.manifest.manifest import (
     ANNOTATIONS_VERSION,
     CONVENTIONS,
@@ -219,7 +219,8 @@ class ShardImages:
         self.annotations = ShardAnnotations(found.placed)
         self.keys: list[bytes] = []  # hashes of them
         made = (*_MADE, ORIENTATION) if self._upright else _MADE
-        self.columns = {name: Gathered() for name in (*made, *self._columns.values())}
+        self._counted = [name for name in counted(found.placed) if name not in self.kept]
+        self.columns = {name: Gathered() for name in (*made, *self._counted, *self._columns.values())}
 
     def add(self, record: bytes) -> None:
         """Counts a record.
@@ -240,6 +241,9 @@ class ShardImages:
         for name, value in zip(_MADE, (len(record), height, width), strict=True):
             if name not in self.kept:
                 self.columns[name].append(value)
+        counts = annotation.counts(row.placed, self.schema.placed)
+        for name in self._counted:
+            self.columns[name].append(counts[name])
         for name, column in self._columns.items():
             self.columns[column].append(row.extra[name])
 

@@ -22,8 +22,7 @@ from pipeline.errors import UsageError, name_of, named, to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
 from pipeline.inspect import marks, steps
-from pipeline.manifest import Feature, Manifest, SplitInfo, gone_in, versions
-from pipeline.manifest.columns import label_numbers
+from pipeline.manifest import Feature, Manifest, SplitInfo, columns, gone_in, versions
 from pipeline.manifest.manifest import BOXES, IMAGE_FEATURES, MASK, POINTS, rounded_up
 from pipeline.manifest.sources import parse_sources
 from pipeline.order.views import View
@@ -122,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)
-    labels = label_numbers(config.data_dir, made)
-    print("\n".join([*_summary(made, labels), *_versions(config.data_dir, made)]))
+    numbers = columns.numbers(config.data_dir, made)
+    print("\n".join([*_summary(made, numbers), *_versions(config.data_dir, made)]))
     if config.png is not None:
         made.require_images()
         _write_sheet(config, made)
@@ -322,12 +321,12 @@ def _save(picture: Image.Image, path: str) -> None:
         picture.save(pathlib.Path(path))
 
 
-def _summary(made: Manifest, numbers: Mapping[str, NDArray[Any]]) -> list[str]:
+def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:
     """Returns the lines of all tables: splits, shards, labels, and sizes if images differ in size.
 
     Args:
       made: manifest of the data set.
-      numbers: {split: its labels} if these are numbers to predict.
+      numbers: result of `columns.numbers`.
     """
     total = sum(split.num_examples for split in made.splits.values())
     shards = [
@@ -398,33 +397,34 @@ def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
     ]
 
 
-def _label_lines(made: Manifest, numbers: Mapping[str, NDArray[Any]]) -> list[str]:
+def _label_lines(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:
     histograms = {name: dict(enumerate(split.label_histogram)) for name, split in made.splits.items()}
     rows = [
         [("label", str(label)), ("class", name), *((split, f"{h.get(label, 0):,}") for split, h in histograms.items())]
         for label, name in enumerate(made.class_names)
     ]
     tables = [table(rows)] if rows else []
-    if numbers:
-        spreads = [_spread_row(split, spread(values)) for split, values in numbers.items()]
+    for name, of_splits in numbers.items():
+        tables.append(table([_spread_row(name, split, spread(values)) for split, values in of_splits.items()]))
         bars = [
-            [("label", name), *((split, f"{count:,}") for split, count in counts.items())]
-            for name, counts in number_bars(numbers)
+            [(name if name == "label" else f"{name} per record", text), *((s, f"{n:,}") for s, n in counts.items())]
+            for text, counts in number_bars(of_splits)
         ]
-        tables += [table(spreads), table(bars)] if bars else [table(spreads)]
-    elif not rows and made.features["label"].dtype == "float32":
+        tables += [table(bars)] if bars else []
+    if "label" not in numbers and not rows and made.features["label"].dtype == "float32":
         how = f"to see how they are spread: {to_run('pipeline.index')} DATA_DIR --add_columns=records:label"
         tables.append([f"labels are numbers, and the data set has no column of them; {how}"])
     tables += [lines] if (lines := list(_per_record(made))) else []
     return [*itertools.chain.from_iterable(["", *lines] for lines in tables), *_size_lines(made)]
 
 
-def _spread_row(split: str, found: Spread) -> list[tuple[str, str]]:
+def _spread_row(name: str, split: str, found: Spread) -> list[tuple[str, str]]:
     figures = {"least": found.least, "mean": found.mean, "most": found.most, "standard deviation": found.std}
+    is_label = name == "label"
     return [
         ("split", split),
-        ("labels", f"{found.count:,}"),
-        ("missing", f"{found.missing:,}"),
+        ("labels" if is_label else name, f"{found.count if is_label else round(found.total):,}"),
+        ("missing" if is_label else "records without", f"{found.missing if is_label else found.zeros:,}"),
         *((name, f"{value:,.6g}" if found.count else "-") for name, value in figures.items()),
     ]
 

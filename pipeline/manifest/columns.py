@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError, UsageError, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest import naming
-from pipeline.manifest.manifest import Column, Manifest
+from pipeline.manifest.manifest import BOXES, POINTS, Column, Feature, Manifest
 from pipeline.manifest.splits import Selection, select
 
 Values = NDArray[Any]
@@ -67,6 +67,11 @@ def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
             )
         found[feature] = name
     return found
+
+
+def counted(features: Mapping[str, Feature]) -> list[str]:
+    """Returns the features of which a column of their name has the number in each record: boxes and points."""
+    return [name for name in (BOXES, POINTS) if name in features and features[name].convention]
 
 
 def encode(splits: Mapping[str, Sequence[Any] | Values], names: Sequence[str] = ()) -> tuple[Column, dict[str, bytes]]:
@@ -237,17 +242,24 @@ class Columns(Mapping[str, Values]):
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def label_numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, Values]:
-    """Returns {split: labels of its records} of splits that have any, if they are numbers to predict and a column.
+def numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, dict[str, Values]]:
+    """Returns {column: {split: number of each record}} of what is shown as numbers, where there is a column of it.
+
+    These are labels to predict, and how many boxes and points a record has. Splits without labels are left out.
 
     Raises:
       DataError: a file of the column is missing, cut, or of another conversion.
     """
-    label, column = manifest.features.get("label"), manifest.columns.get("label")
-    if label is None or label.dtype != "float32" or label.shape or column is None:
-        return {}
-    labelled = [split for split in manifest.splits if split in column.files]
-    return {split: Columns(data_dir, manifest, select(manifest, split))["label"] for split in labelled}
+    label = manifest.features.get("label")
+    shown = ["label"] if label is not None and label.dtype == "float32" and not label.shape else []
+    shown += [name for name in counted(manifest.features) if name in manifest.columns]
+    found = {}
+    for name in shown:
+        column = manifest.columns.get(name)
+        if column is not None and (name == "label" or not column.is_own):
+            splits = [split for split in manifest.splits if split in column.files]
+            found[name] = {split: Columns(data_dir, manifest, select(manifest, split))[name] for split in splits}
+    return {name: splits for name, splits in found.items() if splits}
 
 
 def values_of(data_dir: PathLike, split: str, name: str, column: Column, first: int, stop: int) -> Values | None:

@@ -7,8 +7,9 @@ own epochs, and with nothing to remember but the step.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import DataError, UsageError
@@ -56,46 +57,81 @@ def are_versions(folders: Sequence[PathLike]) -> bool:
     return len(named) > 1 and len({place for place, _ in named}) == 1 and all(version for _, version in named)
 
 
-def pinned(flags: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, Any]:
+def pinned(
+    flags: Mapping[str, Any], order: Mapping[str, Any], run: PathLike, paths: Collection[str] = ()
+) -> dict[str, Any]:
     """Returns a run's flags with the data that it was trained on, wherever the caller was started.
 
-    A data set that has newer versions by now is named with its own. One that a relative path does not lead to from here
-    is named as it leads to it from `order[STARTED_IN]`, if it does.
+    A data set that has newer versions by now is named with its own. Relative paths lead from `order[STARTED_IN]` if
+    the run still lies where its flags say, seen from there. Of a run that was moved or copied, they lead from here; if
+    a path leads to none of its data from here, but to them from `order[STARTED_IN]`, it leads from there.
 
     Args:
       flags: the run's flags, by name.
       order: fields of the spec of its order, and perhaps `STARTED_IN`.
+      run: the run's folder.
+      paths: names of other flags whose values are paths.
     """
-    text, start = str(flags.get("data_dir")), order.get(STARTED_IN)
+    text, start = str(flags.get("data_dir")), _Start.of(flags, order, run)
     given = parse_sources(text)
+    others = start.others(flags, paths)
     if isinstance(given, str):
-        now = _pinned(given, order.get("manifest_digest"), start)
-        return {**flags, "data_dir": now, **_evaluated(flags, start)}
+        return {**flags, **others, "data_dir": _pinned(given, order.get("manifest_digest"), start)}
     if len(given) != order.get("sources"):
-        return dict(flags)
+        return {**flags, **others}
     parts = []
     for number, (source, weight) in enumerate(given):
         match = WITH_SPLIT.fullmatch(os.fspath(source))
         place, split = (match["folder"], f":{match['split']}") if match else (os.fspath(source), "")
         parts.append(f"{_pinned(place, order.get(f'source {number}: manifest_digest'), start)}{split}={weight!r}")
     now = ",".join(parts)
-    flags = {**flags, **_evaluated(flags, start)}
+    flags = {**flags, **others}
     return {**flags_for(now, flags), "data_dir": now} if parse_sources(now) != given else dict(flags)
 
 
-def _evaluated(flags: Mapping[str, Any], start: Any) -> dict[str, Any]:
-    """Returns the flag for evaluation data that a relative path leads to only from the folder `start`, if it does."""
-    given = flags.get("eval_data_dir")
-    there = _from(start, given) if isinstance(given, str) else None
-    return {"eval_data_dir": there} if there and not _holds(str(given), None) and _holds(there, None) else {}
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Where a run began.
 
+    Attributes:
+      folder: folder in which its command ran; None if it is not known, or is the one of this process.
+      is_certain: whether its relative paths lead from there, since the run was not moved.
+    """
 
-def _from(start: Any, data_dir: str) -> str | None:
-    """Returns where a relative path leads to from a folder; None if either is not known."""
-    data_dir = os.path.expanduser(data_dir)
-    if not isinstance(start, str) or is_url(data_dir) or os.path.isabs(data_dir):
-        return None
-    return os.path.normpath(os.path.join(start, data_dir))
+    folder: str | None
+    is_certain: bool = False
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any], order: Mapping[str, Any], run: PathLike) -> _Start:
+        """Returns it for a run; the arguments are those of `pinned`."""
+        folder, place = order.get(STARTED_IN), flags.get("model_dir")
+        if not isinstance(folder, str):
+            return cls(None)
+        with contextlib.suppress(OSError):  # a folder of another machine, or one that was removed
+            if os.path.samefile(folder, os.curdir):
+                return cls(None)
+            return cls(folder, isinstance(place, str) and os.path.samefile(os.path.join(folder, place), run))
+        return cls(folder)
+
+    def path(self, path: str) -> str | None:
+        """Returns where a relative path leads to from there; None if it is absolute, or the folder is not known."""
+        path = os.path.expanduser(path)
+        if self.folder is None or is_url(path) or os.path.isabs(path):
+            return None
+        return os.path.normpath(os.path.join(self.folder, path))
+
+    def data(self, path: str, digest: str | None) -> str:
+        """Returns the path of a data set of a digest (None: of any), or `path` itself if there is none."""
+        if (there := self.path(path)) is None:
+            return path
+        return next((each for each in ((path, there)[:: -1 if self.is_certain else 1]) if _holds(each, digest)), path)
+
+    def others(self, flags: Mapping[str, Any], paths: Collection[str]) -> dict[str, str]:
+        """Returns the flags, besides the data's, whose paths lead from there: for evaluation data, and of `paths`."""
+        found = {name: self.path(str(flags[name])) for name in paths if flags.get(name) and self.is_certain}
+        if evaluated := flags.get("eval_data_dir"):
+            found["eval_data_dir"] = self.data(evaluated, None)
+        return {name: path for name, path in found.items() if path}
 
 
 def _holds(data_dir: str, digest: str | None) -> bool:
@@ -111,14 +147,10 @@ def _holds(data_dir: str, digest: str | None) -> bool:
     return True
 
 
-def _pinned(data_dir: str, digest: Any, start: Any) -> str:
-    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is, or was.
-
-    DIR is looked for here, then in the folder `start`.
-    """
-    there = _from(start, data_dir) if isinstance(digest, str) else None
-    if there and not _holds(data_dir, digest) and _holds(there, digest):
-        data_dir = there
+def _pinned(data_dir: str, digest: Any, start: _Start) -> str:
+    """Returns `DIR@VERSION` if a folder's newest version is not that of a digest, but an older one is, or was."""
+    if isinstance(digest, str):
+        data_dir = start.data(data_dir, digest)
     place, version = with_version(data_dir)
     try:
         if version is not None or not isinstance(digest, str) or loading.load(place).digest == digest:

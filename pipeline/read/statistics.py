@@ -132,13 +132,17 @@ class Spread:
 
     Attributes:
       count: number of records that have a number.
+      zeros: number of those whose number is 0.
       missing: number of records that have none (NaN), or an infinite one.
+      total: sum of the numbers.
       least, most: bounds of the numbers; 0 if there are none.
       mean, std: mean and standard deviation of the numbers; 0 if there are none.
     """
 
     count: int
+    zeros: int
     missing: int
+    total: float
     least: float
     most: float
     mean: float
@@ -147,17 +151,17 @@ class Spread:
 
 def spread(values: NDArray[Any]) -> Spread:
     """Returns the spread of numbers, (n,). Memory: a block of them, so they may be mapped from a file."""
-    count, least, most, total, squares = 0, math.inf, -math.inf, 0.0, 0.0
+    count, zeros, least, most, total, squares = 0, 0, math.inf, -math.inf, 0.0, 0.0
     for block in _finite_blocks(values):
-        count += len(block)
+        count, zeros = count + len(block), zeros + int((block == 0).sum())
         least, most = min(least, float(block.min())), max(most, float(block.max()))
         total += float(block.sum())
     if not count:
-        return Spread(0, len(values), 0.0, 0.0, 0.0, 0.0)
+        return Spread(0, 0, len(values), 0.0, 0.0, 0.0, 0.0, 0.0)
     mean = total / count
     for block in _finite_blocks(values):  # in a second pass: n Q - S^2 cancels where the mean is large
         squares += float(np.square(block - mean).sum())
-    return Spread(count, len(values) - count, least, most, mean, math.sqrt(squares / count))
+    return Spread(count, zeros, len(values) - count, total, least, most, mean, math.sqrt(squares / count))
 
 
 def number_bars(splits: Mapping[str, NDArray[Any]]) -> list[tuple[str, dict[str, int]]]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature
+from pipeline.manifest.columns import counted
 from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, RELATIVE
 
 WEIGHT = "_weight"  # behind the name of boxes or points: which of them are visible
@@ -187,6 +188,21 @@ def problem_of(values: Mapping[str, Any], features: Mapping[str, Feature], size:
 
 def _unequal(boxes: int, classes: int) -> str | None:
     return None if boxes == classes else f"it has {count_of(boxes, 'box', 'boxes')}, but classes of {classes}"
+
+
+def counts(values: Mapping[str, Any], features: Mapping[str, Feature]) -> dict[str, int]:
+    """Returns how many boxes and points a record has, by feature; see `counted`.
+
+    Args:
+      values: values of the record by feature, as `tf_example.decode` returns them.
+      features: features of the manifest.
+    """
+    found = {}
+    for name in counted(features):
+        feature = features[name]
+        stored = values.get(feature.stored_names(name)[0], ())
+        found[name] = len(stored) // (1 if feature.parts else len(CONVENTIONS[name][feature.convention]))
+    return found
 
 
 class ShardAnnotations:

@@ -34,7 +34,7 @@ from pipeline.manifest.columns import (
     column_names,
     encode,
 )
-from pipeline.records import tf_example
+from pipeline.records import annotation, tf_example
 from pipeline.records.stream import records_of
 
 OfRecord = Callable[[bytes], Mapping[str, Any]]
@@ -307,6 +307,8 @@ def _values(of_record: OfRecord, record: bytes, file: object, number: int, offse
 class Scalars:
     """Extracts an Example's features with one value: `label`, scores, strings; also `bytes`, `height` and `width`.
 
+    Of boxes and points it extracts how many the record has.
+
     Args:
       manifest: manifest of the data set.
       wanted: feature names to extract; empty for all that every record has, except its key.
@@ -335,11 +337,13 @@ class Scalars:
     def __call__(self, record: bytes) -> dict[str, Any]:
         """Returns {column: value} of a serialized Example; raises BadExampleError."""
         try:
-            values = tf_example.as_ours(tf_example.decode(record), self._features)
+            stored = tf_example.decode(record)
+            values = tf_example.as_ours(stored, self._features)
         except ValueError as error:
             raise tf_example.BadExampleError(str(error)) from None
+        counts = annotation.counts(stored, self._features)
         if self._names is None:
-            reasons = {name: _reason(name, value) for name, value in values.items()}
+            reasons = {name: _reason(name, value) for name, value in values.items() if name not in counts}
             self._names = sorted(name for name, why in reasons.items() if not why)
             self._columns = column_names(self._names, _FLAG)
             self.left_out |= {name: why for name, why in reasons.items() if why}
@@ -347,7 +351,7 @@ class Scalars:
         if not self._wanted and (later := values.keys() - self._known):
             self.left_out |= dict.fromkeys(later, "is not in the first record")
             self._known |= later
-        found: dict[str, Any] = {"bytes": len(record), **self._shared}
+        found: dict[str, Any] = {"bytes": len(record), **self._shared, **counts}
         if self._has_sizes:
             found["height"], found["width"] = _size(values, self._upright)
         if not self._known:  # the first record, which must have the requested features
@@ -356,7 +360,7 @@ class Scalars:
                 if name not in self._known:
                     raise unknown(f"{_FLAG}=records", name, self._known)
         for name in self._names:
-            if name in found and name not in values:  # not a feature: made here
+            if name in counts or (name in found and name not in values):  # not a feature: made here
                 continue
             value: Any = values.get(name, [])
             if len(value) != 1 and not self._wanted:

@@ -21,22 +21,34 @@ FLAGS = {
 }
 
 
-def start(out: pathlib.Path, *flags: str, how: str = "", what: Sequence[str] = DIGITS) -> forked.Process:
-    """Starts a conversion to `out`, in a session of its own; `how` a source fails is as in `failing`."""
+def start(
+    out: pathlib.Path,
+    *flags: str,
+    how: str = "",
+    what: Sequence[str] = DIGITS,
+    folder: pathlib.Path = forked.ROOT,
+) -> forked.Process:
+    """Starts a conversion to `out` in a folder, in a session of its own; `how` a source fails is as in `failing`."""
     state, temporary = out.parent / f"{out.name}-state", out.parent / f"{out.name}-tmp"
     state.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
     program = FAILING if how else ["-m", "beam_jobs.convert"]
     command = [*program, *what, f"--data_dir={out}", *flags]
     variables = {"TMPDIR": str(temporary), FAILING_STATE: str(state), FAILING_HOW: how}
-    return forked.Process(command, {"PYTHONPATH": str(forked.ROOT)} | variables)  # for Beam's workers, too
+    return forked.Process(command, {"PYTHONPATH": str(forked.ROOT)} | variables, folder)  # for Beam's workers, too
 
 
 def convert(
-    out: pathlib.Path, *flags: str, how: str = "", code: int = 0, what: Sequence[str] = DIGITS, timeout: float = 240
+    out: pathlib.Path,
+    *flags: str,
+    how: str = "",
+    code: int = 0,
+    what: Sequence[str] = DIGITS,
+    folder: pathlib.Path = forked.ROOT,
+    timeout: float = 240,
 ) -> str:
-    """Runs a conversion to its end; returns its stderr."""
-    process = start(out, *flags, how=how, what=what)
+    """Runs a conversion in a folder to its end; returns its stderr."""
+    process = start(out, *flags, how=how, what=what, folder=folder)
     _, stderr = process.communicate(timeout)
     assert process.returncode == code, stderr
     return stderr

@@ -1,6 +1,7 @@
 """The same bytes, the same errors and nothing left over on every runner that needs nothing but Python."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,13 +9,25 @@ import time
 
 import pytest
 
+from pipeline import manifest
+from tests import forked
+from tests.converting import convert_in_process, write_data_set
 from tests.engines import commands
 from tests.engines.failing import MESSAGE
+from tests.engines.sources import SOURCES
+from tests.lanes import some_slow
 from tests.loopback import free_ports
 
 WORKER_PROCESSES = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 IN_MEMORY = ["--direct_running_mode=in_memory", "--direct_num_workers=2"]
 BUNDLES = ["--runner=BundleBasedDirectRunner"]
+WORKER = """
+import pickle, sys
+from beam_jobs.shards import writer
+with open(sys.argv[1], "rb") as file:
+    plan = pickle.load(file)
+    print(len([*writer.write_shards(plan, plan.elements[int(sys.argv[2]) :: 2][::-1])]))
+"""  # one of two, which knows nothing but the plan
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +70,63 @@ def test_every_runner_writes_the_same_bytes(flags, reference, tmp_path):
     assert stderr == ""
     assert commands.digests(tmp_path / "out") == reference
     assert commands.left_of(process) == {}
+
+
+@pytest.fixture(scope="module")
+def by_one(tmp_path_factory):
+    """Returns a function that writes a source, once; it returns its folder, the flags, and the data set of one worker.
+
+    The data set is given as digests.
+    """
+    known = {}
+
+    def of(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp("source")
+            what = SOURCES[name](folder)
+            commands.convert(folder / "one", "--direct_num_workers=1", what=what, folder=folder)
+            known[name] = folder, what, commands.digests(folder / "one")
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("flags", "source"),
+    some_slow(
+        [(flags, source) for source in SOURCES for flags in (WORKER_PROCESSES, IN_MEMORY, BUNDLES)],
+        [(WORKER_PROCESSES, "transform")],
+    ),
+    ids=lambda value: value if isinstance(value, str) else value[0].rpartition("=")[2],
+)
+def test_a_source_of_any_kind_has_the_same_bytes_on_any_runner(flags, source, by_one, tmp_path):
+    folder, what, expected = by_one(source)
+    assert commands.convert(tmp_path / "out", *flags, what=what, folder=folder).count("Traceback") == 0
+    assert commands.digests(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "transform"])
+def test_workers_that_know_nothing_but_the_plan_write_the_bytes_of_one(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = SOURCES[source](tmp_path)
+
+    def by_two(plan):
+        (tmp_path / "plan").write_bytes(pickle.dumps(plan))
+        workers = [forked.Process(["-c", WORKER, "plan", number], cwd=tmp_path) for number in range(2)]
+        written = [worker.communicate() for worker in workers]
+        assert sum(int(out) for out, _ in written) == len(plan.elements) >= 3, written
+        return write_data_set(plan)
+
+    one = convert_in_process(*flags, f"--data_dir={tmp_path}/one")
+    two = convert_in_process(*flags, f"--data_dir={tmp_path}/two", write=by_two)
+    assert commands.digests(one) == commands.digests(two)
+
+
+def test_a_transform_in_the_folder_of_the_command_is_found_by_every_worker(by_one):
+    folder, _, _ = by_one("transform")
+    made = manifest.load(folder / "one")
+    assert [split.num_examples for split in made.splits.values()] == [2 * (368 - 38), 2 * (1429 - 145)]
+    assert made.class_names == tuple("012456789")
 
 
 def test_a_job_server_of_this_machine_needs_no_word_of_where_its_workers_are(job_service, reference, tmp_path):

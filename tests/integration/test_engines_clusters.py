@@ -8,6 +8,7 @@ import pytest
 
 from tests.engines import commands, fetch
 from tests.engines.failing import MESSAGE
+from tests.engines.sources import SOURCES
 
 pytestmark = [
     pytest.mark.engines,
@@ -49,6 +50,17 @@ def test_a_cluster_writes_the_same_bytes(flags, reference, tmp_path):
     assert commands.digests(out) == reference
     assert commands.left_of(process) == {}
     assert commands.temporaries(out) == []
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_cluster_converts_a_source_of_any_kind_as_one_worker_does(source, flags, tmp_path):
+    what = SOURCES[source](tmp_path)
+    commands.convert(tmp_path / "one", "--direct_num_workers=1", what=what, folder=tmp_path)
+    process = commands.start(tmp_path / "cluster", *flags, what=what, folder=tmp_path)
+    assert commands.wait_for(lambda: java_of(process), 60)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert commands.digests(tmp_path / "cluster") == commands.digests(tmp_path / "one")
 
 
 def test_an_error_of_a_worker_is_the_same_line(flags, tmp_path):

@@ -330,6 +330,28 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
         assert "; remove it, and let trainer.run resume, which writes it again" in found.stderr
 
 
+def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, tmp_path):
+    from tests.datasets import write_dataset
+
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    shutil.copytree(digits, here / "data")
+    flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--train_steps=2")
+    for run in ("run", "other"):
+        own = f"--model_dir={run}", f"--metrics_jsonl={run}.jsonl"
+        done = forked.run(["-m", "trainer.run", *flags, *own], cwd=here)
+        assert done.returncode == 0, done.stderr
+    wanted = forked.run(["-m", "trainer.run", "--model_dir=run", "--train_steps=4"], cwd=here)
+    write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
+    found = forked.run(["-m", "trainer.run", "--model_dir=../here/other", "--train_steps=4"], cwd=elsewhere)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.replace("../here/other/", "run/").replace("../here/other", "run") == wanted.stdout
+    assert runs.checkpoint_bytes(here / "other", 4) == runs.checkpoint_bytes(here / "run", 4)
+    assert [path.name for path in elsewhere.iterdir()] == ["data"]
+    assert [json.loads(line)["step"] for line in (here / "other.jsonl").read_text().splitlines()] == [2, 4]
+    again = forked.run(["-m", "trainer.run", "--model_dir=other", "--train_steps=6"], cwd=here)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
 def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
     """It begins before the run, and both end by themselves."""
     watch = forked.Process(

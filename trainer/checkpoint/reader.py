@@ -137,10 +137,10 @@ def _with_places(content: dict[str, Any], folder: pathlib.Path) -> dict[str, Any
     if not stored or "order" not in content:
         return content
     started_in: dict[str, Any] = {}
-    path = RunFolder(folder.parent if folder.name == BEST else folder).order
+    run = RunFolder(folder.parent if folder.name == BEST else folder)
     with contextlib.suppress(DataError):  # without it, paths lead from here
-        started_in = {succession.STARTED_IN: order_flags.order_in(path).get(succession.STARTED_IN)}
-    now = succession.pinned(stored, {**content["order"], **started_in})
+        started_in = {succession.STARTED_IN: order_flags.order_in(run.order).get(succession.STARTED_IN)}
+    now = succession.pinned(stored, {**content["order"], **started_in}, run.path)
     groups = {
         group: {name: now.get(name, value) for name, value in members.items()}
         for group, members in content["config"].items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,9 +14,11 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from pipeline import order_flags
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import Flag, Mistakes, check_all, check_needs, flags_of, make
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import DataError, UsageError, unknown
+from pipeline.manifest import succession
 from pipeline.manifest.sources import VIEWS, own_views, schedule_of
 from pipeline.order.views import View
 from trainer.config import chosen, file, meaning
@@ -415,11 +418,23 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
         check_file(stored)
         if stored.is_file():
             places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))
-            of_run = [one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)]
+            of_run = [one for one in _led(folder) if not one.startswith(places)]
             if "ema" in defaults_of(_values_of(of_run, "model").model):
                 of_run.insert(0, "--ema=0")  # the run may be older than this default
             arguments = [*of_run, *arguments]
     return arguments, dumps
+
+
+def _led(folder: RunFolder) -> list[str]:
+    """Returns the stored flags of a run as arguments, whose relative paths lead to where they led when it began."""
+    stored = list(file.flags(folder.config, flags_of(TrainConfig)))
+    values = {name.removeprefix("--"): value for name, _, value in (one.partition("=") for one in stored)}
+    order: dict[str, Any] = {}
+    with contextlib.suppress(DataError):  # an earlier version wrote none
+        order = order_flags.order_in(folder.order)
+    written = [name for name, flag in flags_of(TrainConfig).items() if flag.field.metadata["writes"]]
+    now = succession.pinned(values, order, folder.path, {*written} - {"model_dir"})
+    return [f"--{name}={now[name] or ''}" for name in values]
 
 
 def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:

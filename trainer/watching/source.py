@@ -243,7 +243,7 @@ class RunSource:
     def _placed(self, config: TrainConfig) -> TrainConfig:
         """Returns the flags with the data that the run trains on, wherever the page was started."""
         with contextlib.suppress(PipelineError, OSError):  # before the first checkpoint it is not known
-            return data_versions.pinned(config, order_in(self.folder.order))
+            return data_versions.pinned(config, order_in(self.folder.order), self.folder)
         return config
 
     def _status(self) -> JobReport | None:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import drafts
+from beam_jobs import drafts, edit
 from beam_jobs.convert import main
 from beam_jobs.sink import sink_of
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError
-from pipeline.manifest import naming, succession, versions
+from pipeline.manifest import naming, splits, succession, versions
+from pipeline.manifest.columns import Columns
 from tests.round_trips import picture
 
 
@@ -135,7 +136,9 @@ def test_a_third_version_and_the_log(data, grow, tmp_path):
     assert versions.descends(data, third, first.digest)
     assert not versions.descends(data, first, third.digest)
     order, place = {"manifest_digest": first.digest}, str(data)
-    pinned = {given: succession.pinned({"data_dir": given}, order)["data_dir"] for given in (place, f"{place}@2")}
+    pinned = {
+        given: succession.pinned({"data_dir": given}, order, "run")["data_dir"] for given in (place, f"{place}@2")
+    }
     assert pinned == {place: f"{place}@{first.short}", f"{place}@2": f"{place}@2"}  # what names a version stays
     log = versions.log_of(data)
     assert log.keys() == {second.digest, third.digest}
@@ -378,6 +381,13 @@ def test_boxes_are_appended_with_their_classes_by_name(convert, tmp_path):
     assert made.features["box_labels"].shape == (6,)
     shown = {tuple(record["box_labels"].tolist()) for record in RandomAccess(data, "train")}
     assert shown == {(0,), (0, 1), (0, 1, 0), (1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2)}
+    for version, held in ((1, [1, 2, 3]), (2, [1, 2, 3, 5, 6]), (3, [1, 2, 5, 6])):
+        if version == 3:
+            edit.main([str(data), "--delete=3.png"])
+        counts = [len(record["boxes"]) for record in RandomAccess(f"{data}@{version}", "train")]
+        made = manifest.load(f"{data}@{version}")
+        assert sorted(counts) == held
+        assert counts == Columns(f"{data}@{version}", made, splits.select(made, "train"))["boxes"].tolist()
 
 
 def test_masks_are_appended_with_more_classes(convert, tmp_path):

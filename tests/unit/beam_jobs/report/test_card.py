@@ -409,11 +409,17 @@ def test_boxes_are_counted_by_image_size_and_class(boxed):
     folder, scenes = boxed
     text = page_of(folder, manifests.load(folder)).words()
     train, validation = scenes[:40], scenes[40:]
-    assert f"Boxes {sum(len(scene.boxes) for scene in scenes)} boxes. A size is" in text
+    total, without = sum(len(scene.boxes) for scene in train), sum(not scene.boxes for scene in train)
+    header = "Boxes split boxes images without least mean most standard deviation train"
+    assert f"{header} {total} {without} 0 {total / len(train):,.6g} 3" in text
+    assert f"{sum(len(scene.boxes) for scene in scenes)} boxes. A size is" in text
+    bare = page_of(folder, dataclasses.replace(manifests.load(folder), columns={})).words()  # as of earlier releases
     expected = ["boxes per image train validation"]
     counts = [histogram_of(some, lambda scene: [len(scene.boxes)]) for some in (train, validation)]
     expected += [f"{number} {counts[0][number]} {counts[1][number]}" for number in range(4)]
     assert " ".join(expected) in text
+    assert " ".join(expected) in bare
+    assert header not in bare
     sizes = {"1% to 3%": (0.01, 0.03), "3% to 10%": (0.03, 0.1), "10% to 30%": (0.1, 0.3), "over 30%": (0.3, 2)}
     expected = []
     for name, (low, high) in sizes.items():
@@ -450,7 +456,7 @@ def test_of_many_records_the_boxes_of_some_are_counted(boxed, monkeypatch):
     assert "of 18 of the 48 examples, from all over each split." in page_of(folder, made).words()
     features = made.features | {"boxes": dataclasses.replace(made.features["boxes"], stored_as="gone")}
     text = page_of(folder, dataclasses.replace(made, features=features)).words()
-    assert "Boxes 0 boxes of 18" in text  # of records that lack them, none
+    assert "0 boxes of 18" in text  # of records that lack them, none
 
 
 def test_data_without_boxes_has_no_such_section(tmp_path):

@@ -11,14 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.conversion.command import convert as convert_command
-from beam_jobs.shards import writer
-from beam_jobs.sources import dealt, open_source, record_files
+from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.dealt import resplit, shares_of
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from tests import foreign
-from tests.converting import convert_in_process, write_data_set
+from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.made_source import Content, write_source
 from tests.raised import said
@@ -396,29 +395,6 @@ def test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_the
     assert manifest.splits.select(made, "fold0+fold1+fold3").num_examples == 400 - made.splits["fold2"].num_examples
 
 
-def check_anew(tmp_path, given):
-    """Checks that workers which have nothing in memory but the plan write the bytes of those that made it."""
-
-    def write(plan):
-        for element in plan.elements[::-1]:
-            dealt._kept.clear()
-            record_files._texts.cache_clear()
-            [*writer.write_shards(pickle.loads(pickle.dumps(plan)), [element])]
-        return write_data_set(plan)
-
-    one = convert_in_process(*given, f"--data_dir={tmp_path}/one")
-    other = convert_in_process(*given, f"--data_dir={tmp_path}/other", write=write)
-    assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "flags", [["--group_by=patient"], ["--stratify=label"], ["--group_by=patient", "--stratify=row"]]
-)
-def test_a_worker_that_begins_anew_writes_the_same_bytes(tmp_path, flags):
-    path = table_of(tmp_path / "a.parquet", 300)
-    check_anew(tmp_path, ["--dataset=parquet", f"--source={path}", SPLITS, *flags, "--num_shards=3"])
-
-
 def folder_of(path, names):
     for row, name in enumerate(names):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -554,12 +530,6 @@ def test_groups_of_records_are_those_of_a_table_whatever_files_hold_them(tmp_pat
     convert_in_process(*flags, "--group_by=number", "--stratify=label")
     shares = manifest.load(tmp_path / "strata")
     assert {split.num_examples for split in shares.splits.values()} <= {*range(130, 171)}
-
-
-def test_records_of_which_a_worker_reads_the_groups_again_give_the_same_bytes(tmp_path):
-    records_of(tmp_path / "in/train-00000-of-00001", 90, more=lambda row: b"x" * (row % 3))
-    given = ["--dataset=tfrecord", f"--source={tmp_path}/in", SPLITS, "--group_by=patient", "--num_shards=3"]
-    check_anew(tmp_path, given)
 
 
 @pytest.mark.parametrize(

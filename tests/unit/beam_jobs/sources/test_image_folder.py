@@ -168,7 +168,11 @@ REFUSED = [
     ({"JPEGImages/1.jpg": b"x", "Annotations/1.xml": b""}, r"'Annotations' has no image; .*python -m pipeline\.index"),
     ({"train/a/0.png": b"x", "b/0.png": b"x"}, "'train/a/0.png' is split/class/file by .*, 'b/0.png' is not; put all"),
     ({"test/a/0.png": b"x", "z/0.png": b"x"}, "'test/a/0.png' is split/class/file by .*, 'z/0.png' is not; put all"),
-    ({"a/train/0.png": b"x", "b/Test/0.png": b"x"}, "'a/train/0.png' and 'b/Test/0.png' are of different splits"),
+    (
+        {"a/train/0.png": b"x", "b/Test/0.png": b"x"},
+        "'a/train/0.png' and 'b/Test/0.png' are of different splits, .* as split/class/file.png$",
+    ),
+    ({"all/train/a/0.png": b"x", "all/test/a/1.png": b"x"}, "split/class/file.png; give --source=/.*/all$"),
     ({"caf\u00e9/1.png": b"x", "cafe\u0301/1.png": b"x"}, r"'cafe\\u0301' and 'caf\\xe9' look alike"),
     ({"cat/1.png": b"x", "cat /1.png": b"x"}, "'cat' and 'cat ' look alike"),
     ({"7/1.png": b"x", "07/1.png": b"x"}, "'07' and '7' look alike"),

@@ -258,6 +258,24 @@ def test_odd_images_and_rare_classes_are_found(tmp_path, run):
     assert "found: 2 classes of test with no record: class 0, class 7" in lines
 
 
+def test_boxes_without_an_area_in_their_image_and_points_outside_of_it_are_found(tmp_path, run):
+    boxes = [[[0.1, 0.1, 0.5, 0.5]] for _ in range(8)]
+    boxes[2] += [[0.2, 0.2, 0.2, 0.9], [0.2, 0.2, 0.9, 0.2]]
+    boxes[5] = [[1.5, 0.1, 1.8, 0.3]]
+    points = [[[0.5, 0.5]] for _ in range(8)]
+    points[3] = [[0.5, 1.2], [0.5, 0.4]]
+    table = pa.table({"image": [*map(image_of, range(8))], "label": ["x"] * 8, "boxes": boxes, "points": points})
+    pq.write_table(table, tmp_path / "t.parquet")
+    given = ["--dataset=parquet", f"--source={tmp_path}/t.parquet", f"--data_dir={tmp_path}/out", "--num_shards=2"]
+    convert_command("convert", [*given, "--boxes_column=boxes", "--points_column=points"])
+    run("--deep", tmp_path / "out", f"--report={tmp_path}/report.json")
+    found = findings_in(tmp_path / "report.json")
+    assert found["boxes"]["text"] == "3 of 10 boxes have no area in their image, and are fed with the weight 0"
+    assert (found["boxes"]["count"], keys_of(found["boxes"])) == (3, [[2], [5]])
+    assert found["points"]["text"] == "1 of 9 points lie outside of their image, and are fed with the weight 0"
+    assert keys_of(found["points"]) == [[3]]
+
+
 def test_images_that_are_nearly_all_alike_are_not_odd():
     for level, count in ((120, 0), (130, 1)):
         found = findings.of_brightness(Counter({100: 199, level: 1}), findings.Extremes())

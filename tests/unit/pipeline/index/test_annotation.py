@@ -1,7 +1,10 @@
 """Masks, boxes and points in the records of other writers: what the index says, what is fed, what is refused."""
 
+import dataclasses
 import io
 import json
+import re
+import shutil
 
 import keras
 import numpy as np
@@ -17,7 +20,10 @@ from pipeline import manifest as manifests
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
-from pipeline.manifest import Feature
+from pipeline.inspect import __main__ as inspect
+from pipeline.manifest import Feature, splits
+from pipeline.manifest.columns import Columns
+from pipeline.records import columns as columns_of_records
 from tests import foreign
 from tests.raised import said
 
@@ -79,6 +85,34 @@ def test_the_manifest_says_what_lies_on_the_images(data):
     example = RandomAccess(data)[4]
     np.testing.assert_array_equal(example["mask"] * STEP, example["image"][..., :1])
     assert example["boxes"].shape == (2, 4)
+
+
+def test_how_many_boxes_and_points_a_record_has_are_columns(data, tmp_path, capsys):
+    made, examples = manifests.load(data), [*RandomAccess(data)]
+    columns = Columns(data, made, splits.select(made, "train"))
+    for name in ("boxes", "points"):
+        assert columns[name].tolist() == [len(example[name]) for example in examples], name
+    fed = flattened(input_fn(data, **{**TRAIN, "epochs": 1, "remainder": "pad"}, where="boxes == 2"))
+    real = fed["weight"] > 0
+    assert real.sum() == sum(len(example["boxes"]) == 2 for example in examples) > 3
+    assert (fed["boxes_weight"][real].sum(axis=1) == 2).all()
+    copy = shutil.copytree(data, tmp_path / "copy")
+    bare = dataclasses.replace(made, columns={})
+    (copy / "manifest.json").write_bytes(bare.to_bytes())
+    for more in ("", ":points,boxes"):
+        index.main([str(copy), f"--add_columns=records{more}"])
+        found = manifests.load(copy).columns
+        assert {name: found[name] for name in ("boxes", "points")} == {n: made.columns[n] for n in ("boxes", "points")}
+    capsys.readouterr()
+    inspect.main([str(data)])
+    counts = np.array([len(example["boxes"]) for example in examples])
+    figures = f"{counts.sum()} +{(counts == 0).sum()} +{counts.min()} +{counts.mean():,.6g} +3"
+    shown = capsys.readouterr().out
+    assert re.search(rf"boxes +records without +least +mean +most .*\ntrain +{figures} ", shown), shown
+    columns_of_records.write(str(copy), made, {"boxes": {split: np.zeros(n, int) for split, n in (("train", 21),)}})
+    with pytest.raises(DataError, check=said("problem")):
+        validate.main([str(copy), "--deep"])
+    assert re.search(r"boxes.*npy: has 0 for record \d+ of train.*, which has \d", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 40_000}])

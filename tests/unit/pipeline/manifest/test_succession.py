@@ -33,6 +33,47 @@ def test_only_versions_of_one_folder():
     assert not succession.are_versions(["data@1", "data"])
 
 
+def test_relative_paths_lead_from_where_the_run_began_unless_it_was_moved(tmp_path, monkeypatch):
+    began, here = tmp_path / "began", tmp_path / "here"
+    digests = [write_dataset(began / name, [count]).digest for name, count in (("a", 5), ("b", 6), ("c", 7))]
+    write_dataset(here / "c", [8])  # other data of that name
+    (began / "run").mkdir()
+    (here / "run").mkdir()
+    flags = {
+        "data_dir": "a=0.5,b:train[:3]=0.5",
+        "eval_data_dir": "c",
+        "model_dir": "run",
+        "mixture_schedule": "0:a=1,b:train[:3]=0;9:a=0.5,b:train[:3]=0.5",
+        "where": "a: label < 2",
+        "metrics_jsonl": "m.jsonl",
+        "log_keys": f"{tmp_path}/keys",
+        "log_losses": None,
+        **dict.fromkeys(("classes", "limit", "balance", "weigh")),
+    }
+    order = {f"source {number}: manifest_digest": digest for number, digest in enumerate(digests[:2])}
+    order |= {"sources": 2, succession.STARTED_IN: str(began)}
+    written = ("metrics_jsonl", "log_keys", "log_losses")
+    a, b = f"{began}/a", f"{began}/b:train[:3]"
+    data = {
+        "data_dir": f"{a}=0.5,{b}=0.5",
+        "mixture_schedule": f"0:{a}:train=1.0,{b}=0.0;9:{a}:train=0.5,{b}=0.5",
+        "where": f"{a}:train: label < 2",
+    }
+    monkeypatch.chdir(here)
+    assert succession.pinned(flags, order, "../began/run", written) == {
+        **flags,
+        **data,
+        "eval_data_dir": f"{began}/c",
+        "metrics_jsonl": f"{began}/m.jsonl",
+    }
+    assert succession.pinned(flags, order, "run", written) == {**flags, **data}  # a copy
+    monkeypatch.chdir(began)
+    assert succession.pinned(flags, order, "run", written) == flags
+    monkeypatch.chdir(tmp_path)
+    gone = {**order, succession.STARTED_IN: f"{tmp_path}/gone"}
+    assert succession.pinned(flags, gone, "began/run", written) == flags
+
+
 @pytest.fixture
 def turns(tmp_path):
     """A function that resolves the sources that take turns from some steps on, and the folders."""

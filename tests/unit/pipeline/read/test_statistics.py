@@ -113,7 +113,7 @@ def test_the_spread_of_numbers_leaves_out_missing_ones(monkeypatch):
     kept = np.float64([1, 2, 3, 4, 5, 1e6])
     assert (found.count, found.missing, found.least, found.most) == (6, 2, 1.0, 1e6)
     assert (found.mean, found.std) == (pytest.approx(kept.mean()), pytest.approx(kept.std()))
-    assert statistics.spread(np.float32([np.nan])) == statistics.Spread(0, 1, 0.0, 0.0, 0.0, 0.0)
+    assert statistics.spread(np.float32([np.nan])) == statistics.Spread(0, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_few_different_numbers_are_counted_one_by_one(monkeypatch):
