@@ -542,7 +542,7 @@ class Graph:
         )
 
     def _passes_until(self, work: set[str], name: str, readers: Mapping[str, list[str]], ends: set[str]) -> int:
-        """Returns in how many passes of the loop over the steps the GPU begins with work that waits for a node; 2: or later."""
+        """Returns after how many passes the GPU begins with work that waits for a node; 2 for later, too."""
         begun = {name}
         for passes in range(2):
             reached = _reached(begun, lambda one: [] if one in ends else readers[one])
