@@ -286,12 +286,10 @@ class TrainStep:
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
         """Runs `steps` (int64 scalar, 1 or more) updates; fewer if one is not finite."""
-        carries = isinstance(iterator, LoopIterator)
-        following = iterator.following if carries else lambda state: (next(iterator), state)
-        take = functools.partial(self._next, following)
-        result, state = self._loop(take, iterator.begin() if carries else (), steps)
-        if carries:
-            iterator.end(state)
+        if not isinstance(iterator, LoopIterator):
+            return self._loop(functools.partial(self._next, lambda state: (next(iterator), state)), (), steps)[0]
+        result, state = self._loop(functools.partial(self._next, iterator.following), iterator.begin(), steps)
+        iterator.end(state)
         return result
 
     @tf.function(autograph=False)
