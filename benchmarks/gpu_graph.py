@@ -5,8 +5,8 @@
 TensorFlow's graph optimizer takes the properties of a device instead of the device, and its wheel knows which
 operations have a GPU kernel. So `TrainStep.repeat` is traced as if this machine had one H100, optimised for it, and
 counted, per step and by part of the step: kernels to start, bytes that they read and write, programs of XLA. Then what
-makes the host wait or the data leave the GPU: operations without a GPU kernel, tensors copied to the host's memory, and
-loops whose condition the GPU computes.
+lets the data leave the GPU, or the GPU wait: operations without a GPU kernel, tensors copied to the host's memory, and
+nodes that have an update start only once the one before it has ended.
 
 Kernels inside a program of XLA are not counted, since XLA fuses them for a device that must be there; the table has the
 operations that went into it, and the bytes of its arguments and results, which are the least that it moves.
@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import inputs
@@ -34,6 +34,7 @@ VARIANTS = {
     "virtual": ["--jit_compile", "--virtual_replicas=4"],
 }
 _GPU, _CPU, _ANYWHERE = "GPU", "CPU", "DEFAULT"  # device types of kernels
+_GROUP = 4  # batches that are copied together
 _ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # operations that stand for a function's arguments
 
 # Operations whose GPU kernel launches nothing: they pass on a buffer, or read a shape.
@@ -43,8 +44,10 @@ _STARTS_NOTHING = {
     *("Squeeze", "ExpandDims", "EnsureShape", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"),
     *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "PartitionedCall", "StatefulPartitionedCall"),
     *("TensorListReserve", "TensorListFromTensor", "TensorListGetItem", "TensorListSetItem", "TensorListElementShape"),
+    "IteratorGetNext",
 }
-_PASSES_ON = {"Identity", "Enter", "Exit", "Merge", "Switch", "NextIteration"}
+_WORK = 1 << 10  # bytes: nobody waits noticeably for a kernel that moves less
+_CALL_BEGINS, _CALL_RETURNS = "/input_control_node", "/output/"  # in names of nodes that stand for inlined calls
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _OF_SUMS = frozenset({"Bitcast", "BitwiseAnd", "LeftShift", "RightShift"})
 HOST_OPS = frozenset({"IteratorGetNext", "Timestamp", "PyFunc", "PyFuncStateless", "EagerPyFunc"})
@@ -110,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             case = CASES[model]
             step, batch = made([f"--model={model}", *case.flags, *VARIANTS[variant]], case.side, case.rows)
             print(f"{model}, {case.rows} rows, {' '.join([*case.flags, *VARIANTS[variant]]) or 'no flags'}")
-            print("\n".join(lines(count(repeated(step, batch)))), flush=True)
+            counts = count(repeated(step, batch))
+            print("\n".join([*lines(counts), *waits(counts, "with a constant batch")]))
+            print("\n".join(waits(count(fed(step, batch)), "with batches from groups")), flush=True)
 
 
 @contextlib.contextmanager
@@ -174,22 +179,34 @@ def repeated(step: Any, batch: Any) -> Any:
 
 
 def fed(step: Any, batch: Any) -> Any:
-    """Returns the traced `TrainStep.train`: updates with the batches of an iterator, which are on the GPU."""
+    """Returns the traced `TrainStep.train`: updates with batches that were copied to the GPU in groups."""
     import tensorflow as tf  # noqa: PLC0415, as above
 
-    batches = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), batch))
+    from pipeline.distribution import DeviceGroups  # noqa: PLC0415, as above
 
-    class OnGpu(Iterator[Any]):
+    group = tf.nest.map_structure(lambda one: tf.TensorSpec([_GROUP, *one.shape], one.dtype), batch)
+    shapes, kinds = ([getattr(one, name) for one in tf.nest.flatten(group)] for name in ("shape", "dtype"))
+
+    class Groups:
+        element_spec = group
+
         def __init__(self) -> None:
-            self._batches = iter(batches.repeat())
+            zeros = tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), group)
+            self._iterator = iter(tf.data.Dataset.from_tensors(zeros))
+
+        def __iter__(self) -> Groups:
+            return self
 
         def __next__(self) -> Any:
-            batch = next(self._batches)
             with tf.device("GPU:0"):
-                return tf.nest.map_structure(tf.negative, batch)  # an identity would be removed
+                found = tf.raw_ops.IteratorGetNext(
+                    iterator=self._iterator._iterator_resource, output_types=kinds, output_shapes=shapes
+                )
+            return tf.nest.pack_sequence_as(group, found)
 
     with virtual_gpu():
-        return step.train.get_concrete_function(OnGpu(), tf.TensorSpec([], tf.int64))
+        batches = iter(DeviceGroups(step.strategy, Groups(), _GROUP, tf.data.INFINITE_CARDINALITY))
+        return step.train.get_concrete_function(batches, tf.TensorSpec([], tf.int64))
 
 
 def optimized(concrete: Any) -> Any:
@@ -202,13 +219,35 @@ def optimized(concrete: Any) -> Any:
         _device(_GPU, num_cores=132, frequency=1980, memory_size=80 << 30, environment=gpu, vendor="NVIDIA"),
         _device(_CPU, num_cores=16, frequency=3000, memory_size=128 << 30),
     ]
-    settings = config_pb2.ConfigProto()
-    settings.graph_options.rewrite_options.meta_optimizer_timeout_ms = 600_000
+    inlined, settings = config_pb2.ConfigProto(), config_pb2.ConfigProto()
+    for one in (inlined, settings):
+        one.graph_options.rewrite_options.meta_optimizer_timeout_ms = 600_000
+    inlined.graph_options.rewrite_options.optimizers.append("function")
     machine = cluster.Cluster(devices=devices)
     try:
-        return tf_optimizer.OptimizeGraph(settings, _metagraph(concrete), verbose=False, cluster=machine)
+        graph_def = tf_optimizer.OptimizeGraph(inlined, _metagraph(concrete), verbose=False, cluster=machine)
+        _as_run(graph_def)
+        return tf_optimizer.OptimizeGraph(settings, _metagraph(concrete, graph_def), verbose=False, cluster=machine)
     finally:
         machine.Shutdown()
+
+
+def _as_run(graph_def: Any) -> None:
+    """Changes a graph of inlined calls to what TensorFlow makes of it when it runs.
+
+    There, no call waits for all of its arguments, and its results are where they are computed.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    for node in graph_def.node:
+        given = [name.removeprefix("^") for name in node.input]
+        if node.op == "NoOp" and _CALL_BEGINS in node.name:
+            kept = [name for name in given if nodes[name].op not in ("Merge", "Switch", "Enter")]
+            # A loop's condition comes after the first of the loop's values.
+            merges = [name for name in given if nodes[name].op == "Merge"]
+            kept = kept or sorted(merges, key=lambda name: int(name.rpartition("_")[2]))[:1]
+            node.input[:] = [f"^{name}" for name in kept] or node.input
+        elif node.op == "Identity" and _CALL_RETURNS in node.name:
+            node.device = node.device or nodes[given[0].partition(":")[0]].device
 
 
 def _device(kind: str, **properties: Any) -> Any:
@@ -284,9 +323,9 @@ class Counts:
       uncompiled: operations inside an XLA program that XLA does not support on GPUs.
       host: operations meant for the host, with their number per step.
       copied: tensors copied to host memory in each step.
-      conditions: copied tensors that a loop condition depends on: the host waits for them before each iteration.
-      waits: host nodes that wait for a GPU node without using its output, each with that node. This copies a tensor,
-        and so waits for everything that was launched before.
+      waits: nodes that have a step start only once the one before it has ended, each with the node that they wait for.
+        To copy a tensor between host and GPU, or to let a node wait for one on the other side, which copies an empty
+        one, is to wait until the GPU has done all that it was told before.
     """
 
     parts: Mapping[str, Part]
@@ -295,7 +334,6 @@ class Counts:
     uncompiled: Mapping[str, int]
     host: Mapping[str, int]
     copied: Sequence[Copied]
-    conditions: Sequence[Copied]
     waits: Mapping[str, str]
 
     @property
@@ -328,9 +366,13 @@ def lines(counts: Counts) -> list[str]:
     found.append(f"  copied to the host in each step: {copies:g} tensors, {size:,.0f} bytes")
     largest = sorted(counts.copied, key=lambda one: -one.size * one.times)
     found += [f"    {one.size:,} bytes x {one.times:g}: {one.name} for {one.reader}" for one in largest[:8]]
-    conditions = ", ".join(one.name for one in counts.conditions)
-    found.append(f"  conditions of loops that the GPU computes: {conditions or 'none'}")
-    return [*found, *(f"  {name} waits for {source}" for name, source in counts.waits.items())]
+    return found
+
+
+def waits(counts: Counts, how: str) -> list[str]:
+    """Returns lines about what has a step start only once the one before it has ended."""
+    found = [f"  {how}: {name} waits for {source}" for name, source in counts.waits.items()]
+    return found or [f"  {how}: the GPU always has its next step queued"]
 
 
 class Graph:
@@ -350,6 +392,8 @@ class Graph:
         self._outputs = {name: [_bytes(one.dtype, one.shape) for one in outputs] for name, outputs in described.items()}
         self.places = {name: self._place(node) for name, node in self.nodes.items()}
         self._frames, self._parents = self._find_frames()
+        enters = [self.nodes[name] for name in self._named("Enter")]
+        self._parallel = {one.attr["frame_name"].s.decode(): one.attr["parallel_iterations"].i for one in enters}
         self._trips = {self._frames[name]: self._trip_count(name) for name in self._named("LoopCond")}
 
     def counts(self) -> Counts:
@@ -373,20 +417,15 @@ class Graph:
                 raise AssertionError(f"{name}: a call that is not counted")
             elif place.lacks_kernel:
                 (host if node.op in HOST_OPS else without_kernel)[titled(node)] += times
-            elif place.device == _GPU and node.op not in _STARTS_NOTHING and place.touches_gpu_memory:
+            elif self._starts_kernel(name):
                 part.kernels += times
                 part.moved += times * self._moved(node)
-        copied = [one for one, _ in self._copies()]
-        conditions = self._conditions()
-        waits = dict(self._waits())
-        return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions, waits)
+        return Counts(dict(parts), operations, without_kernel, uncompiled, host, self._copies(), dict(self._waits()))
 
     def times(self, name: str) -> int:
         """Returns how many times a node runs per step; 0 for once per call, if the graph has a loop over the steps."""
-        chain, frame = [], self._frames.get(name, "")
-        while frame:
-            chain.append(frame)
-            frame = self._parents[frame]
+        frame = self._frames.get(name, "")
+        chain = _chain(self._parents, self._parents[frame] if self.nodes[name].op == "Enter" else frame)[:-1]
         if None in self._trips.values() and all(self._trips.get(frame) is not None for frame in chain):
             return 0
         return math.prod(trips for frame in chain if (trips := self._trips.get(frame)))
@@ -405,6 +444,10 @@ class Graph:
             return Place(_CPU, lacks, [True] * len(given), [True] * len(returned))
         on_host = set() if self._program(node) else set(kernel.host_memory_arg)
         return Place(_GPU, False, [name in on_host for name in given], [name in on_host for name in returned])
+
+    def _starts_kernel(self, name: str) -> bool:
+        node, place = self.nodes[name], self.places[name]
+        return place.device == _GPU and node.op not in _STARTS_NOTHING and place.touches_gpu_memory
 
     def _program(self, node: Any) -> str | None:
         """Returns the function that XLA compiles if a node calls one."""
@@ -445,53 +488,85 @@ class Graph:
         passes = node.op in ("Enter", "Identity") and node.attr["T"].type == tf.resource.as_datatype_enum
         return node.op == _VARIABLE or bool(passes)
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019, a graph lives as long as the command
-    def _copies(self) -> list[tuple[Copied, int]]:
-        """Returns the tensors copied to the host in each step, with the number of the node's output."""
+    def _copies(self) -> list[Copied]:
+        """Returns the tensors copied to the host in each step."""
         found: dict[tuple[str, int], Copied] = {}
-        for name, node in self.nodes.items():
-            wanted, times = self.places[name].inputs_on_host, self.times(name)
-            for index, (source, port) in enumerate(_sources(node)):
-                held = self.places[source].outputs_on_host
-                if not times or (source, port) in found or not wanted[index] or held[port] or self._never_moves(source):
-                    continue
-                found[source, port] = Copied(source, name, self._size_of(source, port), times)
-        return [(one, port) for (_, port), one in found.items()]
+        for name in self.nodes:
+            for source, port in self._moves(name):
+                if (source, port) not in found and self.places[source].device == _GPU and self._wants(name, source):
+                    found[source, port] = Copied(source, name, self._size_of(source, port), self.times(name))
+        return list(found.values())
+
+    def _wants(self, name: str, source: str) -> bool:
+        """Returns whether a node takes an output of another in the host's memory."""
+        taken = zip(self.places[name].inputs_on_host, _sources(self.nodes[name]), strict=True)
+        return any(on_host for on_host, (one, _) in taken if one == source)
+
+    def _moves(self, name: str) -> Iterator[tuple[str, int]]:
+        """Yields the outputs, by node and number, that are copied between host and GPU for a node."""
+        if self.times(name):
+            taken = zip(self.places[name].inputs_on_host, _sources(self.nodes[name]), strict=True)
+            for on_host, (source, port) in taken:
+                if on_host != self.places[source].outputs_on_host[port] and not self._never_moves(source):
+                    yield source, port
 
     def _waits(self) -> Iterator[tuple[str, str]]:
-        for name, node in self.nodes.items():
-            if self.places[name].device == _CPU and self.times(name):
-                for given in node.input:
-                    source = given.removeprefix("^")
-                    if given.startswith("^") and self.places[source].device == _GPU:
-                        yield name, source
+        """Yields the nodes as in `Counts.waits`."""
+        steps = [name for name, trips in self._trips.items() if trips is None]
+        steps = [name for name in steps if not set(_chain(self._parents, name)[1:]) & set(steps)]
+        inside = [name for name in self.nodes if set(_chain(self._parents, self._frames.get(name, ""))) & set(steps)]
+        inside = [name for name in inside if self.times(name)]
+        readers, ends = collections.defaultdict[str, list[str]](list), set[str]()
+        for name in inside:
+            for given in self.nodes[name].input:
+                readers[given.removeprefix("^").partition(":")[0]].append(name)
+            if self.nodes[name].op == "NextIteration" and self._frames[name] in steps:
+                ends.add(name)
+        work = [name for name in inside if self._is_work(name)]
+        later = _reached(work, lambda name: [] if name in ends else readers[name])
+        for name in inside:
+            crossed = [source for source, _ in self._moves(name)]
+            for given in self.nodes[name].input:
+                source = given.removeprefix("^")
+                if given.startswith("^") and self.places[source].device != self.places[name].device:
+                    crossed.append(source)
+            for source in crossed:
+                # The GPU has been told the step before by then, and this one, too, if the source follows its work.
+                nearest = self._passes_until(set(work), name, readers, ends)
+                if source in readers and nearest - (source in later) < 1:
+                    yield name, source
+
+    def _is_work(self, name: str) -> bool:
+        return bool(self._program(self.nodes[name])) or (
+            self._starts_kernel(name) and self._moved(self.nodes[name]) >= _WORK
+        )
+
+    def _passes_until(self, work: set[str], name: str, readers: Mapping[str, list[str]], ends: set[str]) -> int:
+        """Returns after how many passes the GPU begins with work that waits for a node; 2 for later, too."""
+        begun = {name}
+        for passes in range(2):
+            reached = _reached(begun, lambda one: [] if one in ends else readers[one])
+            if reached & work:
+                return passes
+            begun = {reader for one in reached & ends for reader in readers[one]}
+            # A device begins a pass when it has done its part of the one before.
+            devices = {self.places[one].device for one in reached}
+            begun |= {
+                reader
+                for end in ends
+                if self.places[end].device in devices and self._is_serial(end)
+                for reader in readers[end]
+            }
+        return 2
+
+    def _is_serial(self, name: str) -> bool:
+        """Returns whether a loop begins a pass only when the one before has ended."""
+        return self._parallel[self._frames[name]] == 1
 
     def _never_moves(self, name: str) -> bool:
         """Returns whether a node's outputs are handles or lists, whose placement is not that of the data."""
         node = self.nodes[name]
         return node.op == _ARGUMENT or node.op.startswith("TensorList") or _is_of_handles(node)
-
-    def _conditions(self) -> list[Copied]:
-        """Returns the copied tensors that a loop condition needs from the last iteration.
-
-        The host need not wait for results of the iteration before it: the GPU has a whole iteration to run meanwhile.
-        """
-        copies, found = {(one.name, port): one for one, port in self._copies()}, dict[str, Copied]()
-        open_: list[tuple[str, int, Copied | None]] = [(name, 0, None) for name in self._named("LoopCond")]
-        seen = set[tuple[str, int]]()
-        while open_:
-            name, passes, copied = open_.pop()
-            node = self.nodes[name]
-            passes += node.op == "NextIteration"
-            if passes > 1 or (name, passes) in seen or not self.times(name):
-                continue
-            seen.add((name, passes))
-            if copied and node.op not in _PASSES_ON:
-                found[copied.name] = copied
-                continue
-            values = _sources(node)[: 1 if node.op == "Switch" else None]  # not the condition, again
-            open_ += [(source, passes, copied or copies.get((source, port))) for source, port in values]
-        return list(found.values())
 
     def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the loop that contains each node, and the loop around each loop; an empty name means none."""
@@ -622,6 +697,16 @@ def _sources(node: Any) -> list[tuple[str, int]]:
     """Returns the nodes, with output numbers, of a node's inputs."""
     parts = [given.partition(":") for given in node.input if not given.startswith("^")]
     return [(name, int(port or 0)) for name, _, port in parts]
+
+
+def _reached(begin: Iterable[str], readers: Callable[[str], Iterable[str]]) -> set[str]:
+    """Returns some nodes and all that follow from them."""
+    found, open_ = set(begin), list(begin)
+    while open_:
+        new = [name for name in readers(open_.pop()) if name not in found]
+        found.update(new)
+        open_ += new
+    return found
 
 
 def _chain(parents: Mapping[str, str], frame: str) -> list[str]:

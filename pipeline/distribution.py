@@ -79,8 +79,8 @@ class DeviceGroups(tf.distribute.DistributedDataset):
     """Batches that are copied to the replicas' devices in groups, and sliced there.
 
     Copying one batch of CIFAR-10 costs TensorFlow about as much as copying ten. `tf.data` cannot slice on a GPU, so the
-    iterator holds a group in variables on the devices, and a batch is a slice of them, in the same memory. The position
-    of the slice is in host memory, so that a step does not wait for a device.
+    iterator holds a group on the devices, and a batch is a slice of it, in the same memory. The position of the slice
+    is in host memory, so that a step does not wait for a device.
     """
 
     def __init__(
@@ -114,14 +114,40 @@ class DeviceGroups(tf.distribute.DistributedDataset):
         raise UsageError("reduce over batches that are copied in groups: take them with iter and next")
 
 
-class _Cut(Iterator[Any]):
-    """Iterator over the batches of groups; made outside of a `tf.function`, used inside or outside."""
+class LoopIterator(Iterator[Any]):
+    """Iterator whose state a loop in a graph can carry, so that a pass need not read and write variables."""
+
+    def begin(self) -> Any:
+        """Returns the state, a structure of tensors."""
+        raise NotImplementedError
+
+    def following(self, state: Any) -> tuple[Any, Any]:
+        """Returns the next batch, and the state after it."""
+        raise NotImplementedError
+
+    def end(self, state: Any) -> None:
+        """Continues from a state."""
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
+        batch, state = self.following(self.begin())
+        self.end(state)
+        return batch
+
+
+class _Cut(LoopIterator):
+    """Iterator over the batches of groups; made outside of a `tf.function`, used inside or outside.
+
+    Its state is the position in the group, int32, and the group: a list of tensors for each local replica.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy, groups: Iterator[Any], spec: Any, size: int) -> None:
         self._strategy, self._groups, self._size = strategy, groups, size
         self._spec = _local_spec(spec)
+        self._devices = strategy.extended.worker_devices
         self._held = []  # variables of each replica
-        for device in strategy.extended.worker_devices:
+        for device in self._devices:
             # In the strategy's scope, a tf.Variable would be a distributed one, on all devices.
             with tf.device(device):
                 zeros = [tf.zeros(one.shape, one.dtype) for one in tf.nest.flatten(self._spec)]
@@ -129,29 +155,44 @@ class _Cut(Iterator[Any]):
         with tf.device("CPU:0"):
             self._position = ResourceVariable(tf.constant(size), trainable=False)
 
-    def __next__(self) -> Any:
-        """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
+    def begin(self) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+        """Returns the position and the group."""
+        # A GPU's int32 numbers are in host memory, where those decide that copy or cut a group; its variables are not.
         with tf.device("CPU:0"):
-            tf.cond(self._position.read_value() >= self._size, self._fetch, lambda: tf.constant(0))
-            # A position computed on a GPU would be copied back in every step.
-            begin = tf.reshape(self._position.read_value(), [1])
-            end = begin + 1
-            self._position.assign_add(1)
-        parts = []
-        for device, held in zip(self._strategy.extended.worker_devices, self._held, strict=True):
-            with tf.device(device):
-                cut = [tf.strided_slice(one.read_value(), begin, end, [1], shrink_axis_mask=1) for one in held]
-            parts.append(tf.nest.pack_sequence_as(self._spec, cut))
-        return parts[0] if self._strategy.num_replicas_in_sync == 1 else _distributed(self._strategy, parts)
+            position = self._position.read_value()
+        with tf.device(self._devices[0]):
+            return tf.identity(position), [[one.read_value() for one in held] for held in self._held]
 
-    def _fetch(self) -> tf.Tensor:
-        """Puts the next group into the variables."""
-        flat = [self._strategy.experimental_local_results(one) for one in tf.nest.flatten(next(self._groups))]
-        for held, own in zip(self._held, zip(*flat, strict=True), strict=True):
-            for variable, values in zip(held, own, strict=True):
+    def following(self, state: tuple[tf.Tensor, list[list[tf.Tensor]]]) -> tuple[Any, Any]:
+        """Returns the next batch of each local replica, and the state after it."""
+        with tf.device(self._devices[0]):
+            # A loop of one pass or none: the condition of a tf.cond would be copied to a GPU, which waits for the GPU.
+            position, groups = tf.while_loop(
+                lambda position, _: position >= self._size, self._fetch, state, parallel_iterations=1
+            )
+        parts = []
+        for device, group in zip(self._devices, groups, strict=True):
+            with tf.device(device):
+                begin = tf.reshape(position, [1])
+                cut = [tf.strided_slice(one, begin, begin + 1, [1], shrink_axis_mask=1) for one in group]
+            parts.append(tf.nest.pack_sequence_as(self._spec, cut))
+        batch = parts[0] if self._strategy.num_replicas_in_sync == 1 else _distributed(self._strategy, parts)
+        with tf.device(self._devices[0]):
+            return batch, (position + 1, groups)
+
+    def end(self, state: tuple[tf.Tensor, list[list[tf.Tensor]]]) -> None:
+        """Keeps the position and the group in variables."""
+        position, groups = state
+        with tf.device("CPU:0"):
+            self._position.assign(position)
+        for held, group in zip(self._held, groups, strict=True):
+            for variable, values in zip(held, group, strict=True):
                 variable.assign(values)
-        self._position.assign(0)
-        return tf.constant(0)
+
+    def _fetch(self, position: tf.Tensor, _: list[list[tf.Tensor]]) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+        """Returns the position in the next group, and that group."""
+        flat = [self._strategy.experimental_local_results(one) for one in tf.nest.flatten(next(self._groups))]
+        return position - self._size, [list(own) for own in zip(*flat, strict=True)]
 
 
 def _of_batch(group: tf.TensorSpec) -> tf.TensorSpec:

@@ -96,6 +96,20 @@ def registering_within(seconds: float) -> Iterator[None]:
             setattr(kind, name, call)
 
 
+@contextlib.contextmanager
+def without_automatic_order() -> Iterator[None]:
+    """Context in which the bodies of loops get no order of side effects but the one that they spell out.
+
+    TensorFlow otherwise has each pass end with all of its side effects, on all devices: the host then waits for a GPU.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before, graph._add_control_dependencies = graph._add_control_dependencies, False
+    try:
+        yield
+    finally:
+        graph._add_control_dependencies = before
+
+
 def is_of_xla(error: tf.errors.OpError) -> bool:
     """Returns whether the error means that XLA could not compile a function; such errors always mention XLA."""
     return isinstance(error, OWN) and "xla" in error.message.lower()

@@ -33,10 +33,14 @@ def begun(values: Sequence[tf.Tensor], variable: tf.Variable, device: str) -> tf
       variable: any variable there.
       device: the GPU.
     """
-    # A GPU has this in the host's memory. What stands between must take it: to wait for it without taking it is to wait
-    # for the GPU, and TensorFlow makes that of whatever only passes it on.
     with tf.device(device), tf.control_dependencies(values):
-        is_there = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        return on_host(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
+
+def on_host(is_there: tf.Tensor) -> tf.Operation:
+    """Returns an operation on the host that runs as soon as the host has a bool scalar, which is true."""
+    # What a GPU's operation leaves in the host's memory must be taken: to wait for it without taking it is to wait for
+    # the GPU, and TensorFlow makes that of whatever only passes it on.
     with tf.device("CPU:0"):
         return tf.raw_ops.Assert(condition=is_there, data=[is_there], summarize=1)
 

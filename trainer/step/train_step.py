@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from pipeline.batch.batches import DeviceAugmentation
+from pipeline.distribution import LoopIterator
 from pipeline.order.views import Intervals
 from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
+from trainer.runtime import without_automatic_order
 from trainer.step import clock, optimizers
 from trainer.step.gradients import Gradients, all_sum, apart
 from trainer.step.measures import WEIGHT, Sums, divisor
@@ -124,13 +126,12 @@ class _Carried(NamedTuple):
     """What an update passes on to the next one.
 
     Attributes:
-      step, finite, waited, exchanged, averages, epoch: those of a `LoopResult`.
+      step, finite, exchanged, averages, epoch: those of a `LoopResult`.
       last: sums of the update, float64; see `state.flat_sums`.
     """
 
     step: tf.Tensor
     finite: tf.Tensor
-    waited: tf.Tensor
     exchanged: tf.Tensor
     averages: tf.Tensor
     epoch: tf.Tensor
@@ -194,6 +195,8 @@ class TrainStep:
         self._sums: dict[str, tf.TensorSpec] = {}
         self._of_phase = {self.gradients.phase: self}
         self._clock = clock.clock()
+        first = self.strategy.extended.worker_devices[0]
+        self._gpu = first if "GPU" in first else None
         optimizers.of_one_copy(self.state.optimizer)
         model, trained = self.gradients.fed.model, self.gradients.trained.weights
         self._summaries = Summaries(model, self.gradients.augment, bool(self.virtual_replicas), trained)
@@ -283,45 +286,75 @@ class TrainStep:
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
         """Runs `steps` (int64 scalar, 1 or more) updates; fewer if one is not finite."""
-        return self._loop(lambda known: self._next(iterator, known), steps)
+        if not isinstance(iterator, LoopIterator):
+            return self._loop(functools.partial(self._next, lambda state: (next(iterator), state)), (), steps)[0]
+        result, state = self._loop(functools.partial(self._next, iterator.following), iterator.begin(), steps)
+        iterator.end(state)
+        return result
 
     @tf.function(autograph=False)
     def repeat(self, batch: tuple[Any, ...], steps: tf.Tensor) -> tf.Tensor:
         """Runs updates as `train` does, all with one batch; returns the global step after them."""
-        return self._loop(lambda known: (batch, tf.constant(0.0, tf.float64)), steps).step
-
-    def _loop(self, take: Callable[[tf.Tensor], tuple[Any, tf.Tensor]], steps: tf.Tensor) -> LoopResult:
-        """Runs updates; `take` returns the next batch, and the seconds of waiting for it after the update before."""
-
-        def one(done: tf.Tensor, _: tf.Tensor, before: _Carried) -> tuple[tf.Tensor, tf.Tensor, _Carried]:
-            with tf.device("CPU:0"):
-                known, number = tf.identity(before.finite), first + tf.cast(done, tf.int64)
-            batch, waited = take(known)
-            after, _ = self._update(batch, before, number)
-            return done + 1, known, after._replace(waited=before.waited + waited)
-
-        start, unknown = self._start(), tf.TensorShape([None])  # until the measure is traced
-        shapes = _Carried(*(value.shape for value in start))._replace(epoch=unknown, last=unknown)
-        # The host decides on the next update by numbers of its own, and by the update before the one that runs: a
-        # device always has its next update queued. An update after one that is not finite changes nothing that is kept.
         with tf.device("CPU:0"):
-            first, most = tf.identity(start.step), tf.cast(steps, tf.int32)
-            begin = (tf.constant(0), tf.constant(True))
+            nothing = tf.constant(0.0, tf.float64)
+        return self._loop(lambda state, _: (batch, state, nothing), (), steps)[0].step
 
-        def goes_on(done: tf.Tensor, known: tf.Tensor, _: _Carried) -> tf.Tensor:
+    def _loop(
+        self, take: Callable[[Any, tf.Tensor], tuple[Any, Any, tf.Tensor]], state: Any, steps: tf.Tensor
+    ) -> tuple[LoopResult, Any]:
+        """Runs updates.
+
+        A GPU always has its next update queued: what decides on it is numbers in the host's memory, and the update
+        before the one that runs. An update after one that is not finite changes nothing that is kept. Within a pass the
+        GPU's operations therefore wait for none of the host's, and the host's only for what the GPU was told before.
+        `benchmarks.gpu_graph` shows whether that is so.
+
+        Args:
+          take: function from the state of the input, and a number that the host has once the update before the last one
+            has ended, to the next batch, the next state, and the seconds of waiting for the batch since then.
+          state: state of the input.
+          steps: number of updates, int64 scalar.
+
+        Returns:
+          The result, and the last state of the input.
+        """
+        # A function keeps the order of its side effects.
+        update = tf.function(lambda batch, before: self._update(batch, before)[0], autograph=False)
+
+        def one(
+            done: tf.Tensor, most: tf.Tensor, waited: tf.Tensor, state: Any, before: _Carried
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any, _Carried]:
+            with tf.device(self._gpu):
+                most = most * tf.cast(before.finite, tf.int32)
+            batch, state, seconds = take(state, most)
             with tf.device("CPU:0"):
-                return (done < most) & known
+                waited = waited + seconds
+            with tf.device(self._gpu):
+                with tf.control_dependencies([before.step]):
+                    after = update(batch, before)
+                if not self._is_one_program:  # the input is part of the picture
+                    self.graphs["step"] = Traced(tf.compat.v1.get_default_graph())
+                with tf.control_dependencies([after.step.op]):  # and with it all that the update changes
+                    return done + 1, most, waited, state, tf.nest.map_structure(tf.identity, after)
 
-        *_, last = tf.while_loop(
-            goes_on,
-            one,
-            (*begin, start),
-            shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), shapes),
-            parallel_iterations=1,
-        )
+        def goes_on(done: tf.Tensor, most: tf.Tensor, *_: Any) -> tf.Tensor:
+            with tf.device(self._gpu):
+                return done < most
+
+        with tf.device("CPU:0"):
+            most, waited = tf.cast(steps, tf.int32), tf.constant(0.0, tf.float64)
+        unknown = tf.TensorShape([None])  # until the measure is traced
+        with tf.device(self._gpu):
+            # GPUs keep int32 in the host's memory.
+            begin = (tf.constant(0), tf.identity(most), waited, state, self._start())
+            shapes = tf.nest.map_structure(lambda value: value.shape, begin)
+            shapes = (*shapes[:-1], shapes[-1]._replace(epoch=unknown, last=unknown))
+            with without_automatic_order():
+                # One pass at a time: each device begins one when it has done its part of the one before.
+                *_, waited, state, last = tf.while_loop(goes_on, one, begin, shapes, parallel_iterations=1)
         self.epoch.assign(last.epoch)
         self.state.global_step.assign(last.step)  # without updates that do not count
-        return self._ended(last)
+        return self._ended(last, waited), state
 
     @tf.function(autograph=False)
     def _train_one(self, source: Iterator[Any] | tuple[Any, ...], has_keys: bool) -> tuple[Any, ...]:
@@ -335,14 +368,17 @@ class TrainStep:
           The result, the summed gradients before clipping, the first local replica's rows, and for each local replica
           the keys of its rows (None without keys) and their weights.
         """
-        start, keys = self._start(), None
-        batch, waited = (source, start.waited) if isinstance(source, tuple) else self._next(source, start.finite)
+        start, keys, nothing = self._start(), None, tf.constant(0.0, tf.float64)
+        if isinstance(source, tuple):
+            batch, waited = source, nothing
+        else:
+            batch, _, waited = self._next(lambda state: (next(source), state), (), tf.constant(0))
         if has_keys:
-            keys, waited = self._local(batch[0]["key"]), start.waited  # the input of a key log is not prefetched
+            keys, waited = self._local(batch[0]["key"]), nothing  # the input of a key log is not prefetched
             batch = _without_keys(batch)
-        updated, gradients = self._update(batch, start, start.step)
+        updated, gradients = self._update(batch, start)
         rows = tf.nest.map_structure(lambda part: self._local(part)[0], batch)
-        result = self._ended(updated._replace(waited=waited))
+        result = self._ended(updated, waited)
         return result, gradients, rows, keys, self._local(batch[-1])
 
     @tf.function(autograph=False)
@@ -366,23 +402,25 @@ class TrainStep:
             parallel_iterations=1,
         )
 
-    def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns the next batch, and the seconds of waiting for it after the host has `after`, a tensor."""
-        with tf.name_scope("input"), tf.device("CPU:0"):
-            with tf.control_dependencies([after]):
+    def _next(
+        self, following: Callable[[Any], tuple[Any, Any]], state: Any, after: tf.Tensor
+    ) -> tuple[Any, Any, tf.Tensor]:
+        """Returns the next batch and state, and the seconds of waiting for it once the host has a number, 0 or more."""
+        with tf.name_scope("input"):
+            with tf.device(self._gpu):
+                is_there = after >= 0
+            with tf.control_dependencies([clock.on_host(is_there)]), tf.device("CPU:0"):
                 ended = self._clock()
-            with tf.device(None):
-                batch = next(iterator)
-            with tf.control_dependencies(self._taken(batch)):
-                return batch, tf.maximum(self._clock() - ended, 0.0)
+            batch, state = following(state)
+            with tf.control_dependencies(self._taken(batch)), tf.device("CPU:0"):
+                return batch, state, tf.maximum(self._clock() - ended, 0.0)
 
     def _taken(self, batch: Any) -> list[tf.Tensor | tf.Operation]:
         """Returns what the host has once a batch is there, without waiting for what GPUs compute before it."""
         parts = [tf.nest.flatten(part, expand_composites=True) for part in self._local(batch)]
         extended = self.strategy.extended
         devices = tuple(extended.worker_devices)
-        on_gpus = any("GPU" in device for device in devices)
-        if not on_gpus or tuple(extended.parameter_devices) != devices:  # in central storage variables are elsewhere
+        if not self._gpu or tuple(extended.parameter_devices) != devices:  # in central storage variables are elsewhere
             return [value for part in parts for value in part]
         variables = self._local(self.state.model.trainable_variables[0].value)
         return [clock.begun(*one) for one in zip(parts, variables, devices, strict=True)]
@@ -391,9 +429,9 @@ class TrainStep:
         """Returns what the last loop has passed on to the first update of this one."""
         nothing, epoch = tf.constant(0.0, tf.float64), self.epoch.read_value()
         step, averages = self.state.global_step.read_value(), self.averages.read_value()
-        return _Carried(step, tf.constant(True), nothing, nothing, averages, epoch, tf.zeros_like(epoch))
+        return _Carried(step, tf.constant(True), nothing, averages, epoch, tf.zeros_like(epoch))
 
-    def _update(self, batch: tuple[Any, ...], before: _Carried, number: tf.Tensor) -> tuple[_Carried, list[tf.Tensor]]:
+    def _update(self, batch: tuple[Any, ...], before: _Carried) -> tuple[_Carried, list[tf.Tensor]]:
         """Runs one step on all replicas; see `_step`.
 
         In a skipped step, whose rows all have weight 0, no variable changes but the number of the step: an update by
@@ -402,7 +440,6 @@ class TrainStep:
         Args:
           batch: (features, labels, weights).
           before: what the update before has passed on.
-          number: the global step before the update, int64 scalar, in the host's memory.
         """
         if not self.skip_steps:
             return self._program(batch, before)
@@ -420,7 +457,7 @@ class TrainStep:
             # Their moving averages would fall towards the loss of no row.
             return skipped._replace(averages=before.averages), tf.nest.map_structure(tf.zeros_like, gradients)
 
-        return tf.cond(~is_skipped(number, self.skip_steps), run, skip)
+        return tf.cond(~is_skipped(before.step, self.skip_steps), run, skip)
 
     def _step(self, batch: tuple[Any, ...], before: _Carried) -> tuple[_Carried, list[tf.Tensor]]:
         """Runs one step on all replicas; returns what the next one gets, and the summed gradients before clipping.
@@ -472,7 +509,6 @@ class TrainStep:
             # The first update that is not finite is the last one that counts.
             tf.where(before.finite, step, before.step),
             before.finite & finite & tf.math.is_finite(values[TOTAL_LOSS]),
-            before.waited,
             before.exchanged,
             moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
             epoch_sums(before.epoch, sums, penalty, begins),
@@ -564,7 +600,7 @@ class TrainStep:
         with tf.name_scope("metrics/"):
             return plain, self._measured(before, step, summed.sums, summed.penalty, finite)
 
-    def _ended(self, last: _Carried) -> LoopResult:
+    def _ended(self, last: _Carried, waited: tf.Tensor) -> LoopResult:
         """Stores what the next loop continues from; returns the values of the last update and the epoch's means."""
         self.averages.assign(last.averages)
         sums, penalty = flat_parts(last.last, self._sums)
@@ -574,7 +610,7 @@ class TrainStep:
         of_epoch = self._values(sums, penalty / divisor(sums[WEIGHT]))
         means = tf.stack([tf.cast(value, tf.float64) for value in of_epoch.values()])
         means = tf.where(sums[WEIGHT] > 0, means, math.nan)
-        return LoopResult(last.step, values, last.finite, last.waited, last.exchanged, last.averages, last.epoch, means)
+        return LoopResult(last.step, values, last.finite, waited, last.exchanged, last.averages, last.epoch, means)
 
     def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
         results = self.state.measure.results(sums)

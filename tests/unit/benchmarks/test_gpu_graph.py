@@ -24,7 +24,7 @@ def test_kernels_and_bytes_are_those_of_a_step():
     assert (counts.total.kernels, counts.total.moved) == (2, 2 * 2 * 4096)
     assert not counts.without_kernel
     assert not counts.copied
-    assert not counts.conditions
+    assert not counts.waits
 
 
 def test_a_loop_within_a_step_counts_as_often_as_it_runs():
@@ -71,33 +71,70 @@ def test_a_clock_is_meant_for_the_host():
     ],
     ids=["int32", "and", "values", "int64"],
 )
-def test_the_host_waits_for_a_condition_that_the_gpu_computes(condition, waits):
+def test_a_step_waits_for_a_condition_that_the_gpu_computes(condition, waits):
     def run(values, steps):
         return tf.while_loop(
             lambda i, x: condition(i, x, steps), lambda i, x: (i + 1, tf.exp(x)), (tf.constant(0), values)
         )
 
-    assert bool(counted(run, ROWS, STEPS).conditions) is waits
+    assert bool(counted(run, ROWS, STEPS).waits) is waits
 
 
-def test_the_host_need_not_wait_for_what_the_pass_before_the_last_one_has_computed():
+@pytest.mark.parametrize("of_pass_before", [True, False])
+def test_a_step_need_not_wait_for_what_the_step_before_the_last_one_has_computed(of_pass_before):
+    """The condition of the next pass needs a number from the GPU: of this pass, or of the one before."""
+
     def run(values, steps):
-        def body(i, go, x):
-            with tf.device("CPU:0"):
-                known = tf.reduce_all(x < 2)  # of what this pass was given
-            return i + 1, known, tf.exp(x)
+        def body(i, most, go, x):
+            after = tf.reduce_all(tf.exp(x) < 2)
+            return i + 1, most * tf.cast(go if of_pass_before else after, tf.int32), after, tf.exp(x)
 
-        def goes_on(i, go, x):
-            with tf.device("CPU:0"):
-                return (i < steps) & go
-
-        with tf.device("CPU:0"):
-            begin = tf.constant(0), tf.constant(True)
-        return tf.while_loop(goes_on, body, (*begin, values))
+        begin = tf.constant(0), steps, tf.constant(True), values
+        return tf.while_loop(lambda i, most, *_: i < most, body, begin, parallel_iterations=1)
 
     counts = counted(run, ROWS, STEPS)
-    assert [one.size for one in counts.copied] == [4096]
-    assert not counts.conditions
+    assert [one.size for one in counts.copied] == [4]
+    assert bool(counts.waits) is not of_pass_before
+
+
+@pytest.mark.parametrize("counter", ["CPU:0", "GPU:0"])
+def test_a_pass_ends_on_the_host_when_its_side_effects_have_ended_on_the_gpu(counter):
+    with gpu_graph.virtual_gpu():
+        variable = tf.Variable(tf.zeros([1024]))
+
+    def run(values, steps):
+        def body(i):
+            variable.assign_add(values)
+            with tf.device(counter):
+                return i + 1
+
+        def goes_on(i):
+            with tf.device(counter):
+                return i < steps
+
+        with tf.device(counter):
+            begin = tf.constant(0)
+        return tf.while_loop(goes_on, body, [begin], parallel_iterations=1)
+
+    waits = counted(run, ROWS, STEPS).waits
+    assert bool(waits) is (counter == "CPU:0")
+    assert all("next_iteration" in name or "cond" in name or "input" in name for name in waits)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_what_a_step_takes_from_the_host_comes_after_the_step_before(used):
+    def run(values, steps):
+        def body(i, seconds, x):
+            with tf.device("CPU:0"):
+                seconds = seconds + tf.timestamp()
+                now = tf.cast(seconds, tf.float32)
+            return i + 1, seconds, tf.exp(x) + (now if used else 1.0)
+
+        with tf.device("CPU:0"):
+            begin = tf.constant(0.0, tf.float64)
+        return tf.while_loop(lambda i, *_: i < steps, body, (tf.constant(0), begin, values), parallel_iterations=1)
+
+    assert bool(counted(run, ROWS, STEPS).waits) is used
 
 
 def test_what_is_kept_a_call_is_counted():

@@ -81,8 +81,9 @@ def test_batches_are_those_of_the_host(name, virtual, folder, monkeypatch):
             assert [one.device[-5:] for one in local] == [f"CPU:{i}" for i in range(len(local))]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_loop_in_a_graph_takes_each_batch_once(replicas, folder, monkeypatch):
+@pytest.mark.parametrize(("replicas", "carries"), [(1, False), (1, True), (2, True)])
+def test_a_loop_in_a_graph_takes_each_batch_once(replicas, carries, folder, monkeypatch):
+    """Whether the iterator is read in variables, or the loop carries its state."""
     monkeypatch.setattr(distribution, "_MOST_TOGETHER", 3)
     strategy = mirrored(replicas) if replicas > 1 else tf.distribute.OneDeviceStrategy("CPU:0")
     request = Request(folder, **OPTIONS, start_step=3)
@@ -92,12 +93,17 @@ def test_a_loop_in_a_graph_takes_each_batch_once(replicas, folder, monkeypatch):
     def run(iterator, steps):
         traces.append(steps)
 
-        def one(done, ids):
-            local = strategy.experimental_local_results(next(iterator)[3])
-            return done + 1, ids.write(done, tf.concat(local, axis=0))
+        def one(done, ids, state):
+            batch, state = iterator.following(state) if carries else (next(iterator), state)
+            local = strategy.experimental_local_results(batch[3])
+            return done + 1, ids.write(done, tf.concat(local, axis=0)), state
 
         found = tf.TensorArray(tf.int64, steps, element_shape=[8])
-        return tf.while_loop(lambda done, ids: done < steps, one, (0, found), parallel_iterations=1)[1].stack()
+        begin = (0, found, iterator.begin() if carries else ())
+        _, ids, state = tf.while_loop(lambda done, *_: done < steps, one, begin, parallel_iterations=1)
+        if carries:
+            iterator.end(state)
+        return ids.stack()
 
     in_loops = tf.concat([run(iterator, tf.constant(steps)) for steps in (1, 6, 8)], axis=0)
     assert len(traces) == 1

@@ -246,4 +246,4 @@ def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
     assert boxes <= {name.partition("/")[0] for name in nodes_of(found) if "/" in name}
     beside = {node.op for name, node in nodes_of(found).items() if name.partition("/")[0] not in boxes}
     handed_on = {"Placeholder", "Identity", "ReadVariableOp", "AssignVariableOp"}
-    assert beside <= {*handed_on, "Const", "AddV2", "Cast", "NoOp"}
+    assert beside <= {*handed_on, "Const", "AddV2", "Mul", "Cast", "NoOp"}
