@@ -235,7 +235,7 @@ def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int6
     call, columns = _loaded(function), user_columns.given(source, block, rows)
     try:
         found = call(columns)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a thread of Beam would end by the latter without a word
         raise _RaisedError(of_user(error)) from error
     with _refusing(function):
         return user_columns.returned(source, block, rows, found)
@@ -243,7 +243,10 @@ def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int6
 
 @functools.lru_cache(maxsize=1)
 def _loaded(function: str) -> Any:
-    return code.load_code(_FLAG, function)
+    found = code.load_code(_FLAG, function)
+    if not callable(found):
+        raise UsageError(f"{_FLAG}={function}: must be a function, it is {found!r}")
+    return found
 
 
 @contextlib.contextmanager

@@ -148,8 +148,10 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
         if name not in found:
             raise WrongColumnsError(f"no {name!r}, but {some_of([*map(repr, found)], _MOST_NAMED)}")
     for name, values in found.items():
-        if not isinstance(name, str) or not isinstance(values, list | np.ndarray) or not np.shape(values[:0]):
-            raise WrongColumnsError(f"{name!r} as {type(values).__name__}, not as an array or a list of values")
+        is_named = isinstance(name, str) and name
+        if not is_named or not isinstance(values, list | np.ndarray) or not np.shape(values[:0]):
+            kind = f"{name!r} as {type(values).__name__}, not as an array or a list of values"
+            raise WrongColumnsError(kind if is_named else f"a column called {name!r}; names are texts")
     if len({len(values) for values in found.values()}) > 1:
         each = [f"{name!r} of {len(values)}" for name, values in found.items()]
         raise WrongColumnsError(f"columns of different lengths, {some_of(each, _MOST_NAMED)}")
@@ -166,7 +168,7 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
                 features[name], values[name] = _images(source, found[name])
             elif name != KEY:
                 features[name], values[name] = _column(name, found[name], source.features.get(name))
-        except (ValueError, TypeError, OverflowError) as error:  # NumPy's or Arrow's: values of several kinds
+        except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # NumPy's or Arrow's
             raise WrongColumnsError(f"{name!r} with values that do not fit ({line_of(error)})") from None
     return UserColumns(values, features, _origins(keys, {bytes(block.keys[row]): row for row in rows.tolist()}))
 

@@ -193,6 +193,13 @@ def test_a_row_that_raises_is_invalid_and_says_where(converted, code, pixels, tm
     assert sorted(found["train"]) == [f"train.rows#{row:03d}" for row in range(150) if row != 5]
 
 
+def test_a_row_for_which_it_exits_is_invalid(converted, code, pixels):
+    rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
+    flag = code("if 5 in rows['score']: sys.exit()\nreturn rows", f"import sys\n{HEAD}")
+    with pytest.raises(DataError, check=said("2 invalid rows, over --max_rejects=0", "mine.py:4: SystemExit")):
+        converted(rows, flag, features=features)
+
+
 def test_invalid_rows_do_not_reach_it_and_keep_their_place(converted, code, pixels, tmp_path):
     flag = code("""
         keys = rows["key"]
@@ -232,6 +239,9 @@ WRONG = {
     'return rows | {"n": [1] * (len(rows["key"]) - 1) + ["a"]}': ("'n' with values that do not fit", "'a'"),
     'return rows | {"label": rows["score"]}': ("'label' with float", "instead of text"),
     'return rows | {"image": rows["image"][:, 0]}': ("'image' as uint8 (64, 5, 3), not as uint8 (n, height, width,",),
+    'return rows | {"n": np.ones(len(rows["key"]), complex)}': ("'n' with values that do not fit",),
+    'return rows | {"": np.ones(len(rows["key"]))}': ("a column called ''",),
+    "return rows | {3: [1] * len(rows['key'])}": ("a column called 3",),
     'return rows | {"image": rows["image"] / 255}': ("'image' as float64",),
     'return rows | {"key": rows["score"]}': ("'key' with float",),
     'return rows | {"key": ["a"] * len(rows["key"])}': ("the key 'a' of no row that it got",),
@@ -442,6 +452,7 @@ def test_an_append_takes_the_stored_function_and_refuses_edited_code(convert, co
     [
         ("mine", "must be a module and a name in it"),
         ("mine:other", "mine.py has no 'other'"),
+        ("mine:np", "must be a function"),
         ("none:made", "importing none fails: ModuleNotFoundError"),
     ],
 )
