@@ -1,5 +1,6 @@
 """--transform: rows in, rows out, whatever the source and however its rows are cut."""
 
+import ast
 import io
 import json
 import sys
@@ -279,6 +280,27 @@ def test_a_function_that_returns_something_else_the_second_time_is_refused(body,
         DataError, check=said("returns something else when it is called again", place, "must return the same")
     ):
         converted(splits(pixels), code(body, f"{HEAD}count = []\n"))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [("[3, 4]", "int64"), ("['ä', 'b']", "string"), ("[0.5]", "float32"), ("[]", "float32")]
+)
+def test_a_block_whose_lists_are_all_empty_says_nothing_about_what_they_are_lists_of(
+    value, dtype, converted, code, pixels
+):
+    for row in ("train.rows#003", "train.rows#149"):
+        flag = code(f'return rows | {{"n": [{value} if key == {row!r} else [] for key in rows["key"]]}}')
+        found, made = converted(splits(pixels), flag, "--num_shards=3", out=row[-3:])
+        assert made.features["n"] == Feature(dtype, (None,))
+        lists = {key: example.get("n", []) for key, example in found["train"].items()}
+        own = lists.pop(row)
+        assert [one.decode() if isinstance(one, bytes) else one for one in own] == ast.literal_eval(value)
+        assert [*lists.values()] == [[]] * 149
+    flag = code(
+        'return rows | {"n": [[1] if key == "test.rows#03" else ["a"] * (key[-3:] == "149") for key in rows["key"]]}'
+    )
+    with pytest.raises(UsageError, check=said("'n' as", "int64", "string", "for others")):
+        converted(splits(pixels), flag, out="other")
 
 
 def test_the_first_block_is_called_twice_before_anything_is_written(converted, code, pixels, tmp_path):
