@@ -60,9 +60,7 @@ def leased(
     finally:
         ended.set()
         thread.join()
-        with contextlib.suppress(OSError):
-            if lease.read_bytes() == mine:
-                lease.remove()
+        _release(lease, mine)
 
 
 def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
@@ -78,12 +76,22 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
             f"{data_dir}: another conversion is writing there, or was killed less than "
             f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
-    drafts.publish(lease, mine)
-    time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease survives continues
+    try:
+        drafts.publish(lease, mine)
+        time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease survives continues
+    except KeyboardInterrupt:
+        _release(lease, mine)
+        raise
     if _written(lease) is None or lease.read_bytes() != mine:
         raise RerunError(
             f"{data_dir}: another conversion began there at the same time; rerun this one after it has ended"
         )
+
+
+def _release(lease: RemotePath, mine: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if lease.read_bytes() == mine:
+            lease.remove()
 
 
 def _remove_clocks(data_dir: RemotePath, lease_seconds: float) -> None:

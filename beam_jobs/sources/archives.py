@@ -31,15 +31,23 @@ from pipeline.errors import DataError
 from pipeline.files.reading import opener
 
 SUFFIXES = (".tar", ".zip")
+GZIPPED = (".tar.gz", ".tgz")
+NOT_ONE_BY_ONE, GUNZIP = "is gzipped, so that members cannot be read one by one", "gunzip it, and give the .tar"
 _PLACE = re.compile(rb"\.(?:tar|zip)(?=/)", re.IGNORECASE)
 _MOST_KEPT = 4096  # archives whose members a process keeps: about 60 bytes for each member
 _MAX_REST = 1 << 20  # 1 MiB: most zeros with which tar fills its last record
 _BLOCK = 512  # bytes that a tar consists of
 _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
-_ENCRYPTED = 1  # flag of a zip's member
+_IS_ENCRYPTED, _IS_UTF_8 = 1, 0x800  # flags of a zip's member
+_OF_DOS = 0  # system that packed a zip's member
 _MARK = b"PK\x03\x04"  # begins a zip's member
-_UNREADABLE = -1  # in place of the packing of an encrypted member
-_LINK = -2  # in place of the packing of a tar's link
+_ENCRYPTED, _LINK, _SPARSE = -1, -2, -3  # in place of the packing of members that cannot be read
+_PROBLEMS = {
+    _ENCRYPTED: "is encrypted in its {kind}; unpack it",
+    _LINK: "is a link in its {kind}; unpack the {kind}",
+    _SPARSE: "is stored in parts in its {kind}; pack it without --sparse, or unpack it",
+}
+_UTF_8, _DOS = "utf-8", "cp437"  # encodings of names in zips
 _HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and of more
 _NO_CRC = -1
 _AGAIN = "get the file again"
@@ -76,9 +84,17 @@ class Archive:
 
     @functools.cached_property
     def folders(self) -> dict[bytes, dict[bytes, int | None]]:
-        """{folder: {name in it: number of the member, the last of this name; None of a folder}}; of the top, empty."""
+        """{folder: {name in it: number of the member, the last of this name; None of a folder}}; of the top, empty.
+
+        Raises:
+          DataError: a member is outside of the archive's top, or has the name of a folder.
+        """
         found: dict[bytes, dict[bytes, int | None]] = {b"": {}}
-        for number, name in enumerate(self.names.to_pylist()):
+        names = self.names.to_pylist()
+        for number, name in enumerate(names):
+            if name.startswith(b"../"):
+                problem = f"has the member {os.fsdecode(name)!r}, which unpacking would put outside of its folder"
+                raise DataError(problem, path=os.fsdecode(self.path), advice="pack the files again")
             inner: int | None = number
             place, is_known = name, False
             while not is_known:
@@ -86,11 +102,15 @@ class Archive:
                 is_known = folder in found
                 found.setdefault(folder, {})[base] = inner
                 place, inner = folder, None
+        if both := sorted(found.keys() & {*names}):
+            problem = f"has both a file and a folder of the name {os.fsdecode(both[0])!r}"
+            raise DataError(problem, path=os.fsdecode(self.path), advice="pack the files again")
         return found
 
-    def is_link(self, member: int) -> bool:
-        """Returns whether a member is a link, which cannot be read."""
-        return int(self.packings[member]) == _LINK
+    def problem(self, member: int) -> str:
+        """Returns why a member cannot be read at all, as a link; "" if it can."""
+        kind = os.fsdecode(self.path[-3:].lower())
+        return _PROBLEMS.get(int(self.packings[member]), "").format(kind=kind)
 
     def find(self, name: bytes) -> int | None:
         """Returns the number of the member of a name, the last if there are several, as unpacking has it; or None."""
@@ -111,8 +131,8 @@ class Archive:
             if (status.st_size, status.st_mtime_ns) != self.stamp:
                 raise streams.changed(os.fsdecode(self.path))
             start, size = int(self.starts[member]), int(self.sizes[member])
-            if self.is_link(member):
-                return b"", "is a link in its tar; unpack the tar"
+            if problem := self.problem(member):
+                return b"", problem
             if not self.path.lower().endswith(b".zip"):
                 return _whole(os.pread(stream.fileno(), size, start), size)
             mark, name, more = _HEADER.unpack(os.pread(stream.fileno(), _HEADER.size, start).ljust(_HEADER.size))
@@ -123,8 +143,6 @@ class Archive:
 
     def _unpacked(self, member: int, data: bytes, size: int) -> tuple[bytes, str]:
         packing = int(self.packings[member])
-        if packing == _UNREADABLE:
-            return b"", "is encrypted in its zip; unpack it"
         if packing == _DEFLATED:
             with contextlib.suppress(zlib.error):
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
@@ -177,7 +195,7 @@ class Entry:
         return self.member is not None
 
     def is_symlink(self) -> bool:
-        """Returns False: links cannot be read, see `Archive.is_link`."""
+        """Returns False: links cannot be read, see `Archive.problem`."""
         return False
 
     def content(self) -> bytes:
@@ -192,10 +210,14 @@ class Entry:
         return data
 
     def stamp(self) -> tuple[int, int]:
-        """Returns the size of a file, and the modification time of the archive in ns; raises DataError for a link."""
+        """Returns the size of a file, and the modification time of the archive in ns.
+
+        Raises:
+          DataError: it cannot be read at all, as a link.
+        """
         member = self.member or 0
-        if self.archive.is_link(member):
-            self.content()
+        if problem := self.archive.problem(member):
+            raise DataError(problem, path=os.fsdecode(self.path))
         return int(self.archive.sizes[member]), self.archive.stamp[1]
 
 
@@ -258,9 +280,22 @@ def _opened(path: bytes, stamp: tuple[int, int]) -> Archive:
         except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
             kind = "zip" if is_zip else "tar"
             problem = f"is not a whole {kind} archive ({' '.join(str(error).split())})"
-            raise DataError(problem, path=os.fsdecode(path), advice=_AGAIN) from None
+            raise DataError(problem, path=os.fsdecode(path), advice=_advice(stream, is_zip)) from None
     columns = np.array(numbers, np.int64).reshape(len(names), 5).T
     return Archive(path, stamp, pa.array(names, pa.large_binary()), *(np.ascontiguousarray(each) for each in columns))
+
+
+def _advice(stream: IO[bytes], is_zip: bool) -> str:
+    """Returns what to do about a file that is not the archive that its name says."""
+    stream.seek(0)
+    start = stream.read(_BLOCK)
+    if start.startswith(b"\x1f\x8b"):
+        return "it is gzipped: gunzip it"
+    if start.startswith(_MARK) and not is_zip:
+        return "it is a zip: call it .zip"
+    if start[257:262] == b"ustar" and is_zip:
+        return "it is a tar: call it .tar"
+    return _AGAIN
 
 
 def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
@@ -269,10 +304,11 @@ def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
     with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         while info := tar.next():
             tar.members.clear()  # type: ignore[attr-defined]  # or it keeps a kilobyte for each
-            end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK if info.isfile() else info.offset_data
-            if (info.isreg() and not info.issparse()) or info.islnk() or info.issym():
-                name = info.name.encode("utf-8", "surrogateescape")
-                yield name, (info.offset_data, info.size, info.size, _STORED if info.isreg() else _LINK, _NO_CRC)
+            end = tar.offset  # type: ignore[attr-defined]  # where the next header would be
+            if info.isreg() or info.islnk() or info.issym():
+                name = info.name.encode(_UTF_8, "surrogateescape")
+                packing = _SPARSE if info.issparse() else _STORED if info.isreg() else _LINK
+                yield name, (info.offset_data, info.size, info.size, packing, _NO_CRC)
     _check_end(path, end, stream)
 
 
@@ -293,6 +329,19 @@ def _of_zip(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
     with zipfile.ZipFile(stream) as found:
         for info in found.infolist():
             if not info.is_dir():
-                packing = _UNREADABLE if info.flag_bits & _ENCRYPTED else info.compress_type
+                packing = _ENCRYPTED if info.flag_bits & _IS_ENCRYPTED else info.compress_type
+                packing = _LINK if stat.S_ISLNK(info.external_attr >> 16) else packing  # a file's mode in Unix
                 numbers = info.header_offset, info.compress_size, info.file_size, packing, info.CRC
-                yield info.filename.encode("utf-8", "surrogateescape"), numbers
+                yield _name_in_zip(info), numbers
+
+
+def _name_in_zip(info: zipfile.ZipInfo) -> bytes:
+    """Returns the name of a zip's member as `unzip` has it."""
+    name = info.filename.encode(_UTF_8, "surrogateescape")
+    if not info.flag_bits & _IS_UTF_8 and not name.isascii():
+        # The Finder of macOS writes UTF-8 without the flag that says so, and Python takes that for DOS' letters.
+        with contextlib.suppress(UnicodeError):
+            stored = info.filename.encode(_DOS)
+            stored.decode(_UTF_8)
+            name = stored
+    return name.replace(b"\\", b"/") if info.create_system == _OF_DOS and b"/" not in name else name

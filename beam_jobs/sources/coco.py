@@ -55,6 +55,7 @@ _OF_CAPTION = {_CAPTION: Feature("string", (None,))}
 _OF_POINTS = {name: Feature("int64", (None,)) for name in (POINT_LABELS, "keypoint_box", "keypoint_visibility")}
 _COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS, "keep_columns": _CAPTION}
 _SHOWN = 60  # characters of a value in errors
+_MOST_TRIED = 1000  # images that are looked for to find their folder
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
 
 
@@ -253,13 +254,13 @@ def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> 
 
 
 def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]]) -> str:
-    """Returns the folder below the root in which a file's images are: the first that holds its first image."""
+    """Returns the folder below the root in which a file's images are: the first that holds one of its images."""
     stem = _stem(name)
-    first = str(content["images"][0]["file_name"])
-    places = [stem, f"images/{stem}", os.path.dirname(name), "", "images"]
-    for place in dict.fromkeys(places):
-        if os.path.isfile(os.path.join(str(root), place, first)):
-            return place
+    places = dict.fromkeys([stem, f"images/{stem}", os.path.dirname(name), "", "images"])
+    for item in content["images"][:_MOST_TRIED]:  # the first ones may be missing
+        for place in places:
+            if os.path.isfile(os.path.join(str(root), place, str(item["file_name"]))):
+                return place
     return ""
 
 
@@ -329,15 +330,17 @@ def _add_objects(
         _check_image(item, rows, path)
         if item.get("category_id") not in numbers:
             raise DataError(f"{said}: there is no category {item.get('category_id')!r}", path=path)
-        row = rows[item["image_id"]]
+        row, is_crowd = rows[item["image_id"]], item.get("iscrowd") or 0
+        if is_crowd not in (0, 1):
+            row.problem = row.problem or f"{said}: its iscrowd is {is_crowd!r}, not 0 or 1"
         if options.mask_column:
             if not isinstance(item["id"], int):
                 raise DataError(
                     f"{said}: the id is no whole number, which decides what lies on top in masks", path=path
                 )
-            value = IGNORED if item.get("iscrowd") else numbers[item["category_id"]] + 1
+            value = IGNORED if is_crowd else numbers[item["category_id"]] + 1
             row.segmentations.append(Segmentation(item["id"], value, item.get(_SEGMENTATION)))
-        if item.get("iscrowd"):
+        if is_crowd:
             crowds += 1
             continue
         box = item.get("bbox")

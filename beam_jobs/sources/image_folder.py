@@ -63,7 +63,10 @@ def open_source(options: SourceOptions) -> PathSource:
     folder = os.path.abspath(options.source)
     if not os.path.isdir(folder) and not archives.is_archive(folder):
         problem = "is neither a folder nor an archive (.zip, .tar)" if os.path.exists(folder) else "no such folder"
-        raise DataError(problem, path=folder, advice="--source of image_folder has one folder of images per class")
+        advice = "--source of image_folder has one folder of images per class"
+        if os.path.isfile(folder) and folder.lower().endswith(archives.GZIPPED):
+            problem, advice = archives.NOT_ONE_BY_ONE, archives.GUNZIP
+        raise DataError(problem, path=folder, advice=advice)
     scan = _Scan(folder, options.follow_links, options.splits)
     table = scan.table()
     for line in _notes(scan, table):
@@ -404,7 +407,7 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes] | Entry]:
 def _start(entry: os.DirEntry[bytes] | Entry) -> bytes:
     """Returns the first bytes of a file."""
     if isinstance(entry, Entry):
-        return b"" if entry.archive.is_link(entry.member or 0) else entry.content()[: schema.IMAGE_START]
+        return entry.content()[: schema.IMAGE_START]
     with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
         return file.read(schema.IMAGE_START)
 

@@ -28,7 +28,6 @@ from beam_jobs.sources.user_columns import IMAGE, KEY, LABEL, UserColumns, Wrong
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user
 from pipeline.files import code
-from pipeline.manifest import Feature
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -178,6 +177,9 @@ class TransformedSource(Source):
             values[LABEL] = np.array([numbers.get(name, NO_LABEL) for name in values[LABEL]])
             missing = np.flatnonzero(values[LABEL] == NO_LABEL).tolist()
             builder.bad |= dict.fromkeys(missing, f"{self.function} returned no label for it")
+        for name in made.open:
+            is_text = self.features[name].dtype == "string"
+            values[name] = [[] if is_text else np.zeros(0, self.features[name].dtype) for _ in range(count)]
         for name, column in values.items():
             columns[name][:count] = user_columns.objects(column) if isinstance(column, list) else column
         return builder.finished()
@@ -235,7 +237,7 @@ def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int6
     call, columns = _loaded(function), user_columns.given(source, block, rows)
     try:
         found = call(columns)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a thread of Beam would end by the latter without a word
         raise _RaisedError(of_user(error)) from error
     with _refusing(function):
         return user_columns.returned(source, block, rows, found)
@@ -243,7 +245,10 @@ def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int6
 
 @functools.lru_cache(maxsize=1)
 def _loaded(function: str) -> Any:
-    return code.load_code(_FLAG, function)
+    found = code.load_code(_FLAG, function)
+    if not callable(found):
+        raise UsageError(f"{_FLAG}={function}: must be a function, it is {found!r}")
+    return found
 
 
 @contextlib.contextmanager
@@ -278,12 +283,12 @@ def opened(source: Source, function: str) -> TransformedSource:
     names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
     shared = {name: getattr(source, name) for name in names} | {
         "class_names": _class_names(source, function, seen.labels - {""}),
-        "features": {name: feature for name, feature in seen.features.items() if name != IMAGE},
+        "features": {name: feature for name, feature in seen.columns.features.items() if name != IMAGE},
         "unique_keys": source.unique_keys and not seen.has_new_keys,
         "splits": {split: int(own.counts.sum()) for split, own in calls.items()},
     }
-    if source.image_shape and seen.features:
-        shared["image_shape"] = seen.features[IMAGE].shape
+    if source.image_shape and seen.columns.features:
+        shared["image_shape"] = seen.columns.features[IMAGE].shape
     return TransformedSource(**shared, inner=source, function=function, calls=calls)
 
 
@@ -292,12 +297,12 @@ class _Seen:
     """What is known of the rows that the function has returned so far.
 
     Attributes:
-      features: see `UserColumns`.
+      columns: their features, and which are open, without the rows.
       labels: names of the classes; "" if a row has none.
       has_new_keys: whether a row has another key than the one that it was made of.
     """
 
-    features: dict[str, Feature] = dataclasses.field(default_factory=dict)
+    columns: UserColumns = dataclasses.field(default_factory=UserColumns)
     labels: set[str] = dataclasses.field(default_factory=set)
     has_new_keys: bool = False
 
@@ -305,8 +310,8 @@ class _Seen:
         """Adds what was made of a block; raises WrongColumnsError if its columns are others than before."""
         if not made.values:
             return
-        self.features = self.features or made.features
-        user_columns.check_alike(self.features, made.features)
+        features, still_open = user_columns.alike([self.columns, made] if self.columns.features else [made])
+        self.columns = UserColumns(features=features, open=still_open)
         if has_label(source) and source.label.is_class:
             self.labels |= {*made.values[LABEL]}
         keys = [bytes(block.keys[row]) for row in made.origins.tolist()]

@@ -38,11 +38,13 @@ class UserColumns:
         Without rows there are no columns.
       features: {column: feature} of the image and of the columns beside label and key.
       origins: row of the given block that each row was made of, int64 (n,).
+      open: columns whose lists are all empty, so that other rows decide on what they are lists of.
     """
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
     origins: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    open: frozenset[str] = frozenset()
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -50,14 +52,13 @@ class UserColumns:
         filled = [part for part in parts if part.values]
         if len(filled) < 2:
             return filled[0] if filled else cls()
-        for part in filled:
-            check_alike(filled[0].features, part.features)
+        features, still_open = alike(filled)
         columns = {name: [part.values[name] for part in filled] for name in filled[0].values}
         values = {
             name: list(itertools.chain(*each)) if isinstance(each[0], list) else np.concatenate(each)
             for name, each in columns.items()
         }
-        return cls(values, filled[0].features, np.concatenate([part.origins for part in filled]))
+        return cls(values, features, np.concatenate([part.origins for part in filled]), still_open)
 
     @property
     def checksum(self) -> int:
@@ -71,12 +72,28 @@ class UserColumns:
         return crc
 
 
-def check_alike(there: Mapping[str, Feature], here: Mapping[str, Feature]) -> None:
-    """Raises WrongColumnsError, with its name, if a column is not the same in two blocks of rows."""
-    for name in sorted(there.keys() | here.keys()):
-        one, other = (str(each.get(name) or "nothing") for each in (there, here))
-        if there.get(name) != here.get(name):
-            raise WrongColumnsError(f"{name!r} as {one} for some rows and as {other} for others")
+def alike(parts: Sequence[UserColumns]) -> tuple[dict[str, Feature], frozenset[str]]:
+    """Returns the features of all parts, and the columns that are open in each.
+
+    Raises:
+      WrongColumnsError: a column is not the same in two of them.
+    """
+    features, still_open = dict(parts[0].features), parts[0].open
+    for part in parts[1:]:
+        for name in sorted(features.keys() | part.features.keys()):
+            one, other = features.get(name), part.features.get(name)
+            if one is None or other is None or (one != other and not _may_be(one, other, name, still_open, part.open)):
+                kinds = [str(each or "nothing") for each in (one, other)]
+                raise WrongColumnsError(f"{name!r} as {kinds[0]} for some rows and as {kinds[1]} for others")
+            if name in still_open:
+                features[name] = other
+        still_open &= part.open
+    return features, still_open
+
+
+def _may_be(one: Feature, other: Feature, name: str, *opens: frozenset[str]) -> bool:
+    """Returns whether two features of a column are both lists, and one of them has no value that says of what."""
+    return one.shape == other.shape == (None,) and any(name in each for each in opens)
 
 
 def has_label(source: Source) -> bool:
@@ -148,8 +165,10 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
         if name not in found:
             raise WrongColumnsError(f"no {name!r}, but {some_of([*map(repr, found)], _MOST_NAMED)}")
     for name, values in found.items():
-        if not isinstance(name, str) or not isinstance(values, list | np.ndarray) or not np.shape(values[:0]):
-            raise WrongColumnsError(f"{name!r} as {type(values).__name__}, not as an array or a list of values")
+        is_named = isinstance(name, str) and name
+        if not is_named or not isinstance(values, list | np.ndarray) or not np.shape(values[:0]):
+            kind = f"{name!r} as {type(values).__name__}, not as an array or a list of values"
+            raise WrongColumnsError(kind if is_named else f"a column called {name!r}; names are texts")
     if len({len(values) for values in found.values()}) > 1:
         each = [f"{name!r} of {len(values)}" for name, values in found.items()]
         raise WrongColumnsError(f"columns of different lengths, {some_of(each, _MOST_NAMED)}")
@@ -158,6 +177,7 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
     keys = [_encoded(KEY, key) for key in found[KEY]]
     values = {KEY: keys}
     features: dict[str, Feature] = {}
+    still_open = set[str]()
     for name in found:
         try:
             if name == LABEL and has_label(source):
@@ -165,10 +185,12 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
             elif name == IMAGE:
                 features[name], values[name] = _images(source, found[name])
             elif name != KEY:
-                features[name], values[name] = _column(name, found[name], source.features.get(name))
-        except (ValueError, TypeError, OverflowError) as error:  # NumPy's or Arrow's: values of several kinds
+                features[name], values[name], is_open = _column(name, found[name], source.features.get(name))
+                still_open |= {name} if is_open else set()
+        except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # NumPy's or Arrow's
             raise WrongColumnsError(f"{name!r} with values that do not fit ({line_of(error)})") from None
-    return UserColumns(values, features, _origins(keys, {bytes(block.keys[row]): row for row in rows.tolist()}))
+    origins = _origins(keys, {bytes(block.keys[row]): row for row in rows.tolist()})
+    return UserColumns(values, features, origins, frozenset(still_open))
 
 
 def _origins(keys: Sequence[bytes], rows: Mapping[bytes, int]) -> NDArray[np.int64]:
@@ -221,17 +243,18 @@ def _file(name: str, value: Any) -> bytes:
     return images.encoded(pixels, "png")
 
 
-def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any]:
-    """Returns (feature, values) of a column; `known` is the feature that the source has under this name."""
+def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any, bool]:
+    """Returns (feature, values, whether it is open) of a column; `known` is the source's feature of this name."""
     if known is not None and known.encoding is not None:
-        return known, [_file(name, value) for value in values]
+        return known, [_file(name, value) for value in values], False
     if known is not None and known.convention:
-        return known, [np.asarray(value, known.dtype).ravel() for value in values]
+        return known, [np.asarray(value, known.dtype).ravel() for value in values], False
     shape = np.shape(values)[1:] if isinstance(values, np.ndarray) else ()
     if not shape and len({isinstance(value, bytes) for value in values}) > 1:
         values = [_encoded(name, value) for value in values]
     array = pa.array(values.ravel() if shape else values)
-    if array.type == pa.list_(pa.null()):  # all of them are empty
+    is_open = array.type == pa.list_(pa.null())  # all of them are empty
+    if is_open:
         array = array.cast(pa.list_(pa.string() if known is not None and known.dtype == "string" else pa.float32()))
     feature, bad = columns.feature_of(array.type), dict[int, str]()
     if feature is None or (shape and feature.dtype == "string"):
@@ -242,4 +265,5 @@ def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any
     feature = Feature(feature.dtype, shape or feature.shape)
     names = known.class_names if known is not None and dataclasses.replace(known, class_names=()) == feature else ()
     feature = dataclasses.replace(feature, class_names=names)
-    return feature, found.tolist() if found.dtype == object else found.reshape(-1, *shape) if shape else found
+    values = found.tolist() if found.dtype == object else found.reshape(-1, *shape) if shape else found
+    return feature, values, is_open

@@ -28,7 +28,7 @@ from beam_jobs.sources.table import SHOWN
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath, StoragePath
 
-_SUFFIX, _PACKED = ".tar", (".tar.gz", ".tgz")
+_SUFFIX = ".tar"
 _KINDS = f"--source of webdataset is a {_SUFFIX}, a folder of such, or a glob"
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^/.]+)\.(?P<ending>[^/]+)", re.DOTALL)
 _IMAGE, _KEY, _JSON, _CLASS = "image", "__key__", "json", "cls"
@@ -62,15 +62,13 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
     found, names = listing.find(options.source, _is_tar, True, f"*{_SUFFIX}, at any depth", _KINDS)
     for name in names:
-        if name.lower().endswith(_PACKED):
-            raise DataError("is gzipped, so that members cannot be read one by one", path=found / name).advised(
-                f"gunzip it, and give the {_SUFFIX}"
-            )
+        if name.lower().endswith(archives.GZIPPED):
+            raise DataError(archives.NOT_ONE_BY_ONE, path=found / name, advice=archives.GUNZIP)
     return LocalPath(str(found)), names
 
 
 def _is_tar(name: str) -> bool:
-    return name.lower().endswith((_SUFFIX, *_PACKED)) and not os.path.basename(name).startswith(_HIDDEN)
+    return name.lower().endswith((_SUFFIX, *archives.GZIPPED)) and not os.path.basename(name).startswith(_HIDDEN)
 
 
 @dataclasses.dataclass
@@ -118,8 +116,10 @@ def _samples(path: StoragePath) -> _Samples:
     for member in range(len(samples.archive.names)):
         name = samples.name(member)
         match = _NAME.fullmatch(name)
-        if match is None or os.path.basename(name).startswith(_HIDDEN) or samples.archive.is_link(member):
+        if match is None or os.path.basename(name).startswith(_HIDDEN):
             continue
+        if problem := samples.archive.problem(member):
+            raise samples.refused(member, problem)
         key, ending = match["key"], match["ending"].lower()
         if not samples.keys or samples.keys[-1] != key:
             if key in before:

@@ -523,9 +523,13 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     try:
         try:
             main(argv)
-        except SystemExit:  # argparse's after --help
+        except SystemExit as error:  # argparse's after --help, or that of a user's module or function
             sys.stdout.flush()
-            raise
+            place = errors.place_of(error)
+            if place is None:
+                raise
+            _complain(f"{command}: {printable(f'{place} ended the command: {errors.said_by(error)}')}")
+            sys.exit(error.code if isinstance(error.code, int) and error.code else errors.EXIT_DATA)
         sys.stdout.flush()
     except errors.PipelineError as error:
         for mistake in error.mistakes:

@@ -19,7 +19,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from beam_jobs import convert, edit, validate
+from beam_jobs import convert, drafts, edit, validate
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import make_plan
 from beam_jobs.shards import manifest_writer, receipts, writer
@@ -287,6 +287,22 @@ def test_hdfs_has_no_versions() -> None:
         convert.main(["--dataset=digits", "--data_dir=hdfs://name/data", "--append"])
     with pytest.raises(UsageError, match=said):
         edit.main(["hdfs://name/data", "--delete=a"])
+
+
+def test_ctrl_c_as_soon_as_the_lease_is_written_gives_it_back(
+    bucket: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = drafts.publish
+
+    def interrupted(path: RemotePath, data: bytes) -> None:
+        publish(path, data)
+        if path.name == ".converting.lease":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(drafts, "publish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert.main(digits(bucket))
+    assert keys(bucket) == []
 
 
 def test_two_conversions_at_once(bucket: RemotePath) -> None:

@@ -1,5 +1,6 @@
 """Tables whose images lie in archives."""
 
+import gzip
 import io
 import os
 import tarfile
@@ -133,15 +134,14 @@ def test_the_last_of_two_members_of_a_name_counts_as_when_unpacking(tmp_path):
     assert read(table(tmp_path, ["a.tar/x.png"])).images == [picture(2)]
 
 
-def test_a_sparse_member_of_a_tar_is_no_file_as_its_bytes_are_in_parts(tmp_path):
+def test_a_sparse_member_of_a_tar_is_an_invalid_row_as_its_bytes_are_in_parts(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        for name, sparse in (("whole.png", ()), ("x.png", (("major", "1"), ("minor", "0"), ("realsize", "512")))):
+        for name, sparse in (("whole.png", ()), ("x.png", (("major", "1"), ("minor", "0"), ("realsize", "5120")))):
             info = tarfile.TarInfo(name)
             info.size = 1024
             info.pax_headers = {f"GNU.sparse.{field}": value for field, value in sparse}
             archive.addfile(info, io.BytesIO(b"1\n0\n512\n".ljust(1024, b"\0")))  # one part, of 512 bytes from 0 on
-    found = archives.opened(os.fsencode(tmp_path / "a.tar"))
-    assert (found.find(b"whole.png"), found.find(b"x.png")) == (0, None)
+    assert read(table(tmp_path, ["a.tar/whole.png", "a.tar/x.png"])).bad[1].startswith("is stored in parts in its tar")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -283,6 +283,46 @@ def test_folders_in_an_archive_give_the_bytes_of_the_unpacked_folder(tmp_path, k
     assert below[0] == below[1]
 
 
+class Foreign(zipfile.ZipInfo):
+    """A member whose name is not marked as UTF-8."""
+
+    stored = b""
+
+    def _encodeFilenameFlags(self):  # noqa: N802, Python's name
+        return self.stored, 0
+
+
+def test_names_are_those_that_unzip_gives(tmp_path):
+    """The Finder of macOS writes UTF-8 without its mark, DOS cp437; old .NET has backslashes."""
+    unix, dos = 3, 0
+    names = [
+        (unix, "Zürich/日本 1.png".encode(), "Zürich/日本 1.png"),
+        (dos, "Köln/1.png".encode("cp437"), "Köln/1.png"),
+        (dos, b"cat\\2.png", "cat/2.png"),
+        (unix, b"d/a\\b.png", "d/a\\b.png"),
+    ]
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for row, (system, stored, _) in enumerate(names):
+            member = Foreign(f"{row}")
+            member.create_system, member.stored = system, stored
+            archive.writestr(member, picture(row))
+    source = open_source(SourceOptions("image_folder", str(tmp_path / "x.zip")))
+    assert source.class_names == ("Köln", "Zürich", "cat", "d")
+    block = read(source)
+    found = dict(zip(block.keys, block.images, strict=True))
+    assert found == {name.encode(): picture(row) for row, (_, _, name) in enumerate(names)}
+
+
+def linked_zip(path, files):
+    """Writes a zip with a link to a folder, as `zip --symlinks` does."""
+    zipped(path, files)
+    with zipfile.ZipFile(path, "a") as archive:
+        link = zipfile.ZipInfo("b")
+        link.create_system, link.external_attr = 3, 0o120777 << 16
+        archive.writestr(link, "a")
+    return path
+
+
 def linked(path, files):
     """Writes a tar with a link to a file."""
     tarred(path, files)
@@ -290,6 +330,11 @@ def linked(path, files):
         link = tarfile.TarInfo("a/link.png")
         link.type, link.linkname = tarfile.SYMTYPE, "0.png"
         archive.addfile(link)
+    return path
+
+
+def gzipped(path, files):
+    path.write_bytes(gzip.compress(tarred(path, files).read_bytes()))
     return path
 
 
@@ -306,8 +351,22 @@ def cut(path, files):
         (zipped, "x.zip", {"a/readme.txt": b"x"}, ["class 'a' has no image", "skipped 1 file"]),
         (zipped, "x.zip", {"0.png": picture(0)}, ["x.zip/0.png", "is not in a class folder"]),
         (linked, "x.tar", {"a/0.png": picture(0)}, ["x.tar/a/link.png", "is a link in its tar; unpack the tar"]),
-        (cut, "x.zip", {"a/0.png": picture(0)}, ["x.zip", "is not a whole zip archive"]),
-        (tarred, "x.tar.gz", {"a/0.png": picture(0)}, ["x.tar.gz", "neither a folder nor an archive (.zip, .tar)"]),
+        (linked_zip, "x.zip", {"a/0.png": picture(0)}, ["x.zip/b", "is a link in its zip; unpack the zip"]),
+        (cut, "x.zip", {"a/0.png": picture(0)}, ["x.zip", "is not a whole zip archive", "get the file again"]),
+        (zipped, "x.tar", {"a/0.png": picture(0)}, ["is not a whole tar archive", "it is a zip: call it .zip"]),
+        (tarred, "x.zip", {"a/0.png": picture(0)}, ["is not a whole zip archive", "it is a tar: call it .tar"]),
+        (gzipped, "x.tar", {"a/0.png": picture(0)}, ["is not a whole tar archive", "it is gzipped: gunzip it"]),
+        (gzipped, "x.tar.gz", {"a/0.png": picture(0)}, ["is gzipped", "gunzip it, and give the .tar"]),
+        (tarred, "x.rar", {"a/0.png": picture(0)}, ["x.rar", "neither a folder nor an archive (.zip, .tar)"]),
+        (
+            zipped,
+            "x.zip",
+            {"a/0.png": b"", "../a/1.png": b""},
+            ["has the member '../a/1.png'", "outside of its folder"],
+        ),
+        (tarred, "x.tar", {"a/0.png": b"", "b/../../a.png": b""}, ["has the member '../a.png'"]),
+        (zipped, "x.zip", {"a/0.png": b"", "a": b""}, ["has both a file and a folder of the name 'a'"]),
+        (zipped, "x.zip", {"a": b"", "a/0.png": b""}, ["has both a file and a folder of the name 'a'"]),
     ],
 )
 def test_archives_without_folders_of_images_are_refused(tmp_path, write, name, files, facts):

@@ -91,6 +91,14 @@ def test_images_are_found_in_the_usual_folders(converted, coco, place):
     assert manifests.load(folder).splits["train"].num_examples == 12
 
 
+def test_the_folder_of_the_images_is_found_though_the_first_are_missing(converted, coco):
+    for number in (0, 1):
+        (coco / "train2017" / f"{number:06d}.png").unlink()
+    folder, outcome = converted("--max_rejects=2", source="annotations/instances_train2017.json")
+    assert outcome.code == 0, outcome.err
+    assert sorted(examples_of(folder)) == [*range(2, 12)]
+
+
 def test_splits_are_those_of_the_names_of_files(converted):
     folder, _ = converted("--splits=val")
     assert [*manifests.load(folder).splits] == ["validation"]
@@ -138,6 +146,7 @@ def test_files_that_contradict_themselves_are_refused(converted, coco, change, t
         (lambda c: c["annotations"][0].update(bbox=[3, 4, 5]), "annotation 1: its bbox is [3, 4, 5], not four numbers"),
         (lambda c: c["annotations"][0].update(bbox=[3, 4, 10**400, 5]), "not four numbers"),
         (lambda c: c["annotations"][0].pop("bbox"), "annotation 1: its bbox is None"),
+        (lambda c: c["annotations"][0].update(iscrowd="0"), "annotation 1: its iscrowd is '0', not 0 or 1"),
         (lambda c: c["images"][1].update(width=50), "its annotations are of an image of 56x50, and the file has 56x72"),
         (lambda c: c["images"][1].update(file_name="gone.png"), "gone.png: no such file"),
     ],

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import math
 import pickle
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -372,6 +373,22 @@ def test_shares_that_came_out_are_said_and_what_a_large_group_makes_impossible(t
             assert (line in out) == (split in far)
     assert any("'big', alone has 40.0% (120 rows)" in out for out in found.values())
     assert any("has no row of class owl" in out for out in found.values())
+
+
+def test_groups_that_look_alike_and_are_in_different_splits_are_told(tmp_path, capsys):
+    patients = [name for number in range(20) for name in (f"p{number}", f"P{number}", f"{number}.0", f"{number}")]
+    path = table_of(tmp_path / "a.parquet", 80, patient=patients)
+    flags = ["--dataset=parquet", f"--source={path}", "--group_by=patient", f"--data_dir={tmp_path}/out", SPLITS]
+    convert_command("convert", [*flags, "--dry_run"])
+    made = resplit(source_of(path, group_by="patient"), THREE, 0, "patient")
+    splits = {patients[row]: split for split in made.splits for row in dealt._rows(made.inner, made.dealing, split)}
+    pairs = [(f"P{number}", f"p{number}") for number in range(20)] + [(f"{n}", f"{n}.0") for n in range(20)]
+    apart = [pair for pair in pairs if len({splits[name] for name in pair}) > 1]
+    assert 5 < len(apart) < 35
+    said = next(line for line in capsys.readouterr().out.splitlines() if "look alike" in line)
+    assert said.startswith(f"warning: {len(apart)} pairs of groups that look alike are in different splits, the first")
+    one, other = re.findall("'(.*?)'", said)
+    assert (one, other) in apart
 
 
 def test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """--transform: rows in, rows out, whatever the source and however its rows are cut."""
 
+import ast
 import io
 import json
 import sys
@@ -193,6 +194,13 @@ def test_a_row_that_raises_is_invalid_and_says_where(converted, code, pixels, tm
     assert sorted(found["train"]) == [f"train.rows#{row:03d}" for row in range(150) if row != 5]
 
 
+def test_a_row_for_which_it_exits_is_invalid(converted, code, pixels):
+    rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
+    flag = code("if 5 in rows['score']: sys.exit()\nreturn rows", f"import sys\n{HEAD}")
+    with pytest.raises(DataError, check=said("2 invalid rows, over --max_rejects=0", "mine.py:4: SystemExit")):
+        converted(rows, flag, features=features)
+
+
 def test_invalid_rows_do_not_reach_it_and_keep_their_place(converted, code, pixels, tmp_path):
     flag = code("""
         keys = rows["key"]
@@ -232,6 +240,9 @@ WRONG = {
     'return rows | {"n": [1] * (len(rows["key"]) - 1) + ["a"]}': ("'n' with values that do not fit", "'a'"),
     'return rows | {"label": rows["score"]}': ("'label' with float", "instead of text"),
     'return rows | {"image": rows["image"][:, 0]}': ("'image' as uint8 (64, 5, 3), not as uint8 (n, height, width,",),
+    'return rows | {"n": np.ones(len(rows["key"]), complex)}': ("'n' with values that do not fit",),
+    'return rows | {"": np.ones(len(rows["key"]))}': ("a column called ''",),
+    "return rows | {3: [1] * len(rows['key'])}": ("a column called 3",),
     'return rows | {"image": rows["image"] / 255}': ("'image' as float64",),
     'return rows | {"key": rows["score"]}': ("'key' with float",),
     'return rows | {"key": ["a"] * len(rows["key"])}': ("the key 'a' of no row that it got",),
@@ -269,6 +280,27 @@ def test_a_function_that_returns_something_else_the_second_time_is_refused(body,
         DataError, check=said("returns something else when it is called again", place, "must return the same")
     ):
         converted(splits(pixels), code(body, f"{HEAD}count = []\n"))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [("[3, 4]", "int64"), ("['ä', 'b']", "string"), ("[0.5]", "float32"), ("[]", "float32")]
+)
+def test_a_block_whose_lists_are_all_empty_says_nothing_about_what_they_are_lists_of(
+    value, dtype, converted, code, pixels
+):
+    for row in ("train.rows#003", "train.rows#149"):
+        flag = code(f'return rows | {{"n": [{value} if key == {row!r} else [] for key in rows["key"]]}}')
+        found, made = converted(splits(pixels), flag, "--num_shards=3", out=row[-3:])
+        assert made.features["n"] == Feature(dtype, (None,))
+        lists = {key: example.get("n", []) for key, example in found["train"].items()}
+        own = lists.pop(row)
+        assert [one.decode() if isinstance(one, bytes) else one for one in own] == ast.literal_eval(value)
+        assert [*lists.values()] == [[]] * 149
+    flag = code(
+        'return rows | {"n": [[1] if key == "test.rows#03" else ["a"] * (key[-3:] == "149") for key in rows["key"]]}'
+    )
+    with pytest.raises(UsageError, check=said("'n' as", "int64", "string", "for others")):
+        converted(splits(pixels), flag, out="other")
 
 
 def test_the_first_block_is_called_twice_before_anything_is_written(converted, code, pixels, tmp_path):
@@ -442,6 +474,7 @@ def test_an_append_takes_the_stored_function_and_refuses_edited_code(convert, co
     [
         ("mine", "must be a module and a name in it"),
         ("mine:other", "mine.py has no 'other'"),
+        ("mine:np", "must be a function"),
         ("none:made", "importing none fails: ModuleNotFoundError"),
     ],
 )

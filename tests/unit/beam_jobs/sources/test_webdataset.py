@@ -194,6 +194,17 @@ def test_links_to_tars_are_followed_and_hidden_members_skipped(tmp_path):
     assert read(opened(tmp_path / "in")).images == [picture(0), picture(1)]
 
 
+def test_a_member_that_is_a_link_is_an_error_as_tar_writes_files_with_two_names(tmp_path):
+    tar(tmp_path / "a.tar", samples(range(2)))
+    with tarfile.open(tmp_path / "a.tar", "a") as archive:
+        for ending in ("cls", "png"):
+            link = tarfile.TarInfo(f"0002.{ending}")
+            link.type, link.linkname = tarfile.LNKTYPE, f"0001.{ending}"
+            archive.addfile(link)
+    with pytest.raises(DataError, check=at("a.tar", "is a link in its tar; unpack the tar", part="member 0002.cls")):
+        opened(tmp_path / "a.tar")
+
+
 def test_folders_and_a_field_tell_the_splits(tmp_path):
     for split in ("train", "test"):
         tar(tmp_path / split / "0.tar", samples(range(3)))

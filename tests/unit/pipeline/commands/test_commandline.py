@@ -3,6 +3,7 @@ import errno
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -92,6 +93,19 @@ def test_errors_are_one_line_and_an_exit_code(error, code, capsys):
         commandline.run("made", main)
     assert stop.value.code == code
     assert capsys.readouterr().err == f"made: {error}\n"
+
+
+@pytest.mark.parametrize(("given", "code"), [("", 1), ("0", 1), ("3", 3), ("'no data'", 1)])
+def test_a_module_of_the_user_that_exits_is_no_success(given, code, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(f"import sys\nsys.exit({given})\n")
+
+    def main(argv):
+        runpy.run_path(str(tmp_path / "mine.py"))
+
+    with pytest.raises(SystemExit) as stop:
+        commandline.run("made", main)
+    assert stop.value.code == code
+    assert "mine.py:2 ended the command: SystemExit" in capsys.readouterr().err
 
 
 def test_a_newline_in_a_name_stays_on_the_line(capsys):
