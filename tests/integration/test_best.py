@@ -46,6 +46,7 @@ def undisturbed(digits, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_keeps_its_best(undisturbed, digits):
     best, listed = best_of(undisturbed)
     ranking = json.loads(best[min(best)][RECORD_KEY])["remembered"]["ranking"]["best"]

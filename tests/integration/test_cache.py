@@ -92,6 +92,7 @@ def names_in(cache: pathlib.Path) -> list[str]:
     [Kind(), pytest.param(Kind(unequal_keys=True), marks=pytest.mark.slow), Kind(compression="GZIP")],
     ids=["raw", "offsets", "gzip"],
 )
+@pytest.mark.quick(1)
 def test_a_second_epoch_and_a_second_input_fetch_nothing(
     kind: Kind, bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
 ) -> None:
@@ -316,6 +317,7 @@ def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket: RemotePath, tm
     assert digests[0] == digests[2] != digests[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_have_a_cache_or_not(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
     write_dataset(tmp_path / "data", COUNTS)
     url = uploaded(tmp_path / "data", bucket)
@@ -343,6 +345,7 @@ print("ends")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(
     bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
 ) -> None:
@@ -415,6 +418,7 @@ def test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags(
         assert requests.shards() > 0
 
 
+@pytest.mark.slow
 def test_while_one_window_is_consumed_the_shards_of_the_two_after_it_are_fetched(
     bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_evaluation_prediction_export_and_replay_name_it_too(digits, project, sa
             edit(project, edits)
 
 
+@pytest.mark.slow
 def test_another_version_of_the_library_or_edited_sources_of_it_are_named(digits, project, said, monkeypatch):
     train(digits, said, 2)
     versions, packages = code.versions(), code.code_of_packages()
@@ -132,6 +133,7 @@ def test_another_version_of_the_library_or_edited_sources_of_it_are_named(digits
     assert (ours.split()[0], ours.split()[-1]) == ("stepfeed", "99.0")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_has_no_digests_and_says_nothing(digits, project, said):
     train(digits, said, 2)
     record = json.loads(tf.train.load_checkpoint("run/ckpt-2").get_tensor(RECORD_KEY))

@@ -262,6 +262,7 @@ def test_parameter_servers_weigh_alike(tmp_path, folder):
     assert f"train square = {np.mean(losses**2):.1f}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_resume_with_other_factors_is_told(tmp_path, folder):
     first = train(tmp_path, folder, "run", "--class_weight=0:2.5")
     assert first.returncode == 0, first.stderr

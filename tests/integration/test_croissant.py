@@ -146,6 +146,7 @@ def test_another_programs_file_beside_records_of_another_writer_stays(tmp_path):
     assert checked(tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_what_a_user_adds_stays_and_what_the_manifest_says_follows_it(tmp_path, capfd):
     data = grown(tmp_path, range(4))
     first = manifest.load(data)

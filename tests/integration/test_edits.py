@@ -103,6 +103,7 @@ def test_bytes_of_deleted_records_are_in_no_file(edited):
     assert "the data set matches its manifest: 137 records" in ends(process)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, tmp_path):
     data, still = shutil.copytree(edited / "old", tmp_path / "data"), edited / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"

@@ -186,6 +186,7 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
         assert (example["key"].decode(), example["label"]) == (each["key"], each["label"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -446,6 +447,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
     assert json_of(f"--model_dir={run}", *given)["loss"] == as_trained
 
 
+@pytest.mark.slow
 def test_mirrored_images_count_in_evaluations(digits, tmp_path):
     run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--augment=shift", "--train_steps=40")
     [(code, out, err)] = finish(runs.start(digits, run, *flags))

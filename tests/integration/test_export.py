@@ -323,6 +323,7 @@ def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_onnx_in_bfloat16_is_refused(digits, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs pip install 'stepfeed[export]'")
     run = train(digits, tmp_path / "run", "--train_steps=3", "--precision=bfloat16")

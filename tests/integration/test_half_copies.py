@@ -58,6 +58,7 @@ def contents(folder):
 @pytest.mark.parametrize("without_list", [False, True], ids=["with the list", "without the list"])
 @pytest.mark.parametrize("kind", ["missing", "empty"])
 @pytest.mark.parametrize("lost", [INDICES, DATA], ids=["the indices", "the data"])
+@pytest.mark.quick(3)
 def test_a_copy_without_one_kind_of_file_is_refused_and_stays_as_it_is(lost, kind, without_list, digits, copy, capfd):
     for name in lost:
         replaced(copy / name, kind)
@@ -129,6 +130,7 @@ def test_a_checkpoint_is_no_folder_to_train_in(digits, copy):
 
 
 @pytest.mark.parametrize("place", ["best", "logs", "logs/evaluate", "launch"])
+@pytest.mark.quick(2)
 def test_a_folder_of_a_run_is_no_folder_to_train_in(place, digits, copy, monkeypatch):
     before = {path for path in copy.rglob("*") if path.name != "launch"}
     monkeypatch.chdir(copy)

@@ -107,6 +107,7 @@ def test_killed_three_times_it_resumes_to_the_same_bytes(tmp_path):
     check_after_kills(source, out, flags, clean)
 
 
+@pytest.mark.slow
 def test_a_table_of_images_killed_in_two_processes_resumes_to_the_bytes_of_one(tmp_path):
     draw = np.random.default_rng(6)
     lines = ["file_name,label"]

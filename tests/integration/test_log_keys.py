@@ -131,6 +131,7 @@ def test_two_worker_processes(data, tmp_path, capsys):
         audited(data, logs, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [Kind("png", varied=True), Kind(extra=True), Kind(compression="GZIP", unequal_keys=True)],

@@ -71,6 +71,7 @@ def test_each_row_has_its_loss_and_training_is_the_same_with_it(strategy, data, 
     assert losses_of(log) == pytest.approx({step: expected[step] for step in range(20)}, rel=2e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_has_each_step_once(data, tmp_path):
     """Killed between two checkpoints, while writing a row; then on another number of replicas, and with a key log."""
     log, model = tmp_path / "log", tmp_path / "run"

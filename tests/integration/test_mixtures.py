@@ -37,6 +37,7 @@ def flags_of(mixture, model_dir, *flags):
     return [f"--data_dir={mixture}", f"--model_dir={model_dir}", *FLAGS, *flags]
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_source_and_all_together(folders, mixture, tmp_path, capsys):
     model_dir = tmp_path / "run"
     flags = ("--model=lenet", "--eval_every=5", "--summary_every=5")  # which makes mistakes

@@ -127,6 +127,7 @@ def test_one_wheel_serves_every_python(wheel):
     assert wheel.name.startswith(f"stepfeed-{VERSION}-cp311-abi3-")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_sdist_installs_and_reads_the_same(sdist, tmp_path, without_compiler):
     write_dataset(tmp_path / "data")
     target = tmp_path / "installed"

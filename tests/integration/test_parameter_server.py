@@ -109,6 +109,7 @@ def test_the_rows_of_a_view_are_trained_on_exactly(line_with_columns, tmp_path, 
     assert rows_of(outcomes) == sorted(fed * 5)
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns, tmp_path):
     flags = ("--train_steps=6", "--skip_steps=0:6", "--log_every=1", "--ema=0.9", "--summary_every=1")
     flags += (f"--metrics_jsonl={tmp_path}/metrics.jsonl",)
@@ -234,6 +235,7 @@ def test_the_classic_flags_and_a_signal(digits, tmp_path):
     assert re.search(r"^After 20 training steps", out + outcomes["worker 1"][1], re.M)
 
 
+@pytest.mark.slow
 def test_each_process_may_have_but_one_core(digits, tmp_path):
     """TensorFlow's servers would run one operation at a time then, and some wait for others."""
     flags = ["--model=softmax_regression", "--train_steps=30", "--log_every=10", "--eval_split=none"]

@@ -101,6 +101,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
     assert re.fullmatch(f"trainer.run: the job has ended: {said}", outcomes["ps 0"][2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=200", "--log_every=10")
@@ -227,6 +228,7 @@ def test_a_worker_that_is_stopped_for_a_moment_goes_on(line, tmp_path):
     assert "lost" not in outcomes["chief 0"][1]
 
 
+@pytest.mark.slow
 def test_a_stopped_server_ends_the_job(line, tmp_path):
     """A launcher learns from heartbeats who is lost."""
     job = Job(1, 1, line, tmp_path / "model", *LONG, "--collective_timeout=3", absent=("chief 0", "worker 0"))

@@ -197,6 +197,7 @@ def test_what_is_frozen_is_frozen_in_the_model_of_the_size(data, whole, tmp_path
     assert all(one.value is other.value for one, other in zip(small.variables, model.variables, strict=True))
 
 
+@pytest.mark.slow
 def test_a_phase_ahead_may_change_and_a_past_one_may_not(data, whole, tmp_path, capsys):
     folder = upto(whole, tmp_path / "run", 6)
     ahead = PHASES.replace("9: augment=flip(prob=0.9)", "8: resize=10")
@@ -277,6 +278,7 @@ class Augmenting(Pooled):
         return images
 
 
+@pytest.mark.slow
 def test_a_task_that_augments_has_sizes_but_no_recipes(data, tmp_path):
     model = ("--task=tests.integration.test_phase_images:Augmenting",)
     with pytest.raises(UsageError, match=r"^--phases: 'step 0: .*': augment='flip': a function augments already"):

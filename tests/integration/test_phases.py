@@ -100,6 +100,7 @@ def test_what_is_frozen_stays_to_the_bit(whole):
         assert found.isdisjoint(others) == (step < 6), step
 
 
+@pytest.mark.slow
 def test_lines_and_scalars_say_the_phase(data, whole, tmp_path, capsys):
     found = scalars(whole / "logs")
     assert [found["train/phase", step] for step in range(1, STEPS + 1)] == [1.0] * 6 + [2.0] * 3 + [3.0] * 3
@@ -129,6 +130,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(step, data, whole, tmp_pa
     assert f"\n{third}; 203 of 315 weights are trained\n" in lines
 
 
+@pytest.mark.slow
 def test_steps_are_made_again_across_phases(whole, tmp_path, capsys):
     folder = shutil.copytree(whole, tmp_path / "run")
     for saved in range(6, 10):

@@ -23,6 +23,7 @@ def without_numbers(text):
     return re.sub(r"\d[\d.,:]*", "#", text)
 
 
+@pytest.mark.slow
 def test_the_terminal(digits, tmp_path):
     (tmp_path / "digits").symlink_to(digits)
     shown = text_of("terminal.png").splitlines()

@@ -251,6 +251,7 @@ def test_an_export_that_says_nothing_of_a_rule_is_asked_as_it_was(new_run, tmp_p
     assert Predictor.of_export(tmp_path / "out").pixel_rule == PixelRule()
 
 
+@pytest.mark.slow
 def test_a_resume_on_data_of_another_rule_is_refused_and_the_rule_named(old_run, new, old):
     done = train(new, old_run, steps=70)
     assert done.returncode == 2

@@ -389,6 +389,7 @@ server.serve_forever()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trained")
 def test_a_model_is_served_as_the_page_says(folder, follow):
     (port,) = free_ports(1)

@@ -51,6 +51,7 @@ def shown(capsys, *flags):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_rows_that_spoil_a_step_are_named(trained, tmp_path, capsys):
     before = content(trained / "run")
     found = shown(
@@ -195,6 +196,7 @@ def test_the_step_that_broke_a_run(trained, tmp_path, capsys):
         replay.main([f"--model_dir={tmp_path}", "--step=4"])
 
 
+@pytest.mark.slow
 def test_a_skipped_step_has_nothing_to_show(trained, tmp_path, capsys):
     flags = [f"--data_dir={trained / 'data'}", f"--model_dir={tmp_path}", "--model=mlp", "--eval_split=none"]
     run.main([*flags, f"--global_batch_size={BATCH}", "--checkpoint_every=2", "--skip_steps=4:6", "--train_steps=8"])

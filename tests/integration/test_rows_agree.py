@@ -221,7 +221,7 @@ def check(form: Form, rows: Rows, numbers: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("form", "memory", "way"), [pytest.param(*case, marks=lane(*case)) for case in FED])
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 def test_every_component_of_a_row_is_of_one_record(form, memory, way, folder_of):
     form, where = FORMS[form], {"memory": MEMORY, "windows": WINDOWS}[memory]
     options = {"global_batch_size": G, "training": True, "epochs": 2, "record_ids": True} | where | form.options
@@ -233,6 +233,7 @@ def test_every_component_of_a_row_is_of_one_record(form, memory, way, folder_of)
 
 
 @pytest.mark.parametrize("step", [3, 30])
+@pytest.mark.quick(1)
 def test_a_run_that_begins_inside_a_window(step, folder_of):
     form = FORMS["raw, long windows"]
     options = {"global_batch_size": G, "training": True, "epochs": 1, "record_ids": True, "start_step": step}
@@ -258,6 +259,7 @@ def test_slices_and_evaluations_in_their_order(form, split, folder_of):
 
 @pytest.mark.parametrize("way", ["input_fn", "worker 1 of 2", "replicas in host memory", "NumPy"])
 @pytest.mark.parametrize("form", ["raw, keys", pytest.param("PNG, features", marks=pytest.mark.slow)])
+@pytest.mark.quick(2)
 def test_the_rows_of_a_mixture(form, way, folder_of):
     """The sources are two halves of one split, so that record ids are record numbers."""
     form = FORMS[form]
@@ -312,6 +314,7 @@ def test_parsed_rows(memory, folder_of):
 
 
 @pytest.mark.parametrize("form", ["raw, keys", "PNG, features", "GZIP of members"])
+@pytest.mark.quick(1)
 def test_rows_of_copies_in_a_cache(form, folder_of, tmp_path):
     form = FORMS[form]
     url = to_memory(pathlib.Path(folder_of(form.kind)), f"agree-{form.kind.encoding}{form.kind.compression}")
@@ -322,6 +325,7 @@ def test_rows_of_copies_in_a_cache(form, folder_of, tmp_path):
 
 @EACH_MEMORY
 @pytest.mark.parametrize("form", ["raw, keys", "PNG, features", "GZIP of members"])
+@pytest.mark.quick(1)
 def test_rows_beside_a_corrupt_record(form, memory, tmp_path):
     form = FORMS[form]
     write_dataset(tmp_path, COUNTS, SHAPE, classes=CLASSES, kind=form.kind)
@@ -339,6 +343,7 @@ def test_rows_beside_a_corrupt_record(form, memory, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["raw, features", "PNG, features", "GZIP of members, PNG"])
+@pytest.mark.quick(1)
 def test_single_examples(form, folder_of):
     form = FORMS[form]
     for number, found in enumerate(RandomAccess(folder_of(form.kind))):

@@ -324,6 +324,7 @@ def train(tmp_path, folder, task, *flags):
 
 
 @pytest.mark.parametrize("topology", ["--strategy=one_device", "--virtual_replicas=4"])
+@pytest.mark.quick(1)
 def test_the_trainer_divides_by_the_sum_of_the_sample_weights(tmp_path, folder, topology):
     done = train(tmp_path, folder, "Weighted", topology)
     assert done.returncode == 0, done.stderr

@@ -147,6 +147,7 @@ def test_the_logs_are_what_was_trained_on(folders, mixture, logged, capsys):
     }
 
 
+@pytest.mark.slow
 def test_the_audit_of_a_run_knows_its_schedule_and_its_logs(folders, logged, capsys):
     path, _ = logged
     audit.main([f"--model_dir={path}/run", f"--observed={path}/keys"])

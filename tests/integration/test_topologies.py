@@ -221,7 +221,7 @@ def expected_steps(folder: pathlib.Path, name: str) -> list[tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize(("topology", "name"), FED)
-@pytest.mark.quick(8)
+@pytest.mark.quick(6)
 def test_replicas_get_exactly_their_rows(fed, folder, topology, name):
     expected, kind = expected_steps(folder, name), CASES[name].kind
     by_way = fed(topology)[name]

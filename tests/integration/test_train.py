@@ -71,6 +71,7 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
     assert list((tmp_path / "logs").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_the_means_of_an_epoch_survive_a_resume(digits, tmp_path, capsys):
     """An epoch has 15 steps, the last of 29 rows; a checkpoint of an earlier version lacks the sums."""
 
@@ -179,6 +180,7 @@ def test_checkpoints_at_the_end_only(train, tmp_path):
     assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-40.index"]
 
 
+@pytest.mark.slow
 def test_besides_the_newest_checkpoints_older_ones_are_kept(train, tmp_path):
     train("--train_steps=50", "--checkpoint_every=1", "--max_to_keep=2", "--eval_split=none")
     kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index"))
@@ -343,6 +345,7 @@ print(*(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glo
 """
 
 
+@pytest.mark.slow
 def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=1", "--eval_split=none"]
     done = forked.run(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
@@ -350,6 +353,7 @@ def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
     assert done.stdout.splitlines()[-1].split().count("tf_XLAEigen") == 3
 
 
+@pytest.mark.slow
 def test_evaluations_take_so_many_examples_at_a_time(train, tmp_path, monkeypatch, capsys):
     run_said = train("--train_steps=2")[-2]
     sizes, judge = [], command.Judge
@@ -410,6 +414,7 @@ def test_another_model_or_optimizer_is_refused(flag, train):
         train("--train_steps=6", flag)
 
 
+@pytest.mark.slow
 def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=20", "--eval_every=10"]
     done = subprocess.run(
@@ -542,6 +547,7 @@ def test_an_error_in_a_virtual_replica_is_said_by_a_run_on_one_replica(run_besid
     assert (code, error) == (1, "trainer.run: ValueError: no class of 25 rows\n")
 
 
+@pytest.mark.slow
 def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(run_beside):
     for module, *flags in (
         ("trainer.run", "--model=layers:evaluated", "--train_steps=2", *TWO),

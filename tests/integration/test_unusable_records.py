@@ -139,7 +139,7 @@ def take(batches, epochs=3):
 
 
 @WAYS
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_the_record_is_named(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}: (its image|parse: )") as caught:
@@ -147,6 +147,7 @@ def test_the_record_is_named(options, data):
     assert caught.value.record == record
 
 
+@pytest.mark.slow
 def test_the_record_is_named_of_a_mixture_whose_weights_change(data):
     folder, shard, record = data
     a, b = (f"{folder}:train[{half}]" for half in (":50%", "50%:"))
@@ -156,6 +157,7 @@ def test_the_record_is_named_of_a_mixture_whose_weights_change(data):
 
 
 @pytest.mark.parametrize("options", [{}, {"augment": CROP}], ids=["whole", "crops"])
+@pytest.mark.quick(1)
 def test_the_record_is_named_of_a_portable_input(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}: its image cannot be decoded: .*; convert the data"):
@@ -173,7 +175,7 @@ def number_of(folder, shard, record):
 
 
 @WAYS
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_the_record_is_skipped(options, data):
     folder, shard, record = data
     options = {**TRAINING, **options, "on_corrupt": "skip", "max_corrupt": 1, "record_ids": True}
@@ -186,6 +188,7 @@ def test_the_record_is_skipped(options, data):
 
 
 @pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS], ids=["resident", "windows"])
+@pytest.mark.quick(1)
 def test_records_are_not_to_blame_for_what_they_do_together(shuffle_bytes, data):
     folder, *_ = data
 
@@ -207,6 +210,7 @@ def test_records_are_not_to_blame_for_what_they_do_together(shuffle_bytes, data)
 
 
 @pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS], ids=["resident", "windows"])
+@pytest.mark.quick(1)
 def test_a_parser_that_needs_different_records_blames_none(shuffle_bytes, tmp_path):
     folder = folder_of_intact(tmp_path)
     options = {**TRAINING, "shuffle_bytes": shuffle_bytes, "parse": in_halves, "on_corrupt": "skip", "max_corrupt": 0}
@@ -215,7 +219,7 @@ def test_a_parser_that_needs_different_records_blames_none(shuffle_bytes, tmp_pa
 
 
 @WAYS
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_one_more_than_may_be_skipped_is_an_error(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}, .*which is max_corrupt"):

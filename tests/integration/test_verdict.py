@@ -72,6 +72,7 @@ def test_the_bound_is_found(name, bound, digits, tmp_path):
 SMALL = ("--model=softmax_regression", "--train_steps=20")
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing_that_is_saved(digits, tmp_path):
     for folder, flags in (("plain", ()), ("measured", ("--headspace=30",))):
         ((code, _, err),) = finish(start(digits, tmp_path / folder, *SMALL, *flags))
@@ -89,6 +90,7 @@ def test_two_workers_also_tell_what_they_send(digits, tmp_path):
     assert "-bound" not in done[1][1]
 
 
+@pytest.mark.slow
 def test_a_signal_asks_without_disturbing_the_run(digits, tmp_path):
     flags = ("--train_steps=1000", "--log_every=20", "--steps_per_loop=5", "--checkpoint_every=0")
     process = start(digits, tmp_path, "--model=softmax_regression", *flags)

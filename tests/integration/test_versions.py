@@ -211,6 +211,7 @@ def test_each_version_has_its_records_once_per_epoch(grown):
         assert (len(epoch), len(set(epoch))) == (records, records)
 
 
+@pytest.mark.slow
 def test_another_command_reads_the_version_that_a_run_was_trained_on(grown, tmp_path):
     data, run = shutil.copytree(grown / "old", tmp_path / "data"), tmp_path / "run"
     ends(start(data, run, *FLAGS, "--train_steps=10"))

@@ -183,6 +183,7 @@ def test_the_other_models_are_too_with_their_recipes(data, tmp_path, model):
     check(data, tmp_path, (*FLAGS, f"--model={model}", *recipe), ("one", "c1", "m3", "w2"))
 
 
+@pytest.mark.slow
 def test_a_clipped_gradient_is_scaled_before_the_learning_rate_that_changes_is_known(data, tmp_path):
     """Grappler multiplied both scales first where it knew the shapes of the gradients: not on two workers."""
     flags = (*FLAGS, "--model=softmax_regression", "--ema=0.9", "--clip_norm=1", "--schedule=cosine")

@@ -82,13 +82,8 @@ def conversion(folder, programs):
     return [str(programs / "venv/bin/stepfeed"), *words, "--num_shards=12", "--max_rejects=20"]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        path.stem if path.stem == "webdataset_shards" else pytest.param(path.stem, marks=pytest.mark.slow)
-        for path in SCRIPTS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
 def test_a_script_of_each_form_of_data_runs_from_the_wheel(script, done):
     _, printed = done(script)
     last = [line for line in printed.splitlines() if line][-1]
