@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.conversion.command import convert as convert_command
-from beam_jobs.sources import open_source
+from beam_jobs.sources import dealt, open_source
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.dealt import resplit, shares_of
 from pipeline import manifest
