@@ -348,13 +348,14 @@ class Predictor:
         for start in range(0, len(paths), size):
             read = [(path, self.read(path)) for path in paths[start : start + size]]
             good = [(path, content) for path, content in read if not isinstance(content, str)]
-            answers = iter(self._predictions([(path, None) for path, _ in good], self._of_contents(good), top))
+            places = [(path, None) for path, _ in good]
+            answers = iter(self._predictions(places, self._of_contents(good), top) if good else ())
             yield [Prediction(path, (), why) if isinstance(why, str) else next(answers) for path, why in read]
 
     def _of_contents(self, good: Sequence[tuple[str, Any]]) -> dict[str, NDArray[Any]]:
         """Returns the outputs for the contents of image files, as `read` returns them: (path, content) of each."""
         contents = [content for _, content in good]
-        if not good or self.image_shape is not None:
+        if self.image_shape is not None:
             return {"probabilities": self._of_fitted(contents)}
         return self._of_records(contents, lambda number, reason: DataError(reason, path=good[number][0]))
 

@@ -284,6 +284,8 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
             assert file["file"].tolist() == list(map(str, photos))
             np.testing.assert_allclose(file["outputs"], wanted, rtol=1e-5, atol=1e-5)
     photos[3].write_text("no image")
+    (one,) = Predictor.of_run(tmp_path / "run").predict(photos[3:4])
+    assert str(one).startswith(f"{photos[3]}: no image of a known format")
     (tmp_path / "numbers.npz").unlink()
     with pytest.raises(UsageError, match="^--split=test: is of data sets, not of image files"):
         predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz", "--split=test"])
