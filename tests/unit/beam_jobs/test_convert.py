@@ -53,6 +53,7 @@ def flags(source, out, *more):
 
 
 @pytest.mark.parametrize("runner", ["--runner=FnApiRunner", BUNDLES])
+@pytest.mark.quick(1)
 def test_a_conversion_leaves_nothing_in_the_temporary_folder(mnist_folder, tmp_path, monkeypatch, convert, runner):
     place = tmp_path / "temporary"
     place.mkdir()
@@ -163,6 +164,7 @@ def test_all_features_with_one_value_are_columns_as_if_the_shards_were_read(tmp_
         ("foo", {}, "--columns=foo: must be FILE.parquet, records"),
     ],
 )
+@pytest.mark.quick(2)
 def test_columns_that_cannot_be_are_refused(tmp_path, convert, columns, more, said):
     source = write_records(tmp_path / "a.tfrecord", **more)
     refused = convert(*source, f"--data_dir={tmp_path / 'out'}", f"--columns={columns}")
@@ -371,6 +373,7 @@ def test_large_jpegs_may_be_decoded_at_a_part_of_their_size(run, convert, pixels
 
 
 @pytest.mark.parametrize("how", [[], [BUNDLES], ["--direct_runner_bundle_repeat=1"]])
+@pytest.mark.quick(1)
 def test_a_key_that_comes_twice_is_an_error_in_whatever_splits(how, run, convert, pixels, tmp_path):
     keys = [b"%d" % i for i in range(40)]
     content = {"train": Content(pixels(30), keys=[*keys[:29], b"39"]), "test": Content(pixels(10), keys=keys[30:])}
@@ -487,7 +490,7 @@ def test_a_file_of_another_tool_is_not_written_over(name, run, pixels, tmp_path,
         [BUNDLES],
     ],
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_no_runner_or_number_of_workers_changes_a_byte(how, mnist_folder, tmp_path, convert, contents):
     source = mnist_folder()
     convert_in_process(*flags(source, tmp_path / "one", "--num_shards=5"))

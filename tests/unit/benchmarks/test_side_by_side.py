@@ -91,6 +91,7 @@ def test_pytorch_is_told_what_the_trainer_is_told():
     assert (made["side"], made["momentum"], made["nesterov"]) == (24, 0.0, False)
 
 
+@pytest.mark.slow
 def test_peers_have_tensorflow_s_local_response_normalisation(data_dir):
     made = loops.make(side_by_side.flags_of("cifar10_cnn", "float32", 4, data_dir))
     theirs, ours = loops.model_of(made)[0], loops.model_of(made, fused=True)[0]

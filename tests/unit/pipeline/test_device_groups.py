@@ -59,7 +59,7 @@ def check_same(strategy, found, expected):
         ),
     ],
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_batches_are_those_of_the_host(name, virtual, folder, monkeypatch):
     """13 records in steps of 8: groups of 5 steps have the end of epochs, with its padding, at each of their places."""
     if virtual and name == "central_storage x2":
@@ -82,6 +82,7 @@ def test_batches_are_those_of_the_host(name, virtual, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("replicas", "carries"), [(1, False), (1, True), (2, True)])
+@pytest.mark.quick(1)
 def test_a_loop_in_a_graph_takes_each_batch_once(replicas, carries, folder, monkeypatch):
     """Whether the iterator is read in variables, or the loop carries its state."""
     monkeypatch.setattr(distribution, "_MOST_TOGETHER", 3)

@@ -38,6 +38,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["default", "mirrored x4", "multiworker x1"])  # others: test_topologies
+@pytest.mark.quick(1)
 def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
     strategy = STRATEGIES[name]()
     replicas = strategy.num_replicas_in_sync
@@ -56,6 +57,7 @@ def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
 
 @pytest.mark.parametrize("name", ["default", "mirrored x4"])
 @pytest.mark.parametrize("what", ["features", "parse"])
+@pytest.mark.quick(2)
 def test_every_part_of_an_element_is_split(tmp_path, name, what):
     """Dictionaries, strings, and vectors whose length varies, which are ragged."""
     write_dataset(tmp_path, (5, 4), (8, 6, 3), kind=Kind(extra=True))
@@ -120,6 +122,7 @@ def test_what_cannot_work_is_one_clear_error(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["default", "one_device", "mirrored x2", "mirrored x4", "central_storage x2"])
+@pytest.mark.quick(2)
 def test_an_iterator_is_an_argument_of_a_function_that_is_traced_once(folder, whole, name):
     strategy, traces = STRATEGIES[name](), []
     arguments = {"global_batch_size": 8, "training": True, "epochs": 2}

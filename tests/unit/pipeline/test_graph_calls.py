@@ -195,6 +195,7 @@ def boxed(images):
     ],
 )
 @pytest.mark.usefixtures("made_before")
+@pytest.mark.quick(3)
 def test_what_depends_on_how_often_it_ran_is_refused(function, op):
     with pytest.raises(
         UsageError, match=f"^parse: the function .* by the op {op}|^parse: the function draws .* op {op},"

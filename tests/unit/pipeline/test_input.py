@@ -67,7 +67,7 @@ def elements(dataset, count=None):
     ],
 )
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, shuffle_bytes, remainder):
     arguments = {"global_batch_size": 8, "training": True, "seed": 3, "streams": streams, "remainder": remainder}
     arguments["shuffle_bytes"] = shuffle_bytes
@@ -86,7 +86,7 @@ def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, str
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, 720])
 @pytest.mark.parametrize("start", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 6)), 5])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_starting_at_a_step_gives_the_tail_of_the_run(folder, whole, start, shuffle_bytes):
     arguments = {"augment": "shift", "shuffle_bytes": shuffle_bytes, "streams": 1}
     expected = whole(4, json.dumps(arguments))
@@ -110,6 +110,7 @@ def test_starting_far_away_costs_no_replay_and_gives_that_epoch(folder):
     ("count", "local"),
     [pytest.param(1, 1, marks=pytest.mark.slow), (1, 4), (2, 2), pytest.param(8, 1, marks=pytest.mark.slow)],
 )
+@pytest.mark.quick(1)
 def test_shards_give_each_replica_its_rows(folder, whole, count, local):
     augment = {"augment": "cifar10_tutorial(crop=6)"}
     expected = whole(8, json.dumps(augment))

@@ -187,6 +187,7 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
     ("every", "keep", "saved"),
     some_slow([(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])], [(2, 1, [5]), (2, 9, [2, 4, 5])]),
 )
+@pytest.mark.quick(1)
 def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
     assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved
 
@@ -226,6 +227,7 @@ def test_another_order_model_or_optimizer_is_refused(data, tmp_path):
     ],
     ids=["order", "shape", "layers", "optimizer", "truncated", "a flipped bit", "empty"],
 )
+@pytest.mark.quick(1)
 def test_what_is_refused_has_changed_nothing_in_the_model(changed, damage, data, tmp_path):
     trained(data, tmp_path, epochs=1)
     if damage:

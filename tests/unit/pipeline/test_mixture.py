@@ -55,6 +55,7 @@ def whole(mixture, memory):
     return taken(mixture, **memory)
 
 
+@pytest.mark.slow
 def test_each_source_is_an_input_of_its_own(mixture, memory, whole):
     parts = parts_of(Request(mixture, **{**OPTIONS, **memory}))
     assert [part.global_batch_size for part in parts] == [24, 12]
@@ -184,6 +185,7 @@ def test_augmentations_are_keyed_by_record_and_mixing_stays_within_a_source(mixt
         taken(mixture, **options, shard=Shard(0, 4))
 
 
+@pytest.mark.slow
 def test_replicas_of_a_strategy_get_equal_shares(folders, tmp_path):
     kind = Kind(extra=True)  # strings, and vectors whose length varies, which are ragged
     for name in "ab":

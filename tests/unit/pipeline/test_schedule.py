@@ -153,6 +153,7 @@ def test_any_workers_resumed_anywhere_make_the_same_global_batches(options, memo
             np.testing.assert_array_equal(np.concatenate(component), expected)
 
 
+@pytest.mark.slow
 def test_several_replicas_of_a_worker_take_turns(options, whole, memory):
     got = taken(options, 2 * STEPS, **memory, shard=Shard(1, 3, local_replicas=2))
     for number, element in enumerate(got):
@@ -161,6 +162,7 @@ def test_several_replicas_of_a_worker_take_turns(options, whole, memory):
             np.testing.assert_array_equal(component, expected[first : first + 4])
 
 
+@pytest.mark.slow
 def test_replicas_take_turns_whether_a_step_takes_one_unit_of_a_source_or_two(folders):
     made = options_of(folders, ((0, (12, 12)), (2, (24, 0)), (4, (12, 12))))  # units of 12 rows
     got, expected = taken(made, 12, shard=Shard(1, 2, local_replicas=2)), taken(made, 6)

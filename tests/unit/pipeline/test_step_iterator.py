@@ -94,6 +94,7 @@ def test_small_batches_are_cut_from_what_is_made_together(folder):
 
 
 @pytest.mark.parametrize("step", range(5))
+@pytest.mark.quick(2)
 def test_a_run_that_begins_in_the_midst_of_a_group_has_the_same_elements(folder, step):
     found = list(StepIterator(folder, **TRAIN, epochs=2, start_step=step))
     expected = list(input_fn(folder, **TRAIN, epochs=2))[step:]

@@ -93,7 +93,7 @@ PORTABLE = (("raw", 1 << 30),)  # what the fast tests feed both ways
         [("raw", SMALL), ("unequal", 1 << 30), ("png", SMALL), ("members", 1 << 30)],
     ),
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, kind, shuffle_bytes):
     folder = data(kind, KINDS[kind])
     ids, labels, plain = fed(folder, shuffle_bytes=shuffle_bytes)
@@ -142,7 +142,7 @@ def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": SMALL}, {"portable": True}, {"augment": "shift"}])
 @pytest.mark.parametrize("kind", ["raw", "png"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_the_records_of_some_classes_have_labels_of_their_own(data, kind, options):
     folder, classes = data(kind, KINDS[kind]), ["class 3", "class 0"]
     ids, labels, _ = fed(folder, classes=classes, where="rare < 90", **options)
@@ -233,6 +233,7 @@ def test_classes_need_the_labels_of_images(data, tmp_path):
         input_fn(tmp_path / "none", **options)
 
 
+@pytest.mark.slow
 def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
     sources = [(data("raw"), 0.5, VIEWS["weigh"]), (data("png", KINDS["png"]), 0.5, VIEWS["where"])]
     options = {"global_batch_size": 10, "training": True, "epochs": 2, "record_ids": True, "limit": 60}
@@ -345,6 +346,7 @@ def test_a_data_set_without_columns_says_how_to_get_them(tmp_path):
 
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["in memory", "in windows"])
+@pytest.mark.quick(1)
 def test_a_shard_of_which_nothing_is_wanted_is_never_opened(data, shuffle_bytes, monkeypatch):
     opened, plain = set(), Shards.opened
 
@@ -375,6 +377,7 @@ def test_a_window_reads_only_the_records_that_it_needs(data, kind, monkeypatch):
     assert sum(read) == 10 + (kind != "raw")  # the first one is looked at before the graph is built
 
 
+@pytest.mark.slow
 def test_a_corrupt_record_is_skipped_in_all_of_its_copies(tmp_path):
     folder = tmp_path / "torn"
     made = write_dataset(folder, (20,), classes=2)
@@ -397,7 +400,7 @@ def test_a_corrupt_record_is_skipped_in_all_of_its_copies(tmp_path):
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(data, view):
     options = {
         "global_batch_size": 12,

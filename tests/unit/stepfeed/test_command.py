@@ -41,7 +41,7 @@ def test_help_lists_every_command_and_imports_none():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_every_command_is_called_as_it_was_typed(name):
     helped = stepfeed(name, "--help")
     assert (helped.returncode, helped.stderr) == (0, "")
@@ -177,6 +177,7 @@ def completions(words):
     return subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_their_flags():
     assert completions(["ev"]) == ["evaluate"]
     assert completions(["comp"]) == ["completion"]

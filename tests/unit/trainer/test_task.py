@@ -155,6 +155,7 @@ def test_a_file_of_keras(make, make_state, make_strategy, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["", "gone", "moved", "other bytes", "left out", "another", "added"])
+@pytest.mark.quick(3)
 def test_a_run_that_began_with_a_file_is_resumed_with_no_other(change, make, make_checkpoints, tmp_path):
     first, moved, path = (tmp_path / f"{name}.weights.h5" for name in ("first", "moved", "another"))
     state = make(1)
@@ -204,6 +205,7 @@ def test_another_model_is_one_line(saved, make, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["--initialize_from", "task"])
+@pytest.mark.quick(1)
 def test_a_new_run_begins_with_them_and_so_does_the_average(text, saved, make_strategy, make_state, tmp_path):
     flags = {"initialize_from": tmp_path} if text == "--initialize_from" else {}
     state = make_state(make_strategy(), seed=2, ema=0.9, **flags)
@@ -430,6 +432,7 @@ def test_a_subclassed_model(steps):
         (compiled(loss_weights=[0.5, 0.5]), {}, "compiled with a loss .*`loss_weights` must match"),
     ],
 )
+@pytest.mark.quick(5)
 def test_what_cannot_work_is_one_line(build, flags, message, make_stepper):
     with pytest.raises(UsageError, match=message) as caught:
         make_stepper(1, optimizer="momentum", build=build, **flags)

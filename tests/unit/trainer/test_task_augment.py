@@ -82,6 +82,7 @@ def test_a_resumed_run_on_other_replicas_ends_with_the_same_bits(task, data, tmp
     assert checkpoint_bytes(tmp_path / "cut", 7) == checkpoint_bytes(tmp_path / "whole", 7)
 
 
+@pytest.mark.slow
 def test_a_model_predicts_for_images_as_they_are_if_evaluations_get_them_so(data, tmp_path):
     train(data, tmp_path / "run", tasks.Moves, "--train_steps=2", "--eval_split=none")
     predictor, examples = Predictor.of_run(tmp_path / "run"), RandomAccess(data, "test")

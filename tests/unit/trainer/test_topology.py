@@ -92,6 +92,7 @@ def test_what_is_below_the_normal_numbers_is_zero_whether_a_kernel_flushes_it_or
 
 
 @pytest.mark.parametrize("replicas", [0, 2])
+@pytest.mark.quick(1)
 def test_many_summands_are_compiled_and_have_the_bits_of_few(replicas, make_strategy):
     draw = np.random.default_rng(4)
     large = (draw.normal(size=(V, 90, 300)) * 10 ** draw.uniform(-12, 3, (V, 90, 300))).astype(np.float32)
@@ -119,6 +120,7 @@ def test_other_summands_than_said_are_refused(values, count, facts):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.quick(1)
 def test_what_is_not_finite_makes_its_variable_nan_and_no_other(bad, make_strategy):
     one, other = np.ones((V, 3), np.float32), np.ones((V, 2), np.float32)
     one[7, 1] = bad

@@ -109,6 +109,7 @@ def test_a_method_that_the_trainer_never_calls_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.quick(1)
 def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema, tmp_path):
     write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))
     flags = {"data_dir": str(tmp_path / "data"), "model_dir": str(tmp_path / "model"), "model": "mlp", "ema": ema}

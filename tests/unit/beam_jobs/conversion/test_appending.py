@@ -292,6 +292,7 @@ def test_images_of_another_form_are_invalid_rows(data, grow, tmp_path):
     assert manifest.load(data).features["image"] == manifest.load(f"{data}@1").features["image"]
 
 
+@pytest.mark.slow
 def test_a_reason_begins_with_the_image_that_a_table_names_also_of_rows_that_are_dealt(convert, tmp_path):
     write_images(tmp_path, range(12), splits=["x"])
     (tmp_path / "x/cat/bad.png").write_bytes(b"no image")
@@ -427,6 +428,7 @@ def test_a_group_stays_in_its_split(convert, grow, tmp_path):
         (["--folds=3"], "--folds=3: --group_by=file:"),
     ],
 )
+@pytest.mark.quick(1)
 def test_what_would_deal_groups_otherwise_is_refused(convert, grow, tmp_path, flags, text):
     source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
     options = ("--split=train:0.5,test:0.5", r"--group_by=file:(\d)\.png", "--seed=7")

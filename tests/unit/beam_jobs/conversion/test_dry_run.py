@@ -57,6 +57,7 @@ def sources(kind, tmp_path, pixels, mnist_folder, cifar_folder):
 
 
 @pytest.mark.parametrize("kind", ["digits", "mnist", "cifar10", "parquet", "image_folder"])
+@pytest.mark.quick(2)
 def test_what_is_said_is_what_the_conversion_does(
     kind, tmp_path, pixels, mnist_folder, cifar_folder, listing, convert, convert_without_beam
 ):
@@ -165,6 +166,7 @@ def test_a_small_disk_is_noticed(tmp_path, mnist_folder, listing, convert, monke
     assert listing() == before
 
 
+@pytest.mark.slow
 def test_the_process_leaves_nothing_anywhere(tmp_path, listing):
     here = tmp_path / "here"
     here.mkdir()

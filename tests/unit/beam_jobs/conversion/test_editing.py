@@ -117,6 +117,7 @@ def keys_of_shard(data, shard):
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("size", [(8, 8), None])
+@pytest.mark.quick(2)
 def test_what_stays_is_described_as_a_conversion_of_it_does(size, compression, convert_without_beam, edit, tmp_path):
     sources = {}
     for name, left_out in (("all", ()), ("rest", ("train/cat/4.png", "train/dog/7.png", "test/dog/13.png"))):

@@ -140,6 +140,7 @@ def test_no_records():
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (600, 800, 3)])
+@pytest.mark.quick(1)
 def test_pieces_of_a_large_shard_are_those_of_the_whole(shape, pixels):
     count = 3_000_000 // int(np.prod(shape))
     given = rows(pixels(count, shape), keys=np.array([b"k%05d" % i for i in range(count)]))

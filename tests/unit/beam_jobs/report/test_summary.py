@@ -182,6 +182,7 @@ def drawn(draw, records, classes, kind):
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000])
 @pytest.mark.parametrize("shards", [2, 4, 16, 100])
 @pytest.mark.parametrize("records", [5, 50, 500, 5000])
+@pytest.mark.quick(6)
 def test_shards_that_are_dealt_at_random_never_warn(records, shards, classes, kind):
     draw = np.random.default_rng([records, shards, classes, len(kind)])
     for _ in range(3 if records * shards < 10**5 else 1):

@@ -78,6 +78,7 @@ def test_a_source_neither_is_nor_lies_in_the_data_set(dataset, tmp_path, monkeyp
 MOUNTED_TWICE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_mounted_twice_is_one(tmp_path):
     source, again = tmp_path / "source", tmp_path / "again"
     for folder in (source, again):

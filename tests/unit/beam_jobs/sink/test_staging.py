@@ -132,6 +132,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
 
 
 @pytest.mark.parametrize("digest", [DIGEST, "f" * 64, None], ids=["the same plan", "another one", "nothing to do"])
+@pytest.mark.quick(1)
 def test_killed_at_any_change_the_next_run_removes_what_was_to_be_replaced(replacing, monkeypatch, contents, digest):
     make, old, new = replacing
     obsolete = contents(old).keys() - contents(new).keys()

@@ -186,6 +186,7 @@ def test_an_archive_that_is_cut_short_is_named(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.quick(1)
 def test_flipped_bytes_are_an_error_or_an_invalid_row(tmp_path, kind):
     path = WRITERS[kind](tmp_path / f"a.{kind}", FILES)
     whole, random = path.read_bytes(), np.random.default_rng(0)
@@ -264,6 +265,7 @@ def converted(folder, source, *flags):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.quick(2)
 def test_folders_in_an_archive_give_the_bytes_of_the_unpacked_folder(tmp_path, kind, capsys):
     for name, data in FOLDERS.items():
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)

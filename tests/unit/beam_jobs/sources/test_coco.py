@@ -189,6 +189,7 @@ def test_what_is_no_json_and_no_file_is_refused(converted, coco):
 
 @pytest.mark.parametrize("value", range(1, 9))
 @pytest.mark.parametrize("flags", [(), ("--resize=40x60", "--image_encoding=png")])
+@pytest.mark.quick(3)
 def test_boxes_turn_and_shrink_with_their_images(tmp_path, convert_without_beam, value, flags):
     source = annotated.coco(tmp_path / "turned", {"train": 6}, exif=value)
     out = tmp_path / "out"
@@ -323,6 +324,7 @@ def test_packed_counts_are_those_of_pycocotools(converted, coco):
         ({"size": [56, 72]}, "has the counts None, not lengths of runs"),
     ],
 )
+@pytest.mark.quick(12)
 def test_a_segmentation_that_cannot_be_is_an_invalid_row(converted, coco, shape, text):
     path = coco / "annotations/instances_train2017.json"
     changed(path, lambda content: content["annotations"][0].update(segmentation=shape))

@@ -202,6 +202,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoding", ["source", "raw"])
+@pytest.mark.quick(2)
 def test_a_data_set_of_them_is_fed_checked_and_converted_again(root, kind, encoding, capsys):
     labels, flags, wanted, histogram = KINDS[kind]
     given = [f"--{name}={value}" for name, value in write(root, "parquet", labels).items()]

@@ -131,6 +131,7 @@ def test_rows_are_those_that_tfds_itself_reads(prepared):
     assert list(block.keys) == [f"{file}#{row:02d}".encode() for row in (19, 3, 7)]
 
 
+@pytest.mark.quick(1)
 def test_the_command_converts_it(prepared, tmp_path):
     flags = ["--image_encoding=raw", "--num_shards=1"]
     main(["--dataset=tfds:tiny_shapes", f"--source={prepared}", f"--data_dir={tmp_path / 'out'}", *flags])

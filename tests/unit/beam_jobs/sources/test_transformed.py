@@ -107,6 +107,7 @@ EXTRA = {
 
 @pytest.mark.parametrize("listed", [False, True], ids=["pixels", "files"])
 @pytest.mark.parametrize("chunks", [None, CHUNKS], ids=["one by one", "chunks"])
+@pytest.mark.quick(2)
 def test_rows_that_are_returned_as_they_are_become_the_same_records(chunks, listed, converted, code, pixels):
     rows = splits(pixels, chunks, listed, **EXTRA)
     plain, before = converted(rows, "--num_shards=3", features=FEATURES)
@@ -423,6 +424,7 @@ def test_two_passes_mix_the_rows_that_were_made(convert, code, made, pixels, tmp
 
 
 @pytest.mark.parametrize("what", ["code", "file"])
+@pytest.mark.quick(1)
 def test_shards_made_by_code_or_of_files_that_were_edited_since_are_not_kept(what, converted, code, pixels, tmp_path):
     body = """
         assert (rows["score"] != 5).all()

@@ -154,6 +154,7 @@ def test_many_sizes_are_compared_by_area():
 
 
 @pytest.mark.parametrize("version", ["", "@1"])
+@pytest.mark.quick(1)
 def test_images_of_both_are_found_by_their_pixels(tmp_path, old, run, version):
     new = data_set(tmp_path / "new", {"train": range(300, 400), "validation": [*range(5), 230, 500]})
     lines, error = run(

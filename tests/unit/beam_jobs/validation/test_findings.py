@@ -166,6 +166,7 @@ KINDS = {"raw": ["--image_encoding=raw", "--resize=5x5"], "png": [], "gzip": ["-
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick(1)
 def test_planted_leaks_are_found_named_and_fail_the_command_if_asked(tmp_path, run, kind):
     made = made_of(
         tmp_path / "x", {122: (image_of(41), ""), 41: ("", "class 2"), 85: (image_of(3), "class 0")}, *KINDS[kind]
@@ -228,6 +229,7 @@ def test_flags_that_need_others_are_refused(tmp_path, flags, facts):
         validate.main([*flags, str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_all_pairs_are_listed_where_they_make_the_command_fail(tmp_path, run):
     made = made_of(tmp_path / "x", {80 + row: (image_of(row), "") for row in range(10)})
     lines, error = run("--deep", made)
@@ -304,6 +306,7 @@ def test_nearly_equal_images_are_found_and_equal_ones_are_no_such_pair(tmp_path,
     assert not [line for line in run("--deep", made)[0] if "of nearly" in line]
 
 
+@pytest.mark.slow
 def test_the_card_shows_what_was_found_if_pixels_are_looked_at(tmp_path, run):
     made = made_of(tmp_path / "x", {122: (image_of(41), ""), 85: (image_of(3), "class 0")})
     assert run("--card", made)[1] == ""

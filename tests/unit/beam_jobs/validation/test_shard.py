@@ -63,6 +63,7 @@ def test_a_shard_as_it_was_written_has_no_problem(folder, deep):
 
 
 @pytest.mark.parametrize("kind", ["raw", "png"], indirect=True)
+@pytest.mark.quick(1)
 def test_every_flipped_bit_is_found_and_its_record_named(folder, kind):
     path, starts = folder / FILES[kind], bounds(folder, FILES[kind])
     whole = path.read_bytes()
@@ -311,6 +312,7 @@ def without(name):
         (lambda example: b"\xff" * 30, "30 bytes"),
     ],
 )
+@pytest.mark.quick(6)
 def test_an_example_with_right_crcs_that_is_not_as_the_manifest_says_is_named(folder, kind, change, text):
     name = FILES[kind]
     examples = examples_of(folder, name)

@@ -60,7 +60,7 @@ def test_values_are_equal_in_shape_too_and_nan_is_nan():
     ],
     ids=["all features", "compressed", "resized", "cropped"],
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_what_the_first_and_last_worker_are_fed_is_in_the_shards(tmp_path, capsys, kind, flags, said):
     """Of 36 records, the first and last of three workers get 24; of 24, a single worker gets all."""
     write_dataset(tmp_path, (17, 0, 19) if "--workers=3" in flags else (11, 0, 13), kind=kind)
@@ -71,6 +71,7 @@ def test_what_the_first_and_last_worker_are_fed_is_in_the_shards(tmp_path, capsy
 
 
 @pytest.mark.parametrize("flags", [[], ["--shuffle_bytes=2000"]], ids=["in memory", "windows"])
+@pytest.mark.quick(1)
 def test_a_record_that_is_corrupt_is_named_by_the_input_itself(tmp_path, flags):
     made = write_dataset(tmp_path, (11, 13))
     shard = tmp_path / made.splits["train"].shards[1].file

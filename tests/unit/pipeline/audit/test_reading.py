@@ -33,6 +33,7 @@ def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, **changes):
 @pytest.mark.parametrize("split", ["train", "train[10:80]", "train[50:]+test"])
 @pytest.mark.parametrize("streams", [1, 2, 4, 12])
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.quick(6)
 def test_bytes_and_shards_are_those_of_the_records_of_the_streams(tmp_path, split, streams, training):
     for workers, epoch in itertools.product((1, 2, 3, 4, 6, 12), (0, 5)):
         topology = Topology(workers, workers, 12)

@@ -98,6 +98,7 @@ def test_rows_of_another_schedule_are_a_difference(folder, tmp_path):
         audit.main(flags)
 
 
+@pytest.mark.slow
 def test_rows_of_a_schedule_that_a_resume_on_fewer_workers_changed_are_left_out(folder, tmp_path, capsys):
     log(folder, tmp_path / "keys", ((0, (12, 12)), (6, (18, 6))), range(10), workers=2)
     flags = log(folder, tmp_path / "keys", ((0, (12, 12)), (6, (6, 18))), range(5, 14))
@@ -113,6 +114,7 @@ def test_rows_of_a_schedule_that_a_resume_on_fewer_workers_changed_are_left_out(
         audit.main(flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [10, 14])
 @pytest.mark.quick(1)
 def test_a_source_that_the_changed_schedule_pauses_has_no_row_in_the_steps_that_were_done_again(

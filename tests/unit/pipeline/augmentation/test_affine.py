@@ -32,6 +32,7 @@ def expected(image, key, rotate, scale, shift, shear, fill):
         (90.0, 0.5, 0.0, 10.0, 0, (11, 1, 1)),
     ],
 )
+@pytest.mark.quick(1)
 def test_affine_is_one_transform_within_a_level(rotate, scale, shift, shear, fill, shape):
     images, keys = reference.images_of(12, *shape), reference.keys_of(12)
     text = f"affine(rotate={rotate}, scale={scale}, shift={shift}, shear={shear}, fill={fill})"

@@ -44,6 +44,7 @@ def augmenting(recipe):
 
 @pytest.mark.parametrize("text", [*FAST, *(pytest.param(text, marks=pytest.mark.slow) for text in SLOW)])
 @pytest.mark.parametrize("rows", [6, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.quick(1)
 def test_a_batch_has_the_same_bits_alone_and_among_others(text, rows):
     random, count = np.random.default_rng(rows), 5
     images = random.integers(0, 256, (count, rows, 11, 8, 3), np.uint8)

@@ -53,6 +53,7 @@ def test_cutout_of_normalised_images_is_zero_where_that_of_pixels_is_the_mean():
         (0.0, 0.5, 1.0, 2.0, (6, 5, 1)),
     ],
 )
+@pytest.mark.quick(2)
 def test_random_erasing_covers_a_rectangle_with_noise(prob, least, most, shape, size):
     images, keys = reference.images_of(40, *size), reference.keys_of(40)
     text = f"random_erasing(prob={prob}, min_area={least}, max_area={most}, max_shape={shape})"

@@ -73,6 +73,7 @@ def digest(images, keys):
     return hashlib.sha256(made.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same():
     keys = np.arange(5, dtype=np.uint64) * np.uint64(hashing.GAMMA)
     code = "import hashlib, keras, numpy as np, tensorflow as tf\nfrom pipeline import augment\n"
@@ -95,6 +96,7 @@ def test_rows_are_what_the_layer_makes_of_the_same_state(expected):
 
 
 @pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.quick(1)
 def test_evaluations_get_the_images_as_they_are(folder, portable):
     draws_in_evaluations = keras.layers.RandomGrayscale(1.0)
     augmentation = augment(keras.layers.Pipeline([layers(), draws_in_evaluations, keras.layers.Rescaling(0.5)]))

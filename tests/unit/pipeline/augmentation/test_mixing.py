@@ -99,7 +99,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize("text", CHAINS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_augmented_rows_are_mixed_alike_by_both_forms(pixels, labels, text):
     """`mix` compares them."""
     got, got_labels = mix(text, pixels, labels, KEYS, real=REAL)

@@ -34,6 +34,7 @@ def line(before, after):
     ("shape", "size"),
     [((32, 32, 3), (24, 24)), ((9, 14, 3), (14, 9)), ((5, 4, 1), (5, 4)), ((3, 3, 3), (1, 17)), ((100, 7, 3), (4, 7))],
 )
+@pytest.mark.quick(2)
 def test_resize_is_bilinear_and_antialiased_within_rounding(shape, size):
     images = reference.images_of(6, *shape)
     text = f"resize(height={size[0]}, width={size[1]})"

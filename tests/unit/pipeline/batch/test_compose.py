@@ -25,6 +25,7 @@ def sources(tmp_path_factory):
     return [(path / "a", 1), (path / "b", 1)]
 
 
+@pytest.mark.slow
 def test_the_windows_of_all_sources_have_to_fit_into_memory_together(sources, monkeypatch):
     pool = 2 * 10 * RECORD  # two windows of 10 records for each source, of 40 and 24: 10 and 8 in the largest
     options = {**TRAIN, "shuffle_bytes": pool, "streams": 2}
@@ -97,6 +98,7 @@ def test_rows_handed_out_in_place_follow_a_batch_that_two_windows_share(tmp_path
 
 
 @pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.quick(1)
 def test_the_worker_that_runs_a_graph_with_all_plans_gets_its_own(worker, sources):
     request = Request(sources[0][0], **TRAIN, epochs=2, portable=True, record_ids=True)
     running = RunningWorker(0, 2, 1, number=tf.constant(worker, tf.int64))

@@ -62,6 +62,7 @@ def as_keys(images, keys):
         pytest.param({"portable": True}, 1, 3, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(1)
 def test_each_copy_has_its_key_on_any_workers_from_any_step_and_in_any_memory(memory, workers, start, folder):
     for worker in range(workers):
         shard = Shard(worker, workers) if workers > 1 else None
@@ -116,6 +117,7 @@ def test_copies_are_what_the_recipe_makes_of_the_stored_images(text, memory, fol
         assert not np.array_equal(two[0][:, 1], two[0][:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [{}, pytest.param(WINDOWS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_each_copy_decodes_a_part_of_its_own(encoding, memory, photographs):
@@ -156,6 +158,7 @@ def _stored(data, split):
         ("both", "flip | normalize", {"image": [8, 2, *SHAPE], "distort_key": [8, 2]}),
     ],
 )
+@pytest.mark.quick(1)
 def test_a_step_makes_the_copies_that_the_host_would_have_fed(place, text, spec, folder):
     options = {**TRAIN, "augment": text, "copies": 2, "record_ids": False}
     check_step(folder, options, place, spec)
@@ -189,6 +192,7 @@ def test_layers_of_keras_draw_by_the_key_of_each_copy(folder):
         np.testing.assert_array_equal(images[:, copy], called(tf.constant(stored[ids.numpy()]), keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_mixture", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_replicas_and_sources_share_the_rows_of_copies(is_mixture, folder):
     data = [(folder, 3), (f"{folder}:test", 1)] if is_mixture else folder

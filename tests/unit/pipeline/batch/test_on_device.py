@@ -89,6 +89,7 @@ def test_mixed_floats_have_the_same_bits_in_a_compiled_step(folder):
         np.testing.assert_array_equal(step(batch), x)
 
 
+@pytest.mark.slow
 def test_rows_are_mixed_until_an_epoch(folder):
     spec = check_alike(folder, **TRAIN, augment=MIXED, weights="mean", shuffle_bytes=3000)
     assert spec["distort_epoch"] == tf.TensorSpec([8], tf.int64)
@@ -129,6 +130,7 @@ def test_a_function_of_the_users(folder):
     check_alike(folder, **TRAIN, augment=darker)
 
 
+@pytest.mark.slow
 def test_a_mixture_has_the_keys_of_each_source(folder, jpegs):
     sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
     check_alike(sources, **TRAIN, resize="10x8", augment="shift")

@@ -102,7 +102,7 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
         (["--weigh=label"], 52, "weigh: label"),
     ],
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_view_is_timed(folder, flags, count, view, capsys):
     index.main([str(folder), "--add_columns=records"])
     bench.main([str(folder), "--json", *flags, "--global_batch_size=8", "--rounds=1", "--steps=1"])
@@ -110,6 +110,7 @@ def test_a_view_is_timed(folder, flags, count, view, capsys):
     assert (found["images"], found["spec"]["view"].partition("; column")[0]) == (count, view)
 
 
+@pytest.mark.slow
 def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys, monkeypatch):
     taken, sample = [], measure.Part.sample
     monkeypatch.setattr(measure.Part, "sample", lambda part: taken.append(part) or sample(part))

@@ -55,6 +55,7 @@ def measured(subject, steps=2):
         pytest.param("gzip", WINDOWS, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(1)
 def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, windows, augment):
     options = {"global_batch_size": 8, "training": True, "seed": 3, "augment": augment} | windows
     subject = opened(folders / name, **options)
@@ -120,6 +121,7 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
         ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"augment", "copy to device"}),
     ],
 )
+@pytest.mark.quick(1)
 def test_stages_that_do_not_occur_are_absent_and_not_zero(folders, name, options, once, absent):
     subject = opened(folders / name, **options)
     stages = {stage.name: stage for stage in subject.stages()}
@@ -178,6 +180,7 @@ def slow(images, keys):
     return found
 
 
+@pytest.mark.slow
 def test_a_slow_augmentation_bounds_the_input(folders):
     found = measured(opened(folders / "raw", augment=slow), steps=20)  # many more than are ready
     assert (found.bound, found.is_processor_bound) == ("augment", False)
@@ -190,12 +193,14 @@ def busy(images, keys):
     return images + tf.cast(tf.reduce_sum(square @ square) * 0, tf.uint8)
 
 
+@pytest.mark.slow
 def test_a_costly_augmentation_takes_the_processor_time(folders):
     # The rounds are short: what another process takes in one of them counts as the other stages'.
     rounds = (measured(opened(folders / "raw", augment=busy)).costs["augment"].share for _ in range(3))
     assert any(share > 0.5 for share in rounds)
 
 
+@pytest.mark.slow
 def test_a_slow_source_bounds_the_input(folders, monkeypatch):
     real = OpenFile.read_into
 

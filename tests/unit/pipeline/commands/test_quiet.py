@@ -2,6 +2,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.datasets import write_dataset
 
 NOISE = [
@@ -45,12 +47,14 @@ def test_a_script_that_feeds_a_data_set_shows_no_line_of_tensorflow(tmp_path):
     assert script(text) == ("3", [])
 
 
+@pytest.mark.slow
 def test_a_script_sees_the_lines_where_it_sets_the_level_or_loads_tensorflow_itself():
     _, asked = script("from pipeline import StepIterator", TF_CPP_MIN_LOG_LEVEL="0")
     _, first = script("import tensorflow\nfrom pipeline import StepIterator")
     assert all("oneDNN" in "".join(lines) for lines in (asked, first))
 
 
+@pytest.mark.slow
 def test_a_task_is_imported_quietly_and_a_script_without_stderr_goes_on():
     assert script("from trainer import Task\nprint(Task.__name__)") == ("Task", [])
     assert script("import os\nos.close(2)\nfrom pipeline import StepIterator\nprint(1)")[0] == "1"

@@ -72,6 +72,7 @@ def box_of(crop, size, key):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("encoding", [pytest.param("png", marks=pytest.mark.slow), "jpeg", "any"])
+@pytest.mark.quick(3)
 def test_pixels_are_those_of_the_box_of_the_whole_image(recipe, training, encoding):
     formats = {"png": ["PNG"], "jpeg": ["JPEG"], "any": ["PNG", "JPEG"]}[encoding]
     sizes = SIZES * 3

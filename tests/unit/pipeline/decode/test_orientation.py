@@ -70,6 +70,7 @@ def function_of(made):
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("encoding", ["jpeg", "any", "png"])
+@pytest.mark.quick(2)
 def test_a_crop_is_that_of_the_upright_image(encoding, compiled):
     if compiled and not operations.can_resize():
         pytest.skip("not compiled for this processor")
@@ -102,6 +103,7 @@ class Scaled(Stretched):
 
 
 @pytest.mark.parametrize("size", [(16, 16), (12, 45)])
+@pytest.mark.quick(1)
 def test_a_large_image_is_decoded_scaled_then_turned_then_resized(size):
     made = ImageDecoder("jpeg", (None, None, 3), Scaled(size), operations.can_resize())
     file, ratios = encoded((203, 151), 1, "jpeg"), set()

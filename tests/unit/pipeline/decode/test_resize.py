@@ -14,6 +14,7 @@ by_operation = pytest.mark.usefixtures("compiled_operation")
 @pytest.mark.parametrize(
     "shape", [(1, 1), (1, 50), (50, 1), (24, 32), (23, 33), (100, 75), (7, 200), (375, 500)], ids=str
 )
+@pytest.mark.quick(6)
 def test_bytes_are_those_of_tensorflow(shape, channels):
     image = np.random.default_rng(0).integers(0, 256, (*shape, channels), np.uint8)
     found = tf.function(resize, reduce_retracing=True)(tf.constant(image), (24, 32)).numpy()

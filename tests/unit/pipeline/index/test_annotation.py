@@ -116,6 +116,7 @@ def test_how_many_boxes_and_points_a_record_has_are_columns(data, tmp_path, caps
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 40_000}])
+@pytest.mark.quick(1)
 def test_masks_are_those_of_their_images_pixel_for_pixel(data, options):
     rows = flattened(input_fn(data, **TRAIN, augment=PROGRAM, **options))
     assert rows["mask"].dtype == np.uint8
@@ -130,6 +131,7 @@ def windows(data):
     return flattened(input_fn(data, **SMALL))
 
 
+@pytest.mark.slow
 def test_two_workers_feed_the_bits_of_one(data, windows):
     workers = [iter(input_fn(data, **SMALL, shard=Shard(worker, 2))) for worker in range(2)]
     joined = {}
@@ -178,6 +180,7 @@ def test_masks_are_cropped_and_resized_with_their_images(several_sizes, options)
     "convention",
     [c if c in ("rel_yxyx", "xywh") else pytest.param(c, marks=pytest.mark.slow) for c in foreign.CONVENTIONS],
 )
+@pytest.mark.quick(1)
 def test_boxes_of_each_convention_are_the_same(convention, tmp_path, data):
     folder = foreign.annotated(tmp_path, {"train": 6}, convention, sizes=3)
     run(folder, "--feature_map=boxes:boxes", f"--box_format={convention}")

@@ -75,6 +75,7 @@ def test_the_manifest_says_where_images_labels_and_keys_are(imagenet):
     ("options", "is_compiled"),
     [({}, True), ({"portable": True}, False), ({"shuffle_bytes": 20_000, "streams": 1, "training": True}, True)],
 )
+@pytest.mark.quick(1)
 def test_what_is_fed_are_the_pixels_and_labels_of_the_records(imagenet, options, is_compiled, monkeypatch):
     if not is_compiled:
         monkeypatch.setattr(operations, "is_compiled", lambda: False)
@@ -162,6 +163,7 @@ def test_class_names_are_those_of_the_file(tmp_path):
     assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
 
 
+@pytest.mark.slow
 def test_files_of_several_compressions_feed_the_same_rows(imagenet, tmp_path):
     for path, pack in zip(sorted(imagenet.glob("*-of-*")), (gzip.compress, bytes, bytes, zlib.compress), strict=True):
         (tmp_path / path.name).write_bytes(pack(path.read_bytes()))

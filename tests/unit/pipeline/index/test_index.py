@@ -234,6 +234,7 @@ def test_what_a_manifest_cannot_say_of_compression(folder, change, fact):
 
 @pytest.mark.parametrize("damage", ["record", "stream"])
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+@pytest.mark.quick(2)
 def test_damage_in_one_of_several_kinds_is_found_and_named(folder, capsys, kind, damage):
     (folder / "a").write_bytes(PACKS[kind](WHOLE))
     run(folder, "--split=train:a", "--split=train:verses.rec")

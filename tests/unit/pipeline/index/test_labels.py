@@ -105,6 +105,7 @@ def fed(folder, split, **options):
         pytest.param("hot", {"resize": (20, 20)}, False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(2)
 def test_labels_are_fed_as_they_are_stored(data, form, options, is_compiled, monkeypatch):
     if not is_compiled:
         monkeypatch.setattr(operations, "is_compiled", lambda: False)
@@ -164,6 +165,7 @@ def test_the_manifest_says_what_labels_are(data, form, label, names, histogram):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.quick(2)
 def test_a_check_finds_the_labels_that_the_manifest_says(data, form, tmp_path, capsys):
     validate.main([str(data(form)), "--deep", "--card"])
     assert "the data set matches its manifest" in capsys.readouterr().out
@@ -262,6 +264,7 @@ def test_texts_become_the_same_classes_in_a_conversion(data, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["float", "hot"])
+@pytest.mark.quick(1)
 def test_a_conversion_keeps_labels_that_are_no_classes(data, form, tmp_path):
     flags = ("--dataset=tfrecord", f"--source={data(form)}", "--splits=train,validation", f"--data_dir={tmp_path}/out")
     out, label = convert_in_process(*flags), manifests.load(data(form)).features["label"]

@@ -123,7 +123,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_what_is_fed_is_upright(made, way):
     folder, files = made
     found = fed(folder, **WAYS[way])
@@ -142,7 +142,7 @@ COPIES = {"training": False, "eval_copies": 2}
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 24_000}, {"weigh": ORIENTATION}, {"copies": 2}, COPIES])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_crops_are_alike_however_they_are_read(made, options):
     given = {"augment": CROPPED, "training": True, "features": (), "global_batch_size": 4, "epochs": 1, **options}
     kept = [x.numpy() for x, _, _ in input_fn(made[0], **given)]

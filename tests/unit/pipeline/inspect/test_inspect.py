@@ -45,6 +45,7 @@ def test_the_contact_sheet_shows_the_first_batch_as_stored_and_augmented(folder,
     assert not np.array_equal(tile, below)
 
 
+@pytest.mark.slow
 def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
     pictures = []
     for number, flags in enumerate((["--seed=4"], ["--seed=4"], ["--seed=5"], ["--split=test", "--seed=4"])):
@@ -57,6 +58,7 @@ def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
     assert "contact sheet of test" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_contact_sheet_shows_a_view_and_the_table_its_columns(folder, tmp_path, capsys):
     index.main([str(folder), "--add_columns=records"])
     pictures = []
@@ -80,6 +82,7 @@ def test_the_contact_sheet_shows_a_view_and_the_table_its_columns(folder, tmp_pa
     ("side", "recipe"),
     [(4, "none"), pytest.param(5, "pad_crop_flip", marks=pytest.mark.slow), (24, "cifar10_tutorial")],
 )
+@pytest.mark.quick(1)
 def test_the_recipe_of_the_contact_sheet_fits_the_images(side, recipe, tmp_path, capsys):
     write_dataset(tmp_path / "made", (3,), (side, side, 3), (1,))
     inspect.main([str(tmp_path / "made"), f"--png={tmp_path / 'sheet.png'}"])

@@ -64,7 +64,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "replicas"), [("raw", 1), ("raw", 2), ("as stored", 1), ("part", 2), ("jpeg", 1), ("mixed", 2)]
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_a_step_is_what_input_fn_feeds(case, replicas, folders, capsys):
     data, options = folders / CASES[case][0], {"global_batch_size": BATCH, **CASES[case][1]}
     rows = shown(capsys, data, f"--step={STEP}", f"--replicas={replicas}", *as_flags(options))["rows"]
@@ -109,6 +109,7 @@ def test_each_flag_of_the_order_leads_to_the_runs_own(folders, capsys):
     assert (found["epoch"], found["step_of_epoch"], found["steps_per_epoch"], found["replicas"]) == (0, 2, 3, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multiworker"])
 @pytest.mark.quick(1)
 def test_the_flags_of_a_run_are_those_in_its_folder(strategy, folders, tmp_path, capsys):
@@ -161,6 +162,7 @@ def places(data, epoch, replicas, split="train", **options):
 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
+@pytest.mark.quick(1)
 def test_a_key_is_where_a_scan_of_an_epoch_finds_it(remainder, folders, capsys):
     options = {**ORDER, "global_batch_size": BATCH, "remainder": remainder}
     split = "train" if remainder == "pad" else "train+test"  # 41 records: 5 whole steps

@@ -68,6 +68,7 @@ def in_graph(folder, split="train"):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+@pytest.mark.quick(3)
 def test_records_are_those_of_the_ordinary_reader(folders, kind):
     read, ordinary = in_graph(folders / kind)
     if kind == "mixed":
@@ -112,6 +113,7 @@ def damaged(data, damage):
         ("gzip", "emptied", 0),
     ],
 )
+@pytest.mark.quick(3)
 def test_the_error_names_shard_and_record(tmp_path, kind, damage, record):
     write_dataset(tmp_path, COUNTS, kind=KINDS[kind])
     read, _ = in_graph(tmp_path)
@@ -195,6 +197,7 @@ def read_chosen(reader, pieces, *times):
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.quick(1)
 def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, monkeypatch, compression):
     made = write_dataset(tmp_path, (40, 30), kind=Kind(compression=compression, unequal_keys=True))
     selection, shard = select(made, "train"), made.splits["train"].shards[0]

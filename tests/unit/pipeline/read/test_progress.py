@@ -46,6 +46,7 @@ def test_nothing_in_pipes_or_beside_a_live_line(at_once, capsys):
         (Kind("png"), {"shuffle_bytes": 6 * 144}, {"decoding": 0, "reading the first window": 1}),
     ],
 )
+@pytest.mark.quick(2)
 def test_the_first_read_of_an_input(kind, more, said, at_once, tmp_path):
     write_dataset(tmp_path, (13, 9), (8, 6, 3), kind=kind)
     with terminal(80) as sent:

@@ -95,6 +95,7 @@ skippable = pytest.mark.parametrize("opened", [name for name in KINDS if "GZIP" 
 
 
 @pytest.mark.parametrize("pieces", [np.zeros((0, 3), np.int64), np.array([[1, 2, 2]])])
+@pytest.mark.quick(5)
 def test_no_record_is_one_row_of_nothing(opened, pieces):
     found = opened.reader().read(pieces)
     assert found.good.tolist() == [True]

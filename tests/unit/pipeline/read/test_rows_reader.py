@@ -96,6 +96,7 @@ def test_mixed_labels_are_unpacked_and_not_parsed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options", [{"streams": 1}, {"streams": 2, "shuffle_bytes": 14 * 144}], ids=["memory", "windows"]
 )
+@pytest.mark.quick(2)
 def test_mixed_labels_are_fed_with_their_images(tmp_path, options):
     labels = [0, 127, 128, 999, 16_383, 16_384] * 8
     pixels = images_of(0, len(labels), SHAPE)

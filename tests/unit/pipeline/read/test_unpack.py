@@ -83,6 +83,7 @@ def test_records_of_any_length_are_read_together(engine, lengths):
     assert keys_of(block, found) == [each["key"] for each in features]
 
 
+@pytest.mark.quick(1)
 def test_every_flipped_bit_is_found_in_its_record(engine):
     _, _, records = made(7, 40, labels=MIXED)
     block, begins = block_of(records)

@@ -69,7 +69,7 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
 @pytest.mark.parametrize(
     "start_step", [0, pytest.param(7, marks=pytest.mark.slow), 33, pytest.param(60, marks=pytest.mark.slow)]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_batches_that_are_kept_stay_what_they_were(folder, augment, start_step):
     shuffle_bytes = 480 * 192 // WINDOWS
     request = Request(
@@ -91,7 +91,7 @@ def test_batches_that_are_kept_stay_what_they_were(folder, augment, start_step):
 @pytest.mark.parametrize(
     ("number", "holds"), [(0, True), (20 - LAST, False), pytest.param(19, False, marks=pytest.mark.slow)]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_only_the_first_batches_of_a_window_hold_it(folder, matrices, options, number, holds):
     batches = iter(dataset(folder, **options))
     window = [next(batches) for _ in range(RECORDS // ROWS // WINDOWS)]

@@ -218,6 +218,7 @@ def test_what_gets_a_function_otherwise_stays():
 
 
 @pytest.mark.parametrize(("replicas", "virtual"), [(1, None), (2, None), (2, 4)])
+@pytest.mark.quick(1)
 def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
     flags = {"virtual_replicas": virtual, "global_batch_size": 8} if virtual else {}
     rows = [np.reshape(part, (virtual, -1, *part.shape[1:])) for part in batch] if virtual else batch

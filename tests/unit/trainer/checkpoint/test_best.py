@@ -57,6 +57,7 @@ def weights_of(folder):
         ({"best_mode": "min"}, 20),
     ],
 )
+@pytest.mark.quick(2)
 def test_the_best_is_that_of_the_metric_and_the_mode(make, tmp_path, flags, best):
     manager, state, _ = make(keep_best=1, eval_every=10, **flags)
     for step, loss in ((10, 0.5), (20, 0.9), (30, 0.3)):

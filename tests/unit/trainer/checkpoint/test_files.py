@@ -60,6 +60,7 @@ def kill_at(operation, work):
 
 
 @pytest.mark.parametrize("there", [(10, 20), (), (10, 20, 30)], ids=["two", "none", "the same step"])
+@pytest.mark.quick(1)
 def test_killed_at_any_moment_it_leaves_whole_checkpoints_and_the_newest(there, tmp_path):
     for operation in itertools.count():
         folder = tmp_path / str(operation)

@@ -81,6 +81,7 @@ def test_after_a_divergence_there_is_a_way_back(make_checkpoints, make_one, tmp_
 
 
 @pytest.mark.parametrize("damage", ["truncated index", "no data", "flipped data"])
+@pytest.mark.quick(1)
 def test_a_damaged_checkpoint_is_skipped_with_a_notice(damage, saved, make_checkpoints, make_one, capsys, tmp_path):
     data, index = tmp_path / "ckpt-20.data-00000-of-00001", tmp_path / "ckpt-20.index"
     if damage == "no data":
@@ -199,6 +200,7 @@ def net(*units):
     ],
     ids=["a layer more", "another width", "an argument of the optimizer"],
 )
+@pytest.mark.quick(1)
 def test_another_form_of_the_model_or_optimizer_is_one_line(
     build, optimizer, facts, make_strategy, make_state, make_checkpoints
 ):

@@ -109,6 +109,7 @@ def fifo_of(suffix):
     [cut, removed, cut_index, fifo_of(".index"), fifo_of(".data-00000-of-00001")],
     ids=lambda one: one.__name__,
 )
+@pytest.mark.quick(2)
 def test_a_damaged_or_removed_checkpoint_is_named(stored, damage, make_state, make_strategy):
     _, path = stored()
     model, found = fresh(make_state, make_strategy), reader.read(path)

@@ -93,6 +93,7 @@ def fails_in_python(rows):
         ),
     ],
 )
+@pytest.mark.quick(3)
 def test_what_a_step_of_two_replicas_raises(fails, line, only, in_a_loop):
     """Both fail, in any order; or one, and the other is cancelled."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -68,6 +68,7 @@ def test_what_python_must_not_give_is_refused(wrong):
 
 @pytest.mark.parametrize("value", [3, 0, "1 epoch", "0.5 epochs", "30s", "5m"])
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.quick(6)
 def test_each_is_dumped_stored_and_read_as_it_was(name, value, tmp_path, capsys):
     flag = f"--{name}_every={value}"
     config = parse([*FLAGS, flag])

@@ -301,6 +301,7 @@ NUMBERS = [name for name, flag in flags_of(TrainConfig).items() if flag.kind in 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1, 1e12, 1e30, math.nan, math.inf, -math.inf])
+@pytest.mark.quick(6)
 def test_numbers_that_overflow_fill_the_memory_or_wait_for_ever_are_refused_at_once(name, value):
     flags = {"data_dir": "D", "model_dir": "M", **BESIDE.get(name, {}), name: value}
     if name in TAKEN.get(value, ()):

@@ -116,6 +116,7 @@ def answers(trained, folder):
 
 
 @pytest.mark.parametrize("kind", [Kind(), Kind(compression="GZIP")], ids=["seekable", "forward only"])
+@pytest.mark.quick(1)
 def test_a_model_is_judged_on_each_example_of_the_split_once(make_trained, tmp_path, kind):
     trained = make_trained(kind)
     judgement = Judge(trained, most_mistakes=3).judge()

@@ -89,6 +89,7 @@ def has(picture, color):
 
 
 @pytest.mark.parametrize("classes", [1, 2, 10, 26, 27, 100, 700])
+@pytest.mark.quick(3)
 def test_any_number_of_classes_fits(classes):
     picture = confusion_matrix(report_of(np.eye(classes, dtype=int) * 7), "a title")
     assert max(picture.size) < 2300

@@ -33,7 +33,7 @@ def request(**options):
     ("augment", "resize"),
     [("random_crop(size=24)", None), ("random_resized_crop(size=24)", None), ("none", "24x20"), ("none", "40x36")],
 )
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_images_are_fitted_as_the_input_decodes_them(shape, augment, resize):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     fitting = fitting_of(request(augment=augment, resize=resize), make_recipe(augment), 3)

@@ -43,6 +43,7 @@ def test_the_first_filter_is_the_mean_and_the_others_are_blind_to_it():
 
 
 @pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.quick(2)
 def test_a_new_convolution_passes_its_input_on(number):
     layer = convolutions(fast_cifar((9, 9, 3), "float32", 10))[number]
     kept = min(layer.kernel.shape[2:])

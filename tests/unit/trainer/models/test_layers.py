@@ -48,6 +48,7 @@ def normalised(kind, inputs, training=True, mask=None, jit_compile=False, frozen
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("options", [{}, {"scale": False}, {"scale": False, "center": False}, {"axis": 3}])
+@pytest.mark.quick(3)
 def test_one_kernel_has_the_numbers_of_keras(options, policy):
     inputs = np.random.default_rng(0).normal(3, 2, SHAPE).astype(np.float32)
     expected, plain = normalised(keras.layers.BatchNormalization, inputs, dtype=policy, **options)
@@ -88,6 +89,7 @@ def test_a_single_value_has_no_variance():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
+@pytest.mark.quick(3)
 def test_everything_else_is_computed_by_keras_to_the_bit(shape, options):
     inputs = np.random.default_rng(0).normal(3, 2, shape).astype(np.float32)
     (expected, _), (found, operations) = (
@@ -129,6 +131,7 @@ def pooled(function, inputs, jit_compile=False):
         ((3, 2), (1, 2), "same", "float32"),
     ],
 )
+@pytest.mark.quick(3)
 def test_shifted_maxima_have_the_bits_of_tensorflows_kernel(size, strides, padding, dtype):
     """Among rounded numbers many are equal, and the zeros that ReLU leaves are, too."""
     values = np.round(np.random.default_rng(0).normal(size=(4, 9, 11, 4)), 1)
@@ -212,6 +215,7 @@ def fitted(model):
 
 
 @pytest.mark.parametrize("build", [sequential, nested, subclassed])
+@pytest.mark.quick(1)
 def test_swapped_layers_keep_their_places_and_train_alike(build):
     model, swapped = (build() for _ in range(2))
     for number, pair in enumerate(zip(model.variables, swapped.variables, strict=True)):
@@ -295,6 +299,7 @@ def test_a_normalisation_of_keras_own_is_unfused_until_it_is_swapped():
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18" else name for name in MODELS if ":" not in name],
 )
+@pytest.mark.quick(3)
 def test_built_in_models_are_fused(name):
     model = models.build(ModelFlags(model=name), tf.TensorSpec((None, 64, 64, 3), tf.uint8), 10)
     assert not layers.has_unfused(model)
@@ -338,6 +343,7 @@ def unfused(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fast_cifar", *(pytest.param(f"resnet{n}", marks=pytest.mark.slow) for n in (18, 20, 50))]
 )

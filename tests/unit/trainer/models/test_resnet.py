@@ -24,6 +24,7 @@ def sizes(model):
         (resnet50, (224, 224, 3), 1000, 25_557_032, [112, 56, 28, 14, 7]),
     ],
 )
+@pytest.mark.quick(1)
 def test_parameters_and_sizes_of_the_sources(build, shape, classes, parameters, expected):
     model = build(shape, "uint8", classes)
     assert trainable(model) == parameters

@@ -51,7 +51,7 @@ def seven(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "notop.h5"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_all_but_the_head_is_taken_from_another_number_of_classes(kind, seven):
     folder, source = seven
     model = pretrained(NAME, SHAPE, 5, weights=None)
@@ -71,6 +71,7 @@ def test_all_but_the_head_is_taken_from_another_number_of_classes(kind, seven):
         np.testing.assert_array_equal(now, before)
 
 
+@pytest.mark.slow
 def test_a_model_of_ours_is_taken_with_its_head_if_that_fits(tmp_path):
     ours, same, other = (pretrained(NAME, SHAPE, classes, weights=None) for classes in (4, 4, 3))
     ours.save_weights(tmp_path / "ours.weights.h5")
@@ -162,6 +163,7 @@ class Subclassed(keras.Model):
     ],
     ids=["lstm", "bidirectional", "time_distributed", "subclassed"],
 )
+@pytest.mark.quick(3)
 def test_layers_inside_of_others_are_read_as_keras_reads_them(layer, kind, tmp_path):
     def made():
         inputs = keras.Input((4, 3))

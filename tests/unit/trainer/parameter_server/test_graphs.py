@@ -103,6 +103,7 @@ def plain(config, make_stepper):
 
 
 @pytest.mark.parametrize("shares", [0, 2], ids=["asynchronous, one worker", "synchronous, two"])
+@pytest.mark.quick(1)
 def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
     made = job(shares)
     reports = run(made)
@@ -190,7 +191,7 @@ def of_view(config, config_of, make_strategy):
     ids=str,
 )
 @pytest.mark.parametrize("shares", [1, 2])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, monkeypatch):
     monkeypatch.setattr(
         tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)
@@ -227,6 +228,7 @@ def test_data_sets_take_turns_as_in_one_process(shares, tmp_path, config_of, mon
 CROP = {"augment": "random_crop(size=16, normalize=False)", "weigh": "exif_orientation"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"where": "label > 0"}, CROP])
 @pytest.mark.quick(1)
 def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_path, monkeypatch):
@@ -246,6 +248,7 @@ def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["random_crop(size=3)", "random_crop(size=3) | cutout(size=2)"])
+@pytest.mark.quick(1)
 def test_parts_of_images_are_those_of_one_process(text, tmp_path, config_of, monkeypatch):
     index_of_worker = "experimental_get_current_worker_index"
     monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
@@ -288,6 +291,7 @@ def test_a_workers_graphs_have_few_bytes_of_a_view_and_nothing_of_its_order(tmp_
 
 
 @pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.quick(1)
 def test_a_skipped_step_changes_nothing(shares, config, config_of, job, monkeypatch):
     plain = job(shares)
     run(plain, 0, 2)

@@ -62,6 +62,7 @@ class Simulated:
 @pytest.mark.parametrize(
     ("workers", "needed", "staleness"), [(1, 1, 0), (3, 3, 0), (3, 2, 0), (5, 3, 0), (5, 2, 2), (4, 1, 1)]
 )
+@pytest.mark.quick(6)
 def test_each_share_of_an_epoch_counts_once(seed, workers, needed, staleness):
     simulated = Simulated(workers, needed, slow=seed % workers if seed % 2 else None, seed=seed)
     scheduler = SyncScheduler(

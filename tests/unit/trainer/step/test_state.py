@@ -33,6 +33,7 @@ def test_new_weights_are_finite(made):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [0, 3])
+@pytest.mark.quick(2)
 def test_one_weight_is_enough(value, index, made):
     variable = made.model.trainable_variables[index]
     values = variable.numpy()
@@ -100,6 +101,7 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
         ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
     ],
 )
+@pytest.mark.quick(2)
 def test_the_model_takes_what_the_input_gives(model, augment, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
     flags = {"model": model, "data_dir": tmp_path, "augment": augment, "resize": resize, "ema": 0.9}
@@ -199,6 +201,7 @@ def test_stairs_of_resnet(step, expected):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.quick(1)
 def test_schedules_that_end_with_the_training(schedule):
     flags = {"learning_rate": 0.4, "schedule": schedule, "end_factor": 0.25, "warmup_epochs": 2.0}
     rates = [rate(step, 10, 100, **flags) for step in range(121)]

@@ -94,6 +94,7 @@ def test_each_virtual_replica_is_a_call_of_one_program():
 
 
 @pytest.mark.parametrize("more", [(), VARIANTS["bfloat16, ema, clip"][2:]], ids=["float32", "bfloat16"])
+@pytest.mark.quick(1)
 def test_xla_takes_the_whole_step(more):
     """Beside it, a kernel makes a number of whether the step before was finite."""
     counts = counted("--model=lenet", "--jit_compile", *more)

@@ -41,6 +41,7 @@ def expected_update(state, images, labels):
 
 
 @pytest.mark.parametrize(("replicas", "real"), [pytest.param(1, 3, marks=pytest.mark.slow), (4, 3), (2, 0)])
+@pytest.mark.quick(1)
 def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make_state, make_stepper, batch):
     """Without any, as when all are skipped corrupt records, that of the regularisation is left."""
     images, labels, weights = batch
@@ -63,6 +64,7 @@ def with_batch_norm_alone():
 
 
 @pytest.mark.parametrize(("replicas", "virtual"), [(4, 0), (2, 4)])
+@pytest.mark.quick(1)
 def test_the_statistics_of_batch_norm_are_the_means_of_those_of_the_replicas(replicas, virtual, make_stepper, batch):
     """Each of the four, virtual or not, normalises over its own rows, padding among them."""
     flags = {"virtual_replicas": virtual, "global_batch_size": 8} if virtual else {}
@@ -264,6 +266,7 @@ def with_a_hidden_layer():
     ("replicas", "value", "bad_loss"),
     [(1, np.nan, False), (2, np.inf, True), pytest.param(2, np.nan, False, marks=pytest.mark.slow)],
 )
+@pytest.mark.quick(1)
 def test_the_first_bad_step_ends_the_loop(replicas, value, bad_loss, make_stepper, batch):
     images, labels, weights = batch
     bad = images.copy()
@@ -483,6 +486,7 @@ def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.quick(1)
 def test_activations_and_images_are_those_of_real_rows(replicas, make_stepper, batch):
     """Rows 3 to 7 of the batch are padding."""
     images = batch[0]

@@ -113,6 +113,7 @@ def test_every_recipe_has_the_same_bits(trained, recipe):
     ("pixel", "weight", "finite"),
     [(np.inf, 1, False), pytest.param(np.nan, 1, False, marks=pytest.mark.slow), (1.0, 0, True)],
 )
+@pytest.mark.quick(1)
 def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_stepper):
     stepper = make_stepper(replicas, build=build, shape=SHAPE, rate=0.1, virtual_replicas=V, global_batch_size=24)
     images = np.ones((3, V, ROWS, *SHAPE), np.float32)
