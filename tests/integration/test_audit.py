@@ -51,7 +51,8 @@ def large(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("streams", [pytest.param(64, marks=pytest.mark.slow), 1024])
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [64, 1024])
 def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large, tmp_path, streams):
     png = tmp_path / "who.png"
     flags = ["--global_batch_size=16384", "--workers=1024", f"--streams={streams}", f"--png={png}"]

@@ -58,6 +58,7 @@ def test_the_processor_is_named_with_its_widest_vectors(tmp_path, monkeypatch):
     assert feeding.machine()["processor"] == "AMD EPYC 7763, AVX2"
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_took(tmp_path):
     source = sources.cifar(tmp_path / "cifar", 20)
     done = commands.convert("cifar10", source, tmp_path / "out")

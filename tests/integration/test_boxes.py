@@ -132,8 +132,8 @@ def test_boxes_lie_on_their_objects_by_each_recipe(data, recipe):
     assert seen > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["flip | affine", "random_resized_crop(size=40, normalize=False)"])
-@pytest.mark.quick(1)
 def test_masks_of_voc_lie_on_their_objects(tmp_path, recipe):
     source = annotated.voc(tmp_path / "voc", {"train": 24})
     convert(

@@ -286,6 +286,7 @@ def test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_s
     assert caplog.text.count("is less than the shards take that are in use; shards without a copy are read from") == 1
 
 
+@pytest.mark.slow
 def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
     write_dataset(tmp_path / "data", COUNTS)
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"

@@ -129,6 +129,7 @@ def test_a_transform_in_the_folder_of_the_command_is_found_by_every_worker(by_on
     assert made.class_names == tuple("012456789")
 
 
+@pytest.mark.slow
 def test_a_job_server_of_this_machine_needs_no_word_of_where_its_workers_are(job_service, reference, tmp_path):
     assert commands.convert(tmp_path / "out", *job_service[:2]) == ""
     assert commands.digests(tmp_path / "out") == reference

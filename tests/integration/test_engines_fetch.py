@@ -78,6 +78,7 @@ def test_a_machine_without_java_or_maven_is_one_line(programs, missing, tmp_path
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("mvn") and shutil.which("java")), reason="there is no Maven here")
 def test_a_machine_without_a_network_is_one_line(tmp_path):
     """Maven through a proxy that does not exist, with an empty repository."""

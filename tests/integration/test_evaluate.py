@@ -190,12 +190,11 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param("--model=models:small", marks=pytest.mark.slow),
+        "--model=models:small",
         "--model=models:compiled",
         "--task=models:Subclassed",
     ],
 )
-@pytest.mark.quick(1)
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
@@ -286,6 +285,7 @@ def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
     assert "did you mean 'test'" in missing.stderr
 
 
+@pytest.mark.slow
 def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
     """A relative --data_dir counts from the folder in which the run was started, or else from here."""
     from tests.datasets import write_dataset

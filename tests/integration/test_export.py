@@ -191,36 +191,33 @@ def test_no_file_names_the_machine_or_our_code(exported):
     assert str(forked.ROOT).encode() not in stablehlo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flags", "formats", "said"),
     [
-        pytest.param(
+        (
             Kind(),
             ("--model=cifar10_cnn", "--augment=cifar10_tutorial"),
             "keras,stablehlo",
             "uint8 images of 40x36x3",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             Kind("jpeg", varied=True),
             ("--model=lenet", "--augment=random_resized_crop(size=32)"),
             "saved_model,keras",
             "any size, fitted to 32x32",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             Kind("jpeg", varied=True),
             ("--model=lenet", "--augment=random_resized_crop(size=32)", "--precision=bfloat16"),
             "saved_model,keras",
             "any size, fitted to 32x32",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             Kind("png", varied=True),
             ("--model=lenet", "--augment=pad_crop_flip", "--resize=30x28"),
             "saved_model,keras",
             "any size, fitted to 30x28",
-            marks=pytest.mark.slow,
         ),
         (
             Kind("png", compression="GZIP"),

@@ -69,6 +69,7 @@ def test_the_folder_alone_begins_anew_with_the_flags_of_its_run(run, first):
     assert (code, "already at step 30 of 30" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_stopped_it_says_how_to_resume_and_so_it_does(run):
     process = forked.Process(
         ["-m", "trainer.run", f"--model_dir={run}", "--fresh", "--train_steps=40000"], {"PYTHONUNBUFFERED": "1"}

@@ -155,8 +155,8 @@ def ranked(digits, folder, *more, every=5, last=15):
     run.main([f"--data_dir={digits}", f"--model_dir={folder}", "--model=softmax_regression", *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_copy", [False, True], ids=["the others deleted", "a copy of best/ alone"])
-@pytest.mark.quick(1)
 def test_where_only_the_best_are_left_no_run_begins_that_would_replace_them(is_copy, digits, tmp_path, capfd):
     folder = tmp_path / "run"
     ranked(digits, folder)

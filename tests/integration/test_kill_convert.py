@@ -174,8 +174,8 @@ def old_and_new(tmp_path_factory):
     return old, new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", some_slow([2, 4, 12, 19, 21, 24], [2, 12, 21]))
-@pytest.mark.quick(1)
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(moment, old_and_new, tmp_path):
     old, clean = old_and_new
     out = shutil.copytree(old, tmp_path / "out")

@@ -155,9 +155,10 @@ def processes(strategy, digits, folder, *flags):
     return [forked.Process([*program, *flags], {"PYTHONUNBUFFERED": "1", "TF_CONFIG": one}) for one in configs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
-    ["one_device", *(pytest.param(one, marks=pytest.mark.slow) for one in ("multiworker", "parameter_server"))],
+    ["one_device", "multiworker", "parameter_server"],
 )
 def test_killed_before_the_first_interval_of_steps_it_resumes_from_what_the_clock_has_saved(strategy, digits, tmp_path):
     """By default checkpoints are 1,000 steps apart; a run that is killed before the first is not lost."""

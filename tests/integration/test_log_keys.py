@@ -137,7 +137,6 @@ def test_two_worker_processes(data, tmp_path, capsys):
     [Kind("png", varied=True), Kind(extra=True), Kind(compression="GZIP", unequal_keys=True)],
     ids=["PNG of several sizes", "more features", "GZIP"],
 )
-@pytest.mark.quick(1)
 def test_data_of_any_form_is_logged_alike(kind, tmp_path, capsys):
     write_dataset(tmp_path / "data", COUNTS, kind=kind)
     logs, size = tmp_path / "logs", "--resize=16x12" if kind.varied else "--train_split=train"

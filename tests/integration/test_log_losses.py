@@ -50,6 +50,7 @@ def losses_of(log):
     return {step: float(rows["loss"][rows["step"] == step].mean()) for step in np.unique(rows["step"]).tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [pytest.param(one, marks=[pytest.mark.slow] if one != "mirrored" else []) for one in STRATEGIES]
 )

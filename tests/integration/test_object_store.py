@@ -253,6 +253,7 @@ def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
             manifest.load(f"{there}@1")
 
 
+@pytest.mark.slow
 def test_labels_are_set_and_both_versions_are_read(bucket: RemotePath, images: pathlib.Path) -> None:
     place, labels = f"{bucket}/data", f"--set_labels={images}/labels.csv"
     convert_in_process(*of_images(images / "one", place))

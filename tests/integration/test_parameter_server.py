@@ -89,14 +89,11 @@ def line_with_columns(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "fed"),
     [
-        pytest.param(
-            ["--where=number % 5 in (1, 3)"],
-            [number for number in range(ROWS) if number % 5 in (1, 3)],
-            marks=pytest.mark.slow,
-        ),
+        (["--where=number % 5 in (1, 3)"], [number for number in range(ROWS) if number % 5 in (1, 3)]),
         (["--where=number < 9", "--weigh=number", "--sync"], [number for number in range(9) for _ in range(number)]),
     ],
     ids=["a subset", "weighted, synchronous"],

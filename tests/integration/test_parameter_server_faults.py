@@ -102,7 +102,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=200", "--log_every=10")
     wait_for_step(job.chief, 20)

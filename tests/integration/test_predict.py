@@ -93,6 +93,7 @@ def test_files_say_what_is_printed_and_batches_change_nothing(run, photos, tmp_p
         assert (line["class_name"], line["probability"]) == (first, pytest.approx(one, abs=6e-4))
 
 
+@pytest.mark.slow
 def test_the_checkpoint_and_the_weights_are_those_of_the_flags(run, photos, digits, tmp_path):
     some = list(photos[1])[:2]
     flags = [[], ["--checkpoint=ckpt-5"], ["--weights=raw"]]

@@ -114,9 +114,9 @@ def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
         np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["mask", pytest.param("mean", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["mask", "mean"])
 @pytest.mark.parametrize("shape", some_slow([*PAIRS, *TRIPLES, *OTHERS], ["a list of two", "three columns", "a dict"]))
-@pytest.mark.quick(1)
 def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
     given = {"global_batch_size": SIZE, "training": True, "parse": parser(shape), "weights": weights}
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(2)])

@@ -284,6 +284,7 @@ def evaluated_loss(path):
     return [line["eval/test/loss"] for line in lines if "eval/test/loss" in line][-1]
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_begins_with_those_that_a_run_starts_from(models):
     flags = ("--data_dir=digits", "--model=mine:plain", "--resize=8x8")
     first = ("--model_dir=source", "--train_steps=50", "--metrics_jsonl=source.jsonl")

@@ -296,7 +296,8 @@ def test_what_cannot_work_is_one_clear_error(arguments, code, message, tmp_path,
     assert lines == []
 
 
-@pytest.mark.parametrize("mode", ["in_memory", pytest.param("multi_processing", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
 def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
     write(tmp_path, "raw", (1,) * 3000)
     flags = [f"--direct_running_mode={mode}", "--direct_num_workers=2"]

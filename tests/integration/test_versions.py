@@ -92,7 +92,8 @@ def test_shards_of_a_killed_append_do_not_stay_beside_those_of_another(grown, tm
     }
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_shards_do_not_depend_on_the_number_of_workers(workers, grown, tmp_path):
     out = shutil.copytree(grown / "old", tmp_path / "out")
     mode = [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]

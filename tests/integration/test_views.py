@@ -50,6 +50,7 @@ def test_a_run_sees_just_what_its_view_says(train, data, tmp_path, capsys):
     assert "20 examples" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_of_some_classes_has_a_head_for_them_and_predicts_their_names(train, data, tmp_path, capsys):
     lines = train("--train_steps=40", "--classes=8,3,1", "--eval_split=test", "--global_batch_size=64")
     count = sum(manifest.load(data).splits["test"].label_histogram[number] for number in (8, 3, 1))

@@ -113,13 +113,14 @@ def thawed(data, folder, dies=0):
     return begins, [weight.numpy() for weight in model.weights]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dies", "found"),
     [
-        pytest.param(7, [("restored", 6), 6, ("restored", 10), 10], marks=pytest.mark.slow),
+        (7, [("restored", 6), 6, ("restored", 10), 10]),
         (14, [("restored", 10), ("restored", 12), 12, 15]),
-        pytest.param(11, [("restored", 10), ("restored", 10), 10], marks=pytest.mark.slow),  # before it is saved
-        pytest.param(20, [("restored", 10), ("restored", 18), 18], marks=pytest.mark.slow),
+        (11, [("restored", 10), ("restored", 10), 10]),  # before it is saved
+        (20, [("restored", 10), ("restored", 18), 18]),
     ],
 )
 def test_a_model_that_is_compiled_again_counts_on(dies, found, data, tmp_path):
@@ -151,7 +152,8 @@ def of_two_sizes(data, folder, *others):
     return begins, [weight.numpy() for weight in model.weights]
 
 
-@pytest.mark.parametrize(("dies", "found"), [(7, [6, 6, 10]), pytest.param(13, [12, 12, 15], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dies", "found"), [(7, [6, 6, 10]), (13, [12, 12, 15])])
 def test_two_inputs_of_different_sizes_follow_each_other(dies, found, data, tmp_path):
     begins, whole = of_two_sizes(data, tmp_path / "whole")
     assert begins == [0, 0, 10]
@@ -372,6 +374,7 @@ def test_layers_that_draw_go_on_as_without_the_kill(replicas, data, tmp_path):
     assert again == seeds
 
 
+@pytest.mark.slow
 def test_seeds_that_a_checkpoint_lacks_are_said_to_begin_anew(data, tmp_path, caplog, monkeypatch):
     def said(folder=tmp_path / "run", **options):
         caplog.clear()
@@ -405,6 +408,7 @@ class Keeps(keras.callbacks.Callback):
         self.kept = self.kept or self._arrays
 
 
+@pytest.mark.slow
 def test_arrays_of_types_that_numpy_cannot_name_come_back_as_they_were(data, tmp_path):
     """Weights in bfloat16, as `EarlyStopping` keeps them, would come back as bytes."""
     names = ("bfloat16", "float8_e5m2", "float8_e4m3fn", "float16", "float64", "int8", "bool")
@@ -457,6 +461,7 @@ def test_bfloat16_weights_that_an_earlier_version_stored_as_bytes_are_read():
     assert np.array_equal(state.callback.best_weights[0], stored)
 
 
+@pytest.mark.slow
 def test_other_callbacks_begin_anew_and_earlier_checkpoints_have_none(data, tmp_path, caplog):
     trained(data, tmp_path, epochs=1)
     with_callbacks(data, tmp_path / "some", 1, {})

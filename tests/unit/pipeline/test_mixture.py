@@ -69,6 +69,7 @@ def test_each_source_is_an_input_of_its_own(mixture, memory, whole):
             np.testing.assert_array_equal(of_sources(got[3])[number], expected[3] + 53 * number)
 
 
+@pytest.mark.slow
 def test_a_single_data_set_is_a_mixture_of_one(folders):
     a = folders[0]
     alone = taken(a, **WINDOWS)
@@ -122,6 +123,7 @@ def test_it_resumes_anywhere(mixture, memory, whole):
                 np.testing.assert_array_equal(component, other)
 
 
+@pytest.mark.slow
 def test_a_stored_state_resumes_and_belongs_to_its_sources_and_shares(mixture, memory, whole):
     batches = StepIterator(mixture, **OPTIONS, **memory)
     for _ in range(5):
@@ -228,6 +230,7 @@ def test_it_reads_in_other_processes_and_inside_a_function(mixture):
     np.testing.assert_array_equal(first_ids(), taken(mixture, **WINDOWS)[2][3])
 
 
+@pytest.mark.slow
 def test_all_are_normalised_by_the_first_sources_statistics(folders, mixture):
     a, b = folders
     whole = next(iter(input_fn(mixture, **OPTIONS, augment="normalize")))

@@ -78,6 +78,7 @@ def test_a_source_goes_on_in_its_own_units_across_a_change(options, memory, whol
     check_units(options, memory, whole, SCHEDULE)
 
 
+@pytest.mark.slow
 def test_a_source_begins_later_and_pauses(curriculum, memory):
     batches = taken(curriculum, **memory)
     check_units(curriculum, memory, batches, CURRICULUM)
@@ -172,6 +173,7 @@ def test_replicas_take_turns_whether_a_step_takes_one_unit_of_a_source_or_two(fo
             np.testing.assert_array_equal(component, rows[first : first + 6])
 
 
+@pytest.mark.slow
 def test_a_skipped_step_and_the_mean_count_in_units(options):
     [batch] = taken(options, 1, start_step=4, weights="mean", skip_steps=[(5, 6)])
     plain = taken(options, 3, start_step=4)

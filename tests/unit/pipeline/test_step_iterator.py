@@ -75,6 +75,7 @@ def test_numbers_lie_in_the_tensors_own_memory_and_stay_there(folder):
     assert np.array_equal(x["image"], before)
 
 
+@pytest.mark.slow
 def test_small_batches_are_cut_from_what_is_made_together(folder):
     arguments = TRAIN | {"epochs": 3, "augment": "shift", "features": ("key",), "record_ids": True}
     made = {
@@ -166,6 +167,7 @@ def test_what_is_no_state_is_refused(folder, change, message):
             batches.set_state(state)
 
 
+@pytest.mark.slow
 def test_several_local_replicas_have_a_state_between_steps_only(folder):
     shard = Shard(1, 2, local_replicas=2)
     batches = StepIterator(folder, **TRAIN, shard=shard, record_ids=True, epochs=2)
@@ -212,6 +214,7 @@ def test_a_record_that_is_found_corrupt_on_the_way_is_a_data_error(tmp_path):
         list(batches)
 
 
+@pytest.mark.slow
 def test_what_lies_before_a_state_is_not_read(tmp_path):
     folder = tmp_path / "größer als 'zuvor'"
     write_dataset(folder, (5, 4, 3))

@@ -86,6 +86,7 @@ KINDS = {
 PORTABLE = (("raw", 1 << 30),)  # what the fast tests feed both ways
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shuffle_bytes"),
     some_slow(
@@ -93,7 +94,6 @@ PORTABLE = (("raw", 1 << 30),)  # what the fast tests feed both ways
         [("raw", SMALL), ("unequal", 1 << 30), ("png", SMALL), ("members", 1 << 30)],
     ),
 )
-@pytest.mark.quick(1)
 def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, kind, shuffle_bytes):
     folder = data(kind, KINDS[kind])
     ids, labels, plain = fed(folder, shuffle_bytes=shuffle_bytes)
@@ -184,6 +184,7 @@ def test_another_order_of_classes_is_another_order_of_the_run(data):
     assert order_spec(data("raw"), classes=["class 1", "class 2"], **options) == one
 
 
+@pytest.mark.slow
 def test_sources_with_other_classes_are_mixed_by_those_that_they_share(data, tmp_path):
     write_dataset(tmp_path / "two", (20,), classes=2)
     index([str(tmp_path / "two"), "--add_columns=records"])

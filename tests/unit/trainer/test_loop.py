@@ -44,7 +44,8 @@ def lines_of(tmp_path):
     return [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()][1:]
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, log, tmp_path):
     plain, logged = make_stepper(replicas, "momentum"), make_stepper(replicas, "momentum")
     for stepper in (plain, logged):

@@ -26,10 +26,11 @@ def train(tmp_path, capsys):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "flags"),
     [
-        pytest.param("jpeg", (*RESIZED, "--augment=pad_crop_flip"), marks=pytest.mark.slow),
+        ("jpeg", (*RESIZED, "--augment=pad_crop_flip")),
         (
             "png",
             (
@@ -78,6 +79,7 @@ def test_for_data_of_another_size_the_flag_is_named_that_makes_them_fit(tmp_path
         evaluate.main([model_dir, f"--data_dir={tmp_path / 'other'}", "--split=train"])
 
 
+@pytest.mark.slow
 def test_another_size_that_only_the_order_sees_is_named_by_its_flag(train):
     cropped = ("png", "--augment=cifar10_tutorial", "--model=lenet", "--eval_split=none")
     train(*cropped, "--resize=32x32", "--train_steps=1")
@@ -108,8 +110,8 @@ def test_a_method_that_the_trainer_never_calls_is_told(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Misnamed: the trainer does not call train_sums (")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
-@pytest.mark.quick(1)
 def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema, tmp_path):
     write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))
     flags = {"data_dir": str(tmp_path / "data"), "model_dir": str(tmp_path / "model"), "model": "mlp", "ema": ema}

@@ -206,6 +206,7 @@ def test_classes_that_differ_in_case_from_those_that_are_there_are_named(data, g
     assert "note: classes 'Cat' and 'cat' differ only in case\n" in found.out
 
 
+@pytest.mark.slow
 def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow, tmp_path):
     source, data = write_images(tmp_path / "a", range(8), splits=["train"]), tmp_path / "data"
     (source / "train/cat/bad.png").write_bytes(b"no image")
@@ -484,6 +485,7 @@ def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):
     assert "names a version" in convert("--dataset=digits", f"--data_dir={data}@1", "--dry_run").err
 
 
+@pytest.mark.slow
 def test_overwriting_removes_all_versions(data, grow, convert, tmp_path):
     for number, name in enumerate("bc"):
         grow(write_images(tmp_path / name, range(20 + 6 * number, 26 + 6 * number)), data)
@@ -511,6 +513,7 @@ def test_a_dry_run_writes_nothing(data, grow, tmp_path):
     assert files_of(data) == before
 
 
+@pytest.mark.slow
 def test_more_sizes_than_a_manifest_lists(convert, grow, tmp_path):
     data, first, more = tmp_path / "data", tmp_path / "a", tmp_path / "b"
     for folder, start in ((first, 0), (more, 70)):

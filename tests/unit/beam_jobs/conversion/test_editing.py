@@ -225,6 +225,7 @@ def picture_of(number):
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_version_that_held_no_deleted_record_stays(data, convert_without_beam, edit, convert, tmp_path, capfd):
     more = write_images(tmp_path / "b", range(20, 26), splits=["train"])
     flags = ["--dataset=image_folder", f"--source={more}", f"--data_dir={data}", "--append"]

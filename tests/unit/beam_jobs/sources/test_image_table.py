@@ -381,6 +381,7 @@ def test_columns_of_json_that_are_not_read_may_hold_anything(root):
         opened(table, keep_columns=("more",))
 
 
+@pytest.mark.slow
 def test_json_of_many_lines_is_one_table(root):
     lines = [{"file_name": "a.png", "label": row % 7} | ({"n": row} if row < 9 else {}) for row in range(40_000)]
     table = table_of(root, "".join(json.dumps(line) + "\n" for line in lines), "metadata.jsonl")

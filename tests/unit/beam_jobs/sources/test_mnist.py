@@ -213,6 +213,7 @@ def test_the_files_of_another_data_set_are_recognised(mnist_folder):
             named(dataset, folder)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_files(tmp_path):
     """235 MB of images, sparse or as gzip: a process's memory stays far below that."""
     count = 300_000

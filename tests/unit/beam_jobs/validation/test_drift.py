@@ -187,6 +187,7 @@ def test_a_data_set_has_not_drifted_from_itself(old, run):
     ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_of_the_other_is_said(tmp_path, old, run):
     new = data_set(tmp_path / "new", {"train": range(300, 310)})
     shard = old / manifest.load(old).splits["test"].shards[0].file

@@ -81,6 +81,7 @@ def test_every_flipped_bit_is_found_and_its_record_named(folder, kind):
         assert report.is_whole == in_length  # the stride or the offsets tell how long the record is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gzip"], indirect=True)
 def test_every_flipped_bit_of_a_compressed_shard_is_found(folder, kind):
     path = folder / FILES[kind]

@@ -133,6 +133,7 @@ def test_rows_that_repeat_in_every_epoch_are_found_where_the_keys_are_right(data
         audited(data, "--content", "--augment=cutout(size=3)")
 
 
+@pytest.mark.slow
 def test_rows_that_depend_on_their_batch_are_found(data, monkeypatch):
     of_recipes(monkeypatch, lambda epoch, records, keys_of: keys_of(epoch, records + records.shape[-1]))
     with pytest.raises(DataError, match=r"epoch 0, record \d+ \(row \d+ of train-.*\): is augmented in two ways"):

@@ -116,7 +116,6 @@ def test_rows_of_a_schedule_that_a_resume_on_fewer_workers_changed_are_left_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [10, 14])
-@pytest.mark.quick(1)
 def test_a_source_that_the_changed_schedule_pauses_has_no_row_in_the_steps_that_were_done_again(
     folder, tmp_path, capsys, stop
 ):

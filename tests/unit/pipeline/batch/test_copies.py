@@ -118,7 +118,7 @@ def test_copies_are_what_the_recipe_makes_of_the_stored_images(text, memory, fol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [{}, pytest.param(WINDOWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", [{}, WINDOWS])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_each_copy_decodes_a_part_of_its_own(encoding, memory, photographs):
     data, text = photographs(encoding), "random_resized_crop(size=8, normalize=False)"
@@ -193,7 +193,7 @@ def test_layers_of_keras_draw_by_the_key_of_each_copy(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_mixture", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_mixture", [True, False])
 def test_replicas_and_sources_share_the_rows_of_copies(is_mixture, folder):
     data = [(folder, 3), (f"{folder}:test", 1)] if is_mixture else folder
     options = {"global_batch_size": 8, "training": True, "seed": SEED, "augment": "flip"}

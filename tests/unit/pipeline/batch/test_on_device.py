@@ -74,11 +74,13 @@ def test_the_input_keeps_pixels_and_the_step_makes_floats(text, memory, fed, fol
     assert spec["image"] == tf.TensorSpec([8, *fed], tf.uint8)
 
 
+@pytest.mark.slow
 def test_the_two_parts_evaluate_as_one(folder):
     for text in ("pad_crop_flip | mixup", "cifar10_tutorial(crop=6)"):
         check_alike(folder, "both", split="test", global_batch_size=2, training=False, augment=text)
 
 
+@pytest.mark.slow
 def test_mixed_floats_have_the_same_bits_in_a_compiled_step(folder):
     """XLA would fuse the normalisation into the mixing, and round otherwise than the host."""
     options = {**TRAIN, "augment": "normalize | mixup(alpha=1.0)"}
@@ -144,7 +146,8 @@ def test_features_are_handed_on(folder):
     np.testing.assert_array_equal(x["key"], images["key"])
 
 
-@pytest.mark.parametrize("virtual", [None, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("virtual", [None, 4])
 def test_replicas_get_their_rows(folder, virtual):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     options = {**TRAIN, "augment": "shift"}

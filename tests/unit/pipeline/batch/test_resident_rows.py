@@ -154,6 +154,7 @@ for side in range(4, 10):
 """
 
 
+@pytest.mark.slow
 def test_many_inputs_of_images_are_no_reason_to_warn_of_traces(tmp_path):
     write_dataset(tmp_path, (300,), (8, 8, 3), kind=Kind("png"))  # decoded in two parts, of which the second is smaller
     # In a process of its own, as TensorFlow warns of a function twice at most.

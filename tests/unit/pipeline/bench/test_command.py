@@ -57,6 +57,7 @@ def photographs(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows",
     [
@@ -92,17 +93,17 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
     assert json.loads(capsys.readouterr().out)["spec"]["remainder"] == "drop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "count", "view"),
     [
-        pytest.param(["--where=label != 1"], 35, "where: label != 1", marks=pytest.mark.slow),
+        (["--where=label != 1"], 35, "where: label != 1"),
         (["--limit=20"], 20, "limit: 20"),
         (["--where=label < 2", "--balance=label"], 36, "where: label < 2; balance: label"),
         (["--classes=class 1,class 0"], 36, "classes: class 1, class 0"),
         (["--weigh=label"], 52, "weigh: label"),
     ],
 )
-@pytest.mark.quick(1)
 def test_a_view_is_timed(folder, flags, count, view, capsys):
     index.main([str(folder), "--add_columns=records"])
     bench.main([str(folder), "--json", *flags, "--global_batch_size=8", "--rounds=1", "--steps=1"])

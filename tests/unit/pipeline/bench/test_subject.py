@@ -68,7 +68,7 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("windows", [pytest.param({}, marks=pytest.mark.slow), WINDOWS])
+@pytest.mark.parametrize("windows", [{}, WINDOWS])
 def test_each_prefix_has_an_element_per_step(folders, windows):
     """Else a stage's cost would be that of another number of rows; these are made in groups."""
     subject = opened(folders / "raw", augment="cifar10_tutorial(crop=5)", **windows)

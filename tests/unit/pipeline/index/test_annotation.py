@@ -141,7 +141,8 @@ def test_two_workers_feed_the_bits_of_one(data, windows):
     check_equal(windows, {name: np.concatenate(values) for name, values in joined.items()})
 
 
-@pytest.mark.parametrize("options", [{"start_step": 4}, pytest.param({"portable": True}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"start_step": 4}, {"portable": True}])
 def test_a_resume_and_another_process_feed_the_same_bits(data, windows, options):
     first = 8 * options.get("start_step", 0)
     check_equal(
@@ -164,7 +165,8 @@ def test_where_images_are_augmented_masks_do_not_depend_on(data, place):
         np.testing.assert_array_equal(host[name], device[name], name)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"portable": True}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"portable": True}])
 def test_masks_are_cropped_and_resized_with_their_images(several_sizes, options):
     """Where an image is flat all around a pixel, its mask has the class of that grey."""
     rows = flattened(input_fn(several_sizes, **TRAIN, augment=CROP, **options))
@@ -240,6 +242,7 @@ def test_a_mask_that_is_stretched_has_the_nearest_pixels(size, columns, tmp_path
     np.testing.assert_array_equal(masks[0, :, :, 0], np.tile(columns, (10, 1)))
 
 
+@pytest.mark.slow
 def test_the_fill_of_a_mask_is_that_of_the_flag(tmp_path):
     mask = np.ones((10, 20), np.uint8)
     folder = written(tmp_path, [plain(mask=foreign.png(mask)), plain(mask=foreign.png(mask))])

@@ -102,6 +102,7 @@ def test_a_view_chooses_by_labels_after_the_offset(imagenet):
     assert max(np.bincount(balanced)) - min(np.bincount(balanced)) <= 1
 
 
+@pytest.mark.slow
 def test_crops_of_files_that_stay_in_memory_are_those_of_parsed_records(imagenet, monkeypatch):
     options = {"augment": "random_resized_crop(size=16, normalize=False)", "training": True, "epochs": 1}
     kept = _crops(imagenet, **options)

@@ -141,8 +141,8 @@ CROPPED = "random_resized_crop(size=16, normalize=False)"
 COPIES = {"training": False, "eval_copies": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 24_000}, {"weigh": ORIENTATION}, {"copies": 2}, COPIES])
-@pytest.mark.quick(1)
 def test_crops_are_alike_however_they_are_read(made, options):
     given = {"augment": CROPPED, "training": True, "features": (), "global_batch_size": 4, "epochs": 1, **options}
     kept = [x.numpy() for x, _, _ in input_fn(made[0], **given)]

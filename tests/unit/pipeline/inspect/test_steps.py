@@ -111,7 +111,6 @@ def test_each_flag_of_the_order_leads_to_the_runs_own(folders, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multiworker"])
-@pytest.mark.quick(1)
 def test_the_flags_of_a_run_are_those_in_its_folder(strategy, folders, tmp_path, capsys):
     hosts = {"worker_hosts": "a:1,b:1", "task_index": 0, "job_name": "worker"}
     where = {"strategy": strategy, **({"num_replicas": 2} if strategy == "mirrored" else hosts)}
@@ -139,6 +138,7 @@ def mixture(folders):
     return f"{folders}/raw=0.75,{folders}/more=0.25"
 
 
+@pytest.mark.slow
 def test_rows_of_a_mixture_are_of_their_sources(folders, capsys):
     rows = shown(capsys, mixture(folders), "--step=6", f"--global_batch_size={BATCH}", "--replicas=2")["rows"]
     pairs = [(folders / "raw", 0.75), (folders / "more", 0.25)]

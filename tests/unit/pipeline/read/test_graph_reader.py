@@ -140,7 +140,7 @@ def made_in_a_function(folder, **arguments):
     return tf.function(lambda: input_fn(folder, **arguments))()  # with autograph, which must not convert this library
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -196,8 +196,8 @@ def read_chosen(reader, pieces, *times):
     return reader.read(pieces, tf.constant([], tf.int64), filled)["record"].numpy().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
-@pytest.mark.quick(1)
 def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, monkeypatch, compression):
     made = write_dataset(tmp_path, (40, 30), kind=Kind(compression=compression, unequal_keys=True))
     selection, shard = select(made, "train"), made.splits["train"].shards[0]

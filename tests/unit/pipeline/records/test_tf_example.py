@@ -81,9 +81,10 @@ def test_values_that_no_example_holds_are_refused(value, reason):
         tf_example.encode({"a": value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
-    [pytest.param("import tensorflow as tf; ours()", marks=pytest.mark.slow), "ours(); import tensorflow as tf"],
+    ["import tensorflow as tf; ours()", "ours(); import tensorflow as tf"],
 )
 def test_lives_beside_tensorflows_classes(order):
     code = f"""

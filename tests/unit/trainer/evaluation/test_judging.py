@@ -134,6 +134,7 @@ def test_a_model_is_judged_on_each_example_of_the_split_once(make_trained, tmp_p
         np.testing.assert_array_equal(found, images[number])
 
 
+@pytest.mark.slow
 def test_several_splits_are_judged_together_and_told_apart_by_their_keys(make_trained, tmp_path):
     write_dataset(tmp_path / "other", (2,), (4, 3, 1), (4, 3, 4), 5)
     trained = make_trained(data_dir=f"{tmp_path}/data=1,{tmp_path}/other=1")

@@ -100,6 +100,7 @@ def test_pixels_become_logits_by_the_preprocessing_of_the_model(small):
     assert [one.rate for one in small.layers if isinstance(one, keras.layers.Dropout)] == [0.25]
 
 
+@pytest.mark.slow
 def test_given_weights_keep_their_statistics_in_training_and_random_ones_do_not(small):
     images = pixels(4, 32, 32, 3)
     new = build(SMALL)

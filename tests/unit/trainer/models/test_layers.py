@@ -344,9 +344,7 @@ def unfused(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fast_cifar", *(pytest.param(f"resnet{n}", marks=pytest.mark.slow) for n in (18, 20, 50))]
-)
+@pytest.mark.parametrize("name", ["fast_cifar", *(f"resnet{n}" for n in (18, 20, 50))])
 def test_built_in_models_train_as_with_keras_layers(name, make_stepper):
     draw = np.random.default_rng(0)
     batch = (draw.normal(size=(8, 16, 16, 3)).astype(np.float32), draw.integers(0, 5, 8), np.float32([1] * 6 + [0] * 2))

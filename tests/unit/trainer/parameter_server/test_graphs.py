@@ -130,8 +130,8 @@ def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
         assert said != pytest.approx([values["loss"] for values in expected], rel=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [0, 2])
-@pytest.mark.quick(1)
 def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown_step(shares, job, plain):
     made = job(shares, Period(Fraction(5, 2)))  # steps 1, 3 and 5
     for last, shown in ((1, 1), (2, 1), (4, 3), (5, 5)):
@@ -230,7 +230,6 @@ CROP = {"augment": "random_crop(size=16, normalize=False)", "weigh": "exif_orien
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"where": "label > 0"}, CROP])
-@pytest.mark.quick(1)
 def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_path, monkeypatch):
     index_of_worker = "experimental_get_current_worker_index"
     monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
@@ -247,8 +246,8 @@ def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_pat
         np.testing.assert_array_equal(mine[1], labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["random_crop(size=3)", "random_crop(size=3) | cutout(size=2)"])
-@pytest.mark.quick(1)
 def test_parts_of_images_are_those_of_one_process(text, tmp_path, config_of, monkeypatch):
     index_of_worker = "experimental_get_current_worker_index"
     monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))

@@ -207,6 +207,7 @@ def with_a_large_layer_that_is_used_often():
     return keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Concatenate()(branches)))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_layer_that_is_used_often_has_the_same_bits_each_time(make_stepper, batch):
     """Its eight summands take more memory than TensorFlow takes a CPU to have, which let each be added when it came."""
     stepper = make_stepper(build=with_a_large_layer_that_is_used_often)
@@ -398,9 +399,8 @@ def test_the_norm_of_all_gradients_is_clipped_after_they_are_summed(replicas, ma
     assert np.sqrt(sum(np.sum(m**2) for m in moves[1])) == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "replicas"), [("mirrored", 2), pytest.param("central_storage", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), [("mirrored", 2), ("central_storage", 1)])
 def test_the_average_of_the_weights_has_the_classic_warm_up(replicas, name, make_stepper, batch):
     stepper = make_stepper(replicas, ema=0.25, name=name)
     expected = weights_of(stepper)
@@ -472,7 +472,8 @@ def test_xla_compiles_the_step_where_that_is_asked_for(compiled, make_stepper, b
         assert np.isfinite(norm_after(stepper, batch, 1)[0])
 
 
-@pytest.mark.parametrize(("virtual", "replicas"), [(None, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("virtual", "replicas"), [(None, 1), (4, 2)])
 def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):
     rows = batch if virtual is None else [part.reshape(virtual, -1, *part.shape[1:]) for part in batch]
     found = []

@@ -67,16 +67,17 @@ def expected(first, flags):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "replicas"),
     [
-        pytest.param({"optimizer": "adam"}, 1, marks=pytest.mark.slow),
+        ({"optimizer": "adam"}, 1),
         ({"optimizer": "adamw", "weight_decay": 0.1}, 2),
-        pytest.param({"optimizer": "momentum", "weight_decay": 0.1}, 1, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "adafactor"}, 1, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "lamb"}, 1, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "adam", "jit_compile": "on"}, 1, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "adam", "jit_compile": "on"}, 2, marks=pytest.mark.slow),
+        ({"optimizer": "momentum", "weight_decay": 0.1}, 1),
+        ({"optimizer": "adafactor"}, 1),
+        ({"optimizer": "lamb"}, 1),
+        ({"optimizer": "adam", "jit_compile": "on"}, 1),
+        ({"optimizer": "adam", "jit_compile": "on"}, 2),
     ],
 )
 def test_each_weight_is_updated_as_by_an_optimizer_that_sees_its_steps_alone(flags, replicas, make_stepper):

@@ -128,7 +128,7 @@ def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_stepper):
     """After a first gradient the weights of a pixel get none: its moments decay through all denormal numbers."""
     found = []

@@ -421,6 +421,7 @@ def answered_within(seconds, function):
     return found[0]
 
 
+@pytest.mark.slow
 def test_long_files_are_read_in_portions_while_snapshots_are_answered(run, flags, tmp_path):
     path = run / "metrics.jsonl"
     flags["output"]["metrics_jsonl"] = str(path)
