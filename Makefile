@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
-	@echo "make test       lint, types and the tests (some 20 minutes on 2 quiet cores)"
+	@echo "make test       lint, types and the tests (some 25 minutes on 2 cores)"
 	@echo "make test-slow  the long tests: many kills, sanitizers, accuracy on MNIST and CIFAR-10"
 	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines, which"
