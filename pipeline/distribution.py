@@ -97,7 +97,7 @@ class DeviceGroups(tf.distribute.DistributedDataset):
         self._strategy, self._groups, self.size, self._steps = strategy, groups, size, steps
 
     def __iter__(self) -> Iterator[Any]:
-        return _Cut(self._strategy, iter(self._groups), self._groups.element_spec, self.size)
+        return GroupIterator(self._strategy, iter(self._groups), self._groups.element_spec, self.size)
 
     @property
     def element_spec(self) -> Any:
@@ -114,32 +114,11 @@ class DeviceGroups(tf.distribute.DistributedDataset):
         raise UsageError("reduce over batches that are copied in groups: take them with iter and next")
 
 
-class LoopIterator(Iterator[Any]):
-    """Iterator whose state a loop in a graph can carry, so that a pass need not read and write variables."""
-
-    def begin(self) -> Any:
-        """Returns the state, a structure of tensors."""
-        raise NotImplementedError
-
-    def following(self, state: Any) -> tuple[Any, Any]:
-        """Returns the next batch, and the state after it."""
-        raise NotImplementedError
-
-    def end(self, state: Any) -> None:
-        """Continues from a state."""
-        raise NotImplementedError
-
-    def __next__(self) -> Any:
-        """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
-        batch, state = self.following(self.begin())
-        self.end(state)
-        return batch
-
-
-class _Cut(LoopIterator):
+class GroupIterator(Iterator[Any]):
     """Iterator over the batches of groups; made outside of a `tf.function`, used inside or outside.
 
-    Its state is the position in the group, int32, and the group: a list of tensors for each local replica.
+    A loop in a graph can carry its state, so that a pass need not read and write variables. The state is the position
+    in the group, int32, and the group: a list of tensors for each local replica.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, groups: Iterator[Any], spec: Any, size: int) -> None:
@@ -154,6 +133,12 @@ class _Cut(LoopIterator):
                 self._held.append([ResourceVariable(zero, trainable=False) for zero in zeros])
         with tf.device("CPU:0"):
             self._position = ResourceVariable(tf.constant(size), trainable=False)
+
+    def __next__(self) -> Any:
+        """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
+        batch, state = self.following(self.begin())
+        self.end(state)
+        return batch
 
     def begin(self) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
         """Returns the position and the group."""

@@ -301,8 +301,9 @@ import os, sys
 from pipeline import distribution
 from trainer import run
 distribution.replicas_are_on_cpus = lambda strategy: False
-kept, make = [], distribution._Cut  # TensorFlow can crash where an iterator that reads ahead is deleted
-distribution._Cut = lambda *arguments: kept.append(make(*arguments)) or kept[-1]
+kept, make = [], distribution.DeviceGroups.__iter__
+# TensorFlow can crash where an iterator that reads ahead is deleted.
+distribution.DeviceGroups.__iter__ = lambda groups: kept.append(make(groups)) or kept[-1]
 for steps in (5, 12):  # the second resumes in the middle of an epoch, and of what was a group
     run.main([*sys.argv[1:], f"--train_steps={steps}"])
 print("in groups of", *(one._size for one in kept), flush=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from pipeline.batch.batches import DeviceAugmentation
-from pipeline.distribution import LoopIterator
+from pipeline.distribution import GroupIterator
 from pipeline.order.views import Intervals
 from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
@@ -286,7 +286,7 @@ class TrainStep:
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
         """Runs `steps` (int64 scalar, 1 or more) updates; fewer if one is not finite."""
-        if not isinstance(iterator, LoopIterator):
+        if not isinstance(iterator, GroupIterator):
             return self._loop(functools.partial(self._next, lambda state: (next(iterator), state)), (), steps)[0]
         result, state = self._loop(functools.partial(self._next, iterator.following), iterator.begin(), steps)
         iterator.end(state)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline import distribution
 from trainer.checkpoint.manager import EpochSums
 from trainer.models import resnet
 from trainer.models.layers import BatchNormalization
@@ -110,6 +111,23 @@ def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, 
             train(stepper, endless(stepper, batch), n)
         assert stepper.train.experimental_get_tracing_count() == 1
         assert stepper.state.step == 6
+        results.append([v.numpy() for v in stepper.state.model.variables])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_loops_that_end_within_a_group_go_on_in_it(make_stepper, batch):
+    images, labels, weights = batch
+    parts = (np.stack([images * scale for scale in range(1, 9)]), np.stack([labels] * 8), np.stack([weights] * 8))
+    batches, results = tf.data.Dataset.from_tensor_slices(parts), []
+    for in_groups in (False, True):
+        stepper = make_stepper(1, "adam")
+        whole = stepper.strategy.experimental_distribute_dataset(batches)
+        fed = distribution.in_groups(stepper.strategy, batches, 2) if in_groups else whole
+        assert isinstance(fed, distribution.DeviceGroups) == in_groups
+        iterator = iter(fed)
+        for steps in (3, 2, 3):
+            train(stepper, iterator, steps)
         results.append([v.numpy() for v in stepper.state.model.variables])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -273,10 +291,12 @@ def test_the_first_bad_step_ends_the_loop(replicas, value, bad_loss, make_steppe
     bad = images.copy()
     bad[1, 0, 0, 0] = value  # 0 for NaN in the hidden layer: the loss stays finite, the gradient does not
     batches = tf.data.Dataset.from_tensor_slices(
-        (np.stack([images, images, bad, images]), np.stack([labels] * 4), np.stack([weights] * 4))
+        (np.stack([images, images, bad, *[images] * 4]), np.stack([labels] * 7), np.stack([weights] * 7))
     )
     stepper = make_stepper(replicas, build=with_a_hidden_layer)
-    result, values = train(stepper, iter(stepper.strategy.experimental_distribute_dataset(batches)), 4)
+    iterator = iter(stepper.strategy.experimental_distribute_dataset(batches))
+    result, values = train(stepper, iterator, 7)
+    assert len(list(iterator)) == 3  # one more update may run, which does not count
     assert (int(result.step), stepper.state.step, bool(result.finite)) == (3, 3, False)
     assert np.isfinite(values["total_loss"]) == (not bad_loss)
 
