@@ -19,7 +19,10 @@ def take(setting):
     if made.get("fails"):
         raise RuntimeError("out of order")
     if made.get("child"):
-        multiprocessing.get_context("fork").Process(target=_work, daemon=True).start()
+        context = multiprocessing.get_context("fork")
+        holds = context.Event()
+        context.Process(target=_work, args=(holds,), daemon=True).start()
+        holds.wait()
 
     def take_one():
         time.sleep(made["sleep"])
@@ -28,7 +31,8 @@ def take(setting):
     return take_one
 
 
-def _work():
-    held = bytearray(b"x" * (100 << 20))
+def _work(holds):
+    held = bytearray(b"x") * (100 << 20)  # never 200 MiB, as a copy of bytes would be for a moment
+    holds.set()
     while held:
         pass
