@@ -21,7 +21,7 @@ from pipeline.manifest import Feature, SourceFile
 from pipeline.manifest.manifest import BOXES, CONVENTIONS, POINTS
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
-from pipeline.records import schema
+from pipeline.records import labels, schema
 from pipeline.registry import Registry
 
 _TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
@@ -449,8 +449,12 @@ class Texts:
 
     @property
     def hashes(self) -> NDArray[np.int64]:
-        """A hash of each of `values`, which depends on its text alone, int64."""
-        return hashes_of(value.encode(errors="surrogateescape") for value in self.values)
+        """A hash of each of `values`, int64: that of its text as people see it.
+
+        A patient that one file calls `7`, and another, which pandas wrote, `7.0`, is one group.
+        """
+        seen = (labels.as_seen(value, ignore_case=True, as_numbers=True) for value in self.values)
+        return hashes_of(value.encode(errors="surrogateescape") for value in seen)
 
 
 def hashes_of(texts: Iterable[bytes]) -> NDArray[np.int64]:

@@ -20,7 +20,6 @@ from pipeline.commands.text import count_of, range_of, some_of, table
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
-from pipeline.records import labels
 
 _BLOCK = 1 << 20  # rows hashed at a time
 _UNITS_AT_ONCE = 1 << 16  # of strata, each with the hashes of its block
@@ -209,7 +208,6 @@ class Shares:
       counts: {split: rows of each of `strata`, int64}.
       groups: {split: number of groups}; empty without groups.
       largest: (value, rows) of the largest group.
-      alike: pairs of groups that are in different splits and look alike, (value, value).
     """
 
     dealing: Dealing
@@ -218,7 +216,6 @@ class Shares:
     counts: dict[str, NDArray[np.int64]]
     groups: dict[str, int]
     largest: tuple[str, int]
-    alike: tuple[tuple[str, str], ...]
 
     @property
     def total(self) -> int:
@@ -259,9 +256,6 @@ class Shares:
         return ["", *table(rows), *more, ""] if rows else []
 
     def _warnings(self) -> Iterator[str]:
-        for one, other in self.alike[:1]:
-            said = f"{count_of(len(self.alike), 'pair')} of groups that look alike are in different splits"
-            yield f"warning: {said}, the first {one!a} and {other!a}; if these are one group, write them alike"
         for split, fraction in self.dealing.fractions:
             share = self.rows[split] / self.total
             if self.groups and abs(share - fraction) > _FAR * fraction:
@@ -292,14 +286,11 @@ def shares_of(source: Source) -> Shares | None:
         there = np.flatnonzero(np.sum([*counts.values()], axis=0))  # others are of splits that are left out
         strata = tuple(strata[i] for i in there)
         counts = {split: of_split[there] for split, of_split in counts.items()}
-    groups, largest, alike = dict[str, int](), ("", 0), list[tuple[str, str]]()
+    groups, largest = dict[str, int](), ("", 0)
     if dealing.group_by:
         found = inner.texts(dealing.group_by)
         groups = {split: len(np.unique(found.codes[own])) for split, own in rows.items()}
-        place = {found.values[code]: split for split, own in rows.items() for code in np.unique(found.codes[own])}
-        pairs = labels.alike(place, ignore_case=True, as_numbers=True)
-        alike = [(one, other) for one, other in pairs if place[one] != place[other]]
         sizes = np.bincount(found.codes)
         largest = found.values[int(sizes.argmax())], int(sizes.max())
     of_splits = {split: len(own) for split, own in rows.items()}
-    return Shares(dealing, of_splits, strata, counts, groups, largest, tuple(alike))
+    return Shares(dealing, of_splits, strata, counts, groups, largest)

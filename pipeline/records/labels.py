@@ -143,8 +143,7 @@ def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = Fa
       as_numbers: whether `1`, `1.0` and `1e0` are the same.
     """
     seen: dict[str, str] = {}
-    keys = ((whole_number(name) if as_numbers else "") or _seen(name, ignore_case) for name in sorted(names))
-    pairs = [(seen.setdefault(key, name), name) for key, name in zip(keys, sorted(names), strict=True)]
+    pairs = [(seen.setdefault(as_seen(name, ignore_case, as_numbers), name), name) for name in sorted(names)]
     return [(other, name) for other, name in pairs if other != name]
 
 
@@ -154,8 +153,10 @@ def say_alike(names: Iterable[str], source: object) -> None:
         print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 
 
-def _seen(name: str, ignore_case: bool) -> str:
-    """Returns a name as people see it: without invisible characters, extra spaces and leading zeros."""
+def as_seen(name: str, ignore_case: bool = False, as_numbers: bool = False) -> str:
+    """Returns a name as people see it: without invisible characters, extra spaces and leading zeros; see `alike`."""
+    if as_numbers and (number := whole_number(name)):
+        return number
     shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
     shown = " ".join(shown.split())
     shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
