@@ -59,7 +59,9 @@ def test_killed_at_any_change_the_old_labels_or_the_new_ones_are_whole(moment, e
     assert process.returncode == -signal.SIGKILL
     assert manifest.load(f"{out}@1") == manifest.load(old)
     assert manifest.load(out).version in (1, 2)
-    outdated = {naming.MANIFEST, naming.CROISSANT, *naming.TFDS_FILES} if manifest.load(out).version == 2 else set()
+    outdated = {naming.CROISSANT}  # it is replaced just before the manifest
+    if manifest.load(out).version == 2:
+        outdated |= {naming.MANIFEST, *naming.TFDS_FILES}
     assert {name: data for name, data in files_of(old).items() if name not in outdated}.items() <= files_of(out).items()
     edit(*flags)
     assert files_of(out) == files_of(edited / "set")
@@ -77,7 +79,8 @@ def test_killed_at_any_change_of_a_deletion_the_same_command_finishes(moment, ed
     assert process.returncode == -signal.SIGKILL
     assert "\ndeleted:" not in said
     if manifest.load(out).version == 2:
-        assert files_of(old).items() <= files_of(out).items()
+        kept = {name: data for name, data in files_of(old).items() if name != naming.CROISSANT}
+        assert kept.items() <= files_of(out).items()
         assert [manifest.load(f"{out}@{version}").version for version in (1, 2)] == [1, 2]
     else:
         for version in (1, 2):
