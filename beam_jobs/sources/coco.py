@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from beam_jobs.sources import annotated_files, image_files, listing, placed_columns, segmentations, streams
-from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
+from beam_jobs.sources.annotated_files import Annotated
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
-from beam_jobs.sources.image_files import shown
+from beam_jobs.sources.image_files import PathTable, shown
 from beam_jobs.sources.segmentations import DrawnMasks, Segmentation
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands import commandline
@@ -99,8 +99,8 @@ def open_source(options: SourceOptions) -> Source:
     for line in (*annotated_files.lines(table), *notes):
         print(line, file=sys.stderr, flush=True)
     names = list(dict.fromkeys([*names, *beside]))
-    with streams.progress_bar(int(table.sizes.clip(0).sum())) as bar:
-        described = table.files_of_images.described("images", bar.update)
+    with streams.progress_bar(int(table.images.sizes.clip(0).sum())) as bar:
+        described = table.images.described("images", bar.update)
     return dataclasses.replace(source, files=(*streams.describe([(n, folder / n) for n in names]), described))
 
 
@@ -130,13 +130,13 @@ def _beside(folder: LocalPath, name: str) -> str:
 
 def _scan(
     folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
-) -> AnnotatedTable:
+) -> PathTable:
     return _load(folder, files, captions, options)[0]
 
 
 def _load(
     folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
-) -> tuple[AnnotatedTable, list[str]]:
+) -> tuple[PathTable, list[str]]:
     """Returns the images of all files, and notes on what is left out.
 
     Args:

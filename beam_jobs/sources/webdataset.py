@@ -94,11 +94,12 @@ class _Samples:
     def content(self, member: int) -> bytes:
         """Returns the content of a member other than the image."""
         size = int(self.archive.sizes[member])
-        problem = f"has {size:,} bytes, above {_MAX_VALUE:,}" if size > _MAX_VALUE else ""
-        data, problem = (b"", problem) if problem else self.archive.read(member)
-        if problem:
-            raise self.refused(member, problem)
-        return data
+        try:
+            if size > _MAX_VALUE:
+                raise ValueError(f"has {size:,} bytes, above {_MAX_VALUE:,}")
+            return self.archive.read(member)
+        except ValueError as error:
+            raise self.refused(member, str(error)) from None
 
     def refused(self, member: int, problem: str, advice: str = "") -> DataError:
         """Returns an error about a member."""
