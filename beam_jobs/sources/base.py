@@ -271,11 +271,13 @@ class SourceKind:
 
     Attributes:
       open: function that opens a source and checks its files.
+      needs: what --source must name; empty if it need not be given.
       packages: packages needed in addition to Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
     open: Callable[[SourceOptions], Source]
+    needs: str = ""
     packages: tuple[str, ...] = ()
     remote: bool = False
 
@@ -381,6 +383,12 @@ class Source(abc.ABC):
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
     unique_keys: bool = True
     parts: dict[str, Files] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def like(cls, other: Source, **own: Any) -> Self:
+        """Returns a source with the fields of another one, but for its own."""
+        shared = {field.name: getattr(other, field.name) for field in dataclasses.fields(Source)}
+        return cls(**shared | own)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows in each unit of random access (a row group, a file) of a split, int64 (n,).
@@ -639,9 +647,7 @@ class DealtSource(Source):
     @classmethod
     def of(cls, inner: Source, splits: dict[str, int], **more: Any) -> Self:
         """Returns a source like `inner` but with new splits, {name: number of rows}."""
-        names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
-        shared = {name: getattr(inner, name) for name in names}
-        return cls(**shared, splits=splits, inner=inner, **more)
+        return cls.like(inner, splits=splits, parts={}, inner=inner, **more)
 
     @abc.abstractmethod
     def _rows(self, split: str) -> NDArray[np.int64]:

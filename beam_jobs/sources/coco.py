@@ -59,18 +59,15 @@ _MOST_TRIED = 1000  # images that are looked for to find their folder
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
 
 
-@SOURCES.named("coco")
+@SOURCES.named("coco", needs=_KINDS)
 def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --source is missing, --image_dir is no folder, or --mask_column, --points_column or --keep_columns is
-        another field.
+      UsageError: --image_dir is no folder, or --mask_column, --points_column or --keep_columns is another field.
       DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
         have different categories; none of the images exist.
     """
-    if not options.source:
-        raise UsageError(f"--source is missing: {_KINDS}")
     placed_columns.check_needs(options)
     for flag, field in _COLUMNS.items():
         given = getattr(options, flag)
@@ -89,9 +86,9 @@ def open_source(options: SourceOptions) -> Source:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
         if not os.path.isdir(options.image_dir):
             raise UsageError(f"--image_dir={options.image_dir}: is not a folder")
-    known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
+    known = tuple(KnownFile.of(folder / name) for name in names)
     beside = names if _has_captions(names[0]) else [_beside(folder, name) for name in names if options.keep_columns]
-    captions = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in beside)
+    captions = tuple(KnownFile.of(folder / name) for name in beside)
     table, notes = _load(folder, known, captions, options)
     unique = not table.again.any()
     again = functools.partial(_scan, folder, known, captions, options)

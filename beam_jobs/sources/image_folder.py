@@ -44,16 +44,14 @@ _HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
 _COLUMNS = Columns("file", False, "label", "int", "", ())
 
 
-@SOURCES.named("image_folder")
+@SOURCES.named("image_folder", needs="a folder with one folder of images per class")
 def open_source(options: SourceOptions) -> PathSource:
     """Lists a folder and computes digests of its images.
 
     Raises:
-      UsageError: --source is missing.
+      UsageError: --group_by or --stratify names a column.
       DataError: it is not a folder or cannot be listed, or a file changes in the meantime.
     """
-    if not options.source:
-        raise UsageError("--source is missing: a folder with one folder of images per class")
     for flag, value in (("group_by", options.group_by), ("stratify", options.stratify)):
         if value not in ("", LABEL) and flag_values.path_pattern(value) is None:
             raise UsageError(

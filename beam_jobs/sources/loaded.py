@@ -91,7 +91,7 @@ def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
 
 
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
-    with ParquetFile(path, streams.stamp(path)).opened() as file:
+    with ParquetFile.of(path).opened() as file:
         schema = file.own_schema
         names = choose(schema)
         file.rows_of_groups(names)

@@ -27,23 +27,20 @@ from pipeline.records.labels import SeenLabels, beside
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
 
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
+_NEEDS = f"a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
 _CHOSEN = "shards"  # name of the manifest entry for some shards of a converted data set
 
 
-@SOURCES.named("tfrecord", remote=True)
+@SOURCES.named("tfrecord", needs=_NEEDS, remote=True)
 def open_source(options: SourceOptions) -> Source:
     """Opens TFRecords by the manifest if their folder has one, else by what their first records hold.
 
     Several converted data sets in a glob are joined by class name.
 
     Raises:
-      UsageError: --source is missing, or a flag does not fit it.
+      UsageError: a flag does not fit the source.
       DataError: a file is missing, cut short, corrupt or cannot be read.
     """
-    if not options.source:
-        raise UsageError(
-            f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
-        )
     folder = path_of(options.source)
     splits.check_flag(options.split_column, options.dataset)
     if (folder / naming.MANIFEST).exists():

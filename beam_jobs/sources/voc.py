@@ -18,7 +18,7 @@ from beam_jobs.sources import annotated_files, image_files, streams
 from beam_jobs.sources.annotated_files import Annotated
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
 from beam_jobs.sources.image_files import FileColumn, PathTable
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, unknown
 from pipeline.files.paths import LocalPath, path_of
 from pipeline.manifest import Feature, SourceFile
 from pipeline.records import labels, splits
@@ -38,16 +38,14 @@ _LARGEST = 16 << 20  # 16 MiB of XML
 _KINDS = f"--source of voc is a folder like VOCdevkit/VOC2012, with {_XML}, {_IMAGES} and {_SETS}"
 
 
-@SOURCES.named("voc")
+@SOURCES.named("voc", needs=_KINDS)
 def open_source(options: SourceOptions) -> Source:
     """Reads the lists of images and their annotations, looks up images and masks and computes their digests.
 
     Raises:
-      UsageError: --source is missing, or --image_set names no folder of lists.
+      UsageError: --image_set names no folder of lists.
       DataError: a file cannot be read, a list is missing or empty, or an annotation is none of VOC's.
     """
-    if not options.source:
-        raise UsageError(f"--source is missing: {_KINDS}")
     folder = LocalPath(os.path.abspath(str(path_of(options.source))))
     for name in (_SETS, _XML, _IMAGES):
         if not (folder / name).is_dir():

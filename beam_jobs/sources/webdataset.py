@@ -20,12 +20,11 @@ import pyarrow as pa
 from beam_jobs.sources import archives, image_table, listing, loaded
 from beam_jobs.sources.archives import Archive
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
-from beam_jobs.sources.image_files import IMAGES, PathTable
+from beam_jobs.sources.image_files import IMAGES
 from beam_jobs.sources.image_table import Layout
 from beam_jobs.sources.loaded import Choose
-from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import SHOWN
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath, StoragePath
 
 _SUFFIX = ".tar"
@@ -40,23 +39,17 @@ _MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
 _AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
 
 
-@SOURCES.named("webdataset")
+@SOURCES.named("webdataset", needs="a tar of WebDataset, a folder of them, or a glob")
 def open_source(options: SourceOptions) -> Source:
     """Reads the tars' labels and computes the tars' digests.
 
     Raises:
-      UsageError: --source is missing, or a column is.
+      UsageError: a column is missing.
       DataError: a tar cannot be read, or lacks what is needed.
     """
-    if not options.source:
-        raise UsageError("--source is missing: a tar of WebDataset, a folder of them, or a glob")
     # The user named the tars, which in Hugging Face's cache are links.
     options = dataclasses.replace(options, follow_links=True)
-    return image_table.opened(options, _LAYOUT, _scan)
-
-
-def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
-    return image_table.scanned(folder, files, options, _LAYOUT)[0]
+    return image_table.opened(options, _LAYOUT)
 
 
 def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
