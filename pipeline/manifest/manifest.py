@@ -75,6 +75,11 @@ def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
     return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}
 
 
+def sizes_in(histogram: dict[str, int]) -> Counter[tuple[int, int]]:
+    """Returns {(height, width): images} of the manifest's `image_sizes`."""
+    return Counter({tuple(map(int, size.split("x"))): count for size, count in histogram.items()})  # type: ignore[misc]
+
+
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """One feature of an example.
