@@ -144,7 +144,8 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
 def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
     """Returns the manifest of the records that a conversion wrote, without the moments of their pixels."""
     origin = plan.origin or Origin(plan.source.files, {})
-    image = _image_feature(receipts)
+    formats = {kind for receipt in receipts for kind in receipt.formats}
+    image = Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
     on_images = placed.described([receipt.placed for receipt in receipts], plan.source.features, image.shape)
     return Manifest(
         dataset=plan.source.dataset,
@@ -206,11 +207,6 @@ def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
     """Returns (split, invalid row) for all invalid rows in the receipts, in the source's order."""
     found = [(receipt.split, reject) for receipt in receipts for reject in receipt.rejects]
     return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
-
-
-def _image_feature(receipts: list[Receipt]) -> Feature:
-    formats = {kind for receipt in receipts for kind in receipt.formats}
-    return Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
 
 
 def _split_info(plan: Plan, receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:

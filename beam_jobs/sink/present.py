@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from beam_jobs import drafts
 from beam_jobs.plan import Plan
@@ -148,21 +148,22 @@ def _looks_like_shard(path: str, present: Manifest) -> bool:
     )
 
 
-def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns a line about each kind of unlisted files in a data set's folder."""
+def notes(data_dir: StoragePath, present: Manifest, are_checked: bool = False) -> list[str]:
+    """Returns a line for each kind of unlisted files in a data set's folder: their number, kind, and some names.
+
+    Args:
+      data_dir: folder of the data set.
+      present: its manifest.
+      are_checked: whether files that look like shards are reported already, so that all others are listed instead.
+    """
     try:
         found = unlisted(data_dir, present)
     except DataError as error:
         return [str(error)]
-    return listed_notes(found.as_shards, found.temporary)
-
-
-def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Returns a line for each kind that has files: their number, kind, and some of their names."""
     kinds = {
-        "that the manifest does not list": unlisted,
-        "left by a killed conversion": temporary,
-        "that the data set does not have": others,
+        "that the manifest does not list": () if are_checked else found.as_shards,
+        "left by a killed conversion": found.temporary,
+        "that the data set does not have": found.others if are_checked and present.has_images else (),
     }
     return [
         f"{count_of(len(found), 'file')} {what} ({some_of(found, _MOST_NAMED)})"

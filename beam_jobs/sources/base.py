@@ -631,6 +631,14 @@ def _listed(column: NDArray[Any]) -> Any:
     return column.tolist() if column.dtype == object else column
 
 
+def joined_chunks(parts: Sequence[tuple[Source, str]]) -> NDArray[np.int64] | None:
+    """Returns the chunks of splits of sources, one after another, int64 (n,); None if none of them has chunks."""
+    found = [(source.splits[split], source.chunks(split)) for source, split in parts]
+    if all(chunks is None for _, chunks in found):
+        return None
+    return np.concatenate([np.ones(rows, np.int64) if chunks is None else chunks for rows, chunks in found])
+
+
 _MOST_BETWEEN = 1000  # most rows between two that are hashed together
 
 
@@ -655,11 +663,10 @@ class DealtSource(Source):
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows that a new split has in each chunk of the source; None if it has no chunks."""
-        inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
-        if all(chunks is None for _, chunks in inner):
+        chunks = joined_chunks([(self.inner, name) for name in self.inner.splits])
+        if chunks is None:
             return None
-        sizes = [np.ones(self.inner.splits[name], np.int64) if c is None else c for name, c in inner]
-        ends = np.cumsum(np.concatenate(sizes))
+        ends = np.cumsum(chunks)
         return np.diff(np.searchsorted(self._rows(split), ends, side="left"), prepend=0)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:

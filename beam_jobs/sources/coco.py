@@ -176,7 +176,10 @@ def _load(
     assert first is not None
     of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
     origin = (files, captions, options)
-    masks = (_mask(files[0].path, classes, options), _drawn(rows)) if options.mask_column else None
+    masks = None
+    if options.mask_column:
+        drawn = DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
+        masks = _mask(files[0].path, classes, options), drawn
     points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
     notes = [f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)"] if crowds else []
     notes += [f"{count_of(others, 'caption')} of images that are not among those with boxes left out"] if others else []
@@ -198,10 +201,6 @@ def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -
             f"a category is named {BACKGROUND!r}, as the pixels around objects are", advice="rename it", path=path
         )
     return Feature("uint8", (None, None, 1), "png", names, convention="classes", fill=options.mask_fill or 0)
-
-
-def _drawn(rows: Sequence[Annotated]) -> DrawnMasks:
-    return DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
 
 
 def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:

@@ -137,6 +137,7 @@ def _open_ours(
     if len(chosen) < len(made.shards):
         files.append(_describe(chosen))
     has_labels = any(split.has_labels for split in made.splits.values())
+    convertible = made.labelled(name for name, info in made.splits.items() if info.num_examples)
     source = record_files.source_of(
         dataset=made.dataset,
         class_names=made.class_names if has_labels else (),  # without labels they are those of the masks
@@ -150,7 +151,7 @@ def _open_ours(
                     folder.is_remote,
                 )
             )
-            for name in splits.among(_with_labels(made), options.splits)
+            for name in splits.among(convertible, options.splits)
         },
         files=tuple(files),
     )
@@ -166,11 +167,6 @@ def _as_stored(name: str, feature: Feature) -> Feature:
     if not feature.convention:
         return feature
     return Feature("string") if name == MASK else Feature(feature.dtype, (None,))
-
-
-def _with_labels(made: Manifest) -> list[str]:
-    """Returns the splits of a data set that can be converted: splits of labelled records."""
-    return made.labelled(name for name, info in made.splits.items() if info.num_examples)
 
 
 def _describe(shards: Sequence[ShardInfo]) -> SourceFile:

@@ -226,14 +226,7 @@ def _object(samples: _Samples, member: int) -> dict[str, Any]:
 
 def _fields(samples: _Samples, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     """Returns fields of the JSON members as columns."""
-    first, parts = 0, list[pa.Table]()
-    for objects in _objects(samples):
-        values = {name: [each.get(name) for each in objects] for name in names}
-        parts.append(
-            pa.table({name: loaded.array(samples.path, name, column, first) for name, column in values.items()})
-        )
-        first += len(objects)
-    table = loaded.joined(samples.path, parts)
+    table = loaded.of_objects(samples.path, _objects(samples), names)
     return dict(zip(table.schema.names, table.columns, strict=True))
 
 
