@@ -53,7 +53,7 @@ def open_source(options: SourceOptions) -> Source:
       UsageError: a column is missing or cannot be converted, or float32 cannot hold its values.
       DataError: a table or a file cannot be read, a path leads out of the folder, or none of the files exist.
     """
-    return opened(options, _LAYOUT)
+    return opened(options, _LAYOUT, _scan)
 
 
 def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
@@ -69,7 +69,7 @@ def _read_table(path: StoragePath, choose: loaded.Choose, options: SourceOptions
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A kind of tables of images; workers unpickle its functions by their names.
+    """A kind of tables of images.
 
     Attributes:
       find: function that returns the folder and the names of the tables.
@@ -84,10 +84,17 @@ class Layout:
 
 
 _LAYOUT = Layout(_find, _read_table, _IMAGES, _LABELS)
+Scan = Callable[[LocalPath, Sequence[KnownFile], SourceOptions], PathTable]
 
 
-def opened(options: SourceOptions, layout: Layout) -> Source:
-    """Reads tables of a kind, looks up the files that they name and computes their digests, as `open_source` does."""
+def opened(options: SourceOptions, layout: Layout, scan: Scan) -> Source:
+    """Reads tables, looks up the files that they name and computes their digests, as `open_source` does.
+
+    Args:
+      options: options of the source.
+      layout: kind of the tables.
+      scan: function of a module that calls `scanned` with that layout; workers unpickle it by its name.
+    """
     folder, names = layout.find(options)
     if options.splits and not options.split_column:  # a table that is left out need not have labels or files
         names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
@@ -95,11 +102,11 @@ def opened(options: SourceOptions, layout: Layout) -> Source:
         if given := getattr(options, flag):
             options = dataclasses.replace(options, **{flag: os.path.abspath(given)})  # for workers elsewhere
     known = tuple(KnownFile.of(folder / name) for name in names)
-    table, used, notes = _scanned(folder, known, options, layout)
+    table, used, notes = scanned(folder, known, options, layout)
     column = used.split_column
     by_split = {splits.TRAIN: names} if column else splits.by_files(folder, names)
     unique = not table.columns.key and not table.again.any()  # a file may have the name of another row's key
-    again = functools.partial(_table, folder, known, options, layout)
+    again = functools.partial(scan, folder, known, options)
     source = image_files.source_of(options.dataset, table, by_split, again, unique)
     made = tables.by_column(source, column, bool(options.split_column)) if column else source
     if not column and not options.split_column and len(by_split) == 1 and not any(map(splits.hint, names)):
@@ -123,11 +130,11 @@ def _is_metadata(name: str) -> bool:
     return stem == "metadata" and suffix in loaded.SUFFIXES and bool(loaded.suffix_of(name))
 
 
-def _table(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions, layout: Layout) -> PathTable:
-    return _scanned(folder, files, options, layout)[0]
+def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
+    return scanned(folder, files, options, _LAYOUT)[0]
 
 
-def _scanned(
+def scanned(
     folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions, layout: Layout
 ) -> tuple[PathTable, SourceOptions, list[str]]:
     """Reads the tables and looks up the files.

@@ -20,9 +20,10 @@ import pyarrow as pa
 from beam_jobs.sources import archives, image_table, listing, loaded
 from beam_jobs.sources.archives import Archive
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
-from beam_jobs.sources.image_files import IMAGES
+from beam_jobs.sources.image_files import IMAGES, PathTable
 from beam_jobs.sources.image_table import Layout
 from beam_jobs.sources.loaded import Choose
+from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import SHOWN
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath, StoragePath
@@ -49,7 +50,11 @@ def open_source(options: SourceOptions) -> Source:
     """
     # The user named the tars, which in Hugging Face's cache are links.
     options = dataclasses.replace(options, follow_links=True)
-    return image_table.opened(options, _LAYOUT)
+    return image_table.opened(options, _LAYOUT, _scan)
+
+
+def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> PathTable:
+    return image_table.scanned(folder, files, options, _LAYOUT)[0]
 
 
 def _find(options: SourceOptions) -> tuple[LocalPath, list[str]]:
