@@ -138,7 +138,10 @@ class Draft:
 def is_temporary(name: str) -> bool:
     """Returns whether `name` is a temporary name that a conversion gives."""
     match = _TEMPORARY.fullmatch(name)
-    return match is not None and (is_ours(match["target"]) or _is_in_versions(match["target"]))
+    if match is None:
+        return False
+    name = match["target"]
+    return is_ours(name) or naming.parse_version_name(name) is not None or f"{naming.VERSIONS}/{name}" == naming.LOG
 
 
 def is_ours(name: str) -> bool:
@@ -146,10 +149,6 @@ def is_ours(name: str) -> bool:
     if name in (*BESIDE_SHARDS, naming.REPLACED, naming.KNOWN_KEYS) or naming.is_column_name(name):
         return True
     return bool(naming.parse_shard_name(name.removesuffix(".receipt.json")) or naming.shard_of_sidecar(name))
-
-
-def _is_in_versions(name: str) -> bool:
-    return naming.parse_version_name(name) is not None or f"{naming.VERSIONS}/{name}" == naming.LOG
 
 
 def remove_temporaries(folder: LocalPath) -> None:

@@ -12,7 +12,7 @@ from beam_jobs import drafts
 from beam_jobs.conversion import job
 from beam_jobs.plan import Plan
 from beam_jobs.report import card
-from beam_jobs.report.summary import facts_of_manifest, summary
+from beam_jobs.report.summary import summary
 from beam_jobs.shards import keys
 from beam_jobs.sink import Sink
 from beam_jobs.sink.present import appended_before, existing_manifest, notes
@@ -78,7 +78,7 @@ def append(
         made = manifest.load(sink.data_dir)
         no_card = None
         if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
-            no_card = card.write_card(sink.data_dir, *command, facts_of_manifest(made))
+            no_card = card.write_card(sink.data_dir, *command)
     if is_made:
         return
     total = time.monotonic() - started

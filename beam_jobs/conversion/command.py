@@ -13,7 +13,7 @@ from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples import columns
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
+from beam_jobs.report.summary import facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import check_same, existing_manifest, notes, other_pixels, renumbered
@@ -24,7 +24,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, to_run
 from pipeline.files.paths import with_version
 from pipeline.files.remote import in_command, is_url
-from pipeline.manifest import Manifest, naming, unconverted
+from pipeline.manifest import naming, unconverted
 from pipeline.records import columns as stored_columns
 
 _SOURCE = re.compile("--source=.")
@@ -131,7 +131,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         made = manifest.load(sink.data_dir)
         for line in other_pixels(plan, made):
             print(line)
-        _describe_again(sink, made, command, arguments)
+        _describe_again(sink, command, arguments)
         _add_columns(config, sink, columns.chosen(config.columns, plan.column_features))
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
@@ -144,12 +144,12 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         print(f"note: {note}")
 
 
-def _describe_again(sink: Sink, made: Manifest, command: str, arguments: Sequence[str]) -> None:
+def _describe_again(sink: Sink, command: str, arguments: Sequence[str]) -> None:
     """Writes the card and `croissant.json` of an earlier conversion if they are missing or, the latter, out of date."""
     from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
 
     if not (sink.data_dir / naming.CARD).exists():
-        no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
+        no_card = card.write_card(sink.data_dir, command, arguments)
         print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
     if card.renew_croissant(sink.data_dir):
         print(f"{naming.CROISSANT} was missing or out of date, and is written again")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from beam_jobs import flag_values
 from beam_jobs.report import card
-from beam_jobs.report.summary import by_size, facts_of_manifest
+from beam_jobs.report.summary import by_size
 from beam_jobs.shards import edited
 from beam_jobs.shards.edited import Edits, Label, Places
 from beam_jobs.sink import Sink, sink_of
@@ -120,7 +120,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
         made = manifest.load(sink.data_dir)
         no_card = None
         if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
-            no_card = card.write_card(sink.data_dir, command, _shown_arguments(config), facts_of_manifest(made))
+            no_card = card.write_card(sink.data_dir, command, _shown_arguments(config))
         card.renew_croissant(sink.data_dir)
     for line in _result_lines(sink, made, parent if places else None, edits):
         print(line)

@@ -70,7 +70,7 @@ def write_card(
     folder: StoragePath,
     command: str,
     arguments: Sequence[str],
-    images: ImageFacts,
+    images: ImageFacts | None = None,
     doubts: Sequence[Doubt] | None = None,
 ) -> str | None:
     """Writes the card beside a manifest. Returns None or, as the data set is complete without it, why that failed.
@@ -79,11 +79,13 @@ def write_card(
       folder: folder of the data set.
       command: name of the module that was run.
       arguments: command-line arguments, as given.
-      images: facts about the images.
+      images: facts about the images; None takes them from the manifest.
       doubts: what may be wrong with the data; None if nobody looked.
     """
     try:
-        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images, doubts)
+        made = manifest.load(folder)
+        facts = images or summary.facts_of_manifest(made)
+        text = make_card(folder, made, command_line(command, arguments), facts, doubts)
         page = text.encode(errors="backslashreplace")
         drafts.publish(folder / naming.CARD, page + _seal_of(page))
     except PipelineError as error:
@@ -116,17 +118,14 @@ def _named_within(folder: StoragePath, error: Exception) -> Exception:
 
 
 def problem_of(page: bytes, made: Manifest) -> str | None:
-    """Returns what is wrong with a card (it belongs to a different data set, or was altered), or None.
-
-    Cards written by earlier releases have no seal; for them only the data set is compared.
-    """
+    """Returns what is wrong with a card (it belongs to a different data set, or was altered), or None."""
     found = _IDENTITY.search(page)
     if not found:
         return "is not a card that a conversion wrote"
     if found[1].decode() != made.digest:
         return "belongs to another data set: the SHA-256 at its end is not that of the manifest"
     start = page.rfind(_SEAL)
-    if start >= 0 and page[start:] != _seal_of(page[:start]):
+    if start < 0 or page[start:] != _seal_of(page[:start]):
         return "was altered: its bytes are not those that the conversion wrote"
     return None
 
@@ -391,7 +390,8 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
                 break  # each image is shown once
         if not missing:
             break
-    return Samples(split, _choose_classes(found))
+    labels = [label for label, samples in found.items() if samples]
+    return Samples(split, {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)})
 
 
 def _sampled(folder: StoragePath, made: Manifest, split: str) -> Iterator[tuple[str, int, bytes]]:
@@ -408,12 +408,6 @@ def _sampled(folder: StoragePath, made: Manifest, split: str) -> Iterator[tuple[
 def _spread(count: int, most: int) -> list[int]:
     """Returns at most `most` of the numbers 0..count - 1, evenly spread, with the first and the last."""
     return list(np.unique(np.linspace(0, count - 1, min(count, most)).astype(int)))
-
-
-def _choose_classes(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
-    """Returns at most `CLASSES` of the classes that have samples, evenly spread."""
-    labels = [label for label, samples in found.items() if samples]
-    return {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)}
 
 
 def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iterator[bytes]:

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from typing import Any
 
 from beam_jobs.examples import placed
 from beam_jobs.plan import Plan
@@ -21,6 +20,7 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest.manifest import sizes_in
 from pipeline.manifest.splits import of_folds, to_evaluate
 from pipeline.read.statistics import entropy
 
@@ -142,26 +142,16 @@ class ImageFacts:
 def facts_of_plan(plan: Plan) -> ImageFacts:
     """Returns the facts from the receipts of a conversion, which exist until it is published."""
     names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
-    sizes: Counter[tuple[int, int]] = Counter()
     # With two passes it was the first that turned images; its receipts are in a folder of their own.
     turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
-    counts: list[dict[str, Any]] = []
-    for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
-        if receipt:
-            for (height, width, _), count in receipt.sizes:
-                sizes[height, width] += count
-            counts.append(receipt.placed)
-    notes = placed.notes(counts, plan.source.features) if counts else ()
-    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside, notes)
+    found = [receipt for receipt in each(receipts.load, names, plan.receipts_dir.is_remote) if receipt]
+    notes = placed.notes([receipt.placed for receipt in found], plan.source.features) if found else ()
+    return ImageFacts(receipts.sizes_of(found), turned, plan.sample.images.size is not None, plan.sample.beside, notes)
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
     """Returns the facts that a manifest records; more than 100 sizes are rounded up there."""
-    sizes: Counter[tuple[int, int]] = Counter()
-    for text, count in made.image_sizes:
-        height, width = map(int, text.split("x"))
-        sizes[height, width] = count
-    return ImageFacts(sizes)
+    return ImageFacts(sizes_in(dict(made.image_sizes)))
 
 
 def notices(made: Manifest, images: ImageFacts) -> list[str]:

@@ -24,9 +24,10 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import EDITED_VERSION, Column, Edit, Feature, Manifest, ShardInfo, SplitInfo, croissant, naming
-from pipeline.manifest.columns import encode
+from pipeline.manifest.columns import Columns, encode
 from pipeline.manifest.manifest import size_histogram
-from pipeline.read.statistics import STATISTICS_SPLIT, PixelSums, entropy, label_histogram, moments
+from pipeline.manifest.splits import select
+from pipeline.read.statistics import PixelSums, entropy, label_histogram, moments
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 
@@ -304,8 +305,7 @@ def _split(
 def _moments(
     parent: Manifest, changes: Mapping[str, _Change], data_dir: StoragePath
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    trained = [STATISTICS_SPLIT] if STATISTICS_SPLIT in parent.splits else list(parent.splits)
-    shards = (shard.file for name in trained for shard in parent.splits[name].shards)
+    shards = (shard.file for name in extended.trained(parent) for shard in parent.splits[name].shards)
     removed = [changes[file].sums for file in shards if file in changes and changes[file].sums.pixels]
     if not removed:
         return parent.image_mean, parent.image_std
@@ -328,7 +328,7 @@ def _columns(
             continue
         arrays = {}
         for split in column.files:
-            values = extended.values_of(data_dir, split, name, column)
+            values = Columns(data_dir.url, parent, select(parent, split))[name]
             values = values.astype(np.int64) if values.dtype.kind == "i" else values.copy()
             keep = np.ones(len(values), np.bool_)
             for file, first in parent.splits[split].firsts.items():

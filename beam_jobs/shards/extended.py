@@ -7,22 +7,19 @@ from the new records: no pixel of the parent is decoded again.
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from beam_jobs.examples import columns
 from beam_jobs.plan import Plan
 from pipeline import images, manifest
 from pipeline.errors import DataError, RerunError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Column, Feature, Manifest, ShardInfo, SplitInfo, naming
-from pipeline.manifest.manifest import MASK, rounded_up, size_histogram
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest.columns import Columns
+from pipeline.manifest.manifest import MASK, rounded_up, size_histogram, sizes_in
+from pipeline.manifest.splits import select
 from pipeline.read.statistics import STATISTICS_SPLIT, PixelSums
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
@@ -100,11 +97,6 @@ def padded(histogram: tuple[int, ...], classes: tuple[str, ...]) -> tuple[int, .
     return histogram + (0,) * (len(classes) - len(histogram)) if histogram else ()
 
 
-def _exact(sizes: dict[str, int]) -> Sizes:
-    sides = (([int(side) for side in size.split("x")], count) for size, count in sizes.items())
-    return Counter({(height, width): count for (height, width), count in sides})
-
-
 def sizes_of(made: Manifest, name: str, data_dir: StoragePath) -> Sizes:
     """Returns {(height, width): images} of a split, from the images themselves if the manifest may round the sizes.
 
@@ -114,7 +106,7 @@ def sizes_of(made: Manifest, name: str, data_dir: StoragePath) -> Sizes:
     split, (height, width, _) = made.splits[name], made.features["image"].shape
     if height and width:
         return Counter({(height, width): split.num_examples})
-    sizes = _exact(split.image_sizes)
+    sizes = sizes_in(split.image_sizes)
     if any(side != rounded_up(side) for size in sizes for side in size):
         return sizes
     found: Sizes = Counter()
@@ -128,14 +120,18 @@ def sizes_of(made: Manifest, name: str, data_dir: StoragePath) -> Sizes:
     return found
 
 
+def trained(made: Manifest) -> list[str]:
+    """Returns the splits over whose images a manifest's moments are: `train` if there is one, else all."""
+    return [STATISTICS_SPLIT] if STATISTICS_SPLIT in made.splits else [*made.splits]
+
+
 def sums_of(made: Manifest, data_dir: StoragePath) -> list[PixelSums]:
     """Returns the sums over the pixels whose moments a manifest gives; none if it gives none.
 
     They are exact as long as they have no more digits than a float64, some 10^10 pixels; beyond that, they are as
     precise as the moments.
     """
-    trained = [STATISTICS_SPLIT] if STATISTICS_SPLIT in made.splits else list(made.splits)
-    pixels = sum(h * w * n for name in trained for (h, w), n in sizes_of(made, name, data_dir).items())
+    pixels = sum(h * w * n for name in trained(made) for (h, w), n in sizes_of(made, name, data_dir).items())
     means, deviations = (list(map(Fraction, values)) for values in (made.image_mean, made.image_std))
     sums = [round(mean * pixels) for mean in means]
     squares = [
@@ -173,27 +169,10 @@ def column_parts(
     }
     values: dict[str, list[columns.Shard]] = {}
     for split in parent.splits:
-        place = plan.published_dir
-        shard = {feature: _packed(place, split, name, parent.columns[name]) for name, feature in kept.items()}
-        values[split] = [shard]
+        stored = Columns(plan.published_dir.url, parent, select(parent, split))
+        of_numbers, of_strings = columns.of_numbers, {name: parent.columns[name].values for name in kept}
+        values[split] = [{feature: of_numbers(stored[name], of_strings[name]) for name, feature in kept.items()}]
     return kept, values
-
-
-def _packed(place: StoragePath, split: str, name: str, column: Column) -> columns.Packed:
-    return columns.of_numbers(values_of(place, split, name, column), column.values)
-
-
-def values_of(place: StoragePath, split: str, name: str, column: Column) -> NDArray[Any]:
-    """Returns the values of a column for a split, (records,), of the column's dtype; strings as their codes.
-
-    Raises:
-      DataError: its file cannot be read.
-    """
-    path = place / naming.column_name(split, name, column.files[split])
-    try:
-        return np.asarray(np.load(io.BytesIO(path.read_bytes()), allow_pickle=False))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot be read: {error}", path=path) from None
 
 
 def new_shards(made: Manifest, parent: Manifest) -> Iterator[ShardInfo]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from beam_jobs import drafts
 from beam_jobs.examples import columns, placed
 from beam_jobs.plan import Origin, Plan, without_split
 from beam_jobs.shards import extended, receipts
-from beam_jobs.shards.receipts import Receipt, Reject
+from beam_jobs.shards.receipts import Receipt, Reject, sizes_of
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath, each
@@ -136,7 +135,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
         from_parent, from_own = extended.trained_alike(parent, made)
         before = extended.sums_of(parent, plan.published_dir) if from_parent else []
         trained = [*before, *(trained if from_own else [])]
-        sizes = {split: _sizes([r for r in receipts if r.split == split]) for split in made.splits}
+        sizes = {split: sizes_of(r for r in receipts if r.split == split) for split in made.splits}
         made = extended.extended(parent, made, sizes, plan.published_dir)
     mean, std = moments(sums for sums in trained if sums.pixels)  # integer sums: their order changes no bit
     return dataclasses.replace(made, image_mean=mean, image_std=std)
@@ -145,7 +144,8 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
 def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
     """Returns the manifest of the records that a conversion wrote, without the moments of their pixels."""
     origin = plan.origin or Origin(plan.source.files, {})
-    image = _image_feature(receipts)
+    formats = {kind for receipt in receipts for kind in receipt.formats}
+    image = Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
     on_images = placed.described([receipt.placed for receipt in receipts], plan.source.features, image.shape)
     return Manifest(
         dataset=plan.source.dataset,
@@ -209,28 +209,15 @@ def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
     return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
 
 
-def _image_feature(receipts: list[Receipt]) -> Feature:
-    formats = {kind for receipt in receipts for kind in receipt.formats}
-    return Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
-
-
 def _split_info(plan: Plan, receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
     histogram = tuple(sum(counts) for counts in zip(*(receipt.label_histogram for receipt in receipts), strict=True))
     return SplitInfo(
         tuple(receipt.info for receipt in receipts),
         histogram,
-        size_histogram(_sizes(receipts)),
+        size_histogram(sizes_of(receipts)),
         earlier_rejects + sum(receipt.num_rejects for receipt in receipts),
         None if plan.source.label.is_class else True,
     )
-
-
-def _sizes(receipts: list[Receipt]) -> Counter[tuple[int, int]]:
-    sizes: Counter[tuple[int, int]] = Counter()
-    for receipt in receipts:
-        for (height, width, _), count in receipt.sizes:
-            sizes[height, width] += count
-    return sizes
 
 
 def tfds_files(manifest: Manifest) -> dict[str, bytes]:

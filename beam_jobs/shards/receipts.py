@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import crc32c
@@ -75,19 +77,29 @@ class Receipt:
         return dataclasses.replace(self, columns={})
 
 
+def sizes_of(receipts: Iterable[Receipt]) -> Counter[tuple[int, int]]:
+    """Returns {(height, width): images} of some shards."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    for receipt in receipts:
+        for (height, width, _), count in receipt.sizes:
+            sizes[height, width] += count
+    return sizes
+
+
 def name_of(shard_file: str) -> str:
     """Returns the base name of a shard's receipt."""
     return f"{shard_file}{_SUFFIX}"
 
 
-def shard_of(name: str) -> str:
-    """Returns the base name of the shard that a receipt of this name belongs to."""
-    return name.removesuffix(_SUFFIX)
-
-
 def is_receipt(name: str) -> bool:
     """Returns whether `name` is the name of a shard's receipt."""
-    return name.endswith(_SUFFIX) and naming.parse_shard_name(shard_of(name)) is not None
+    return name.endswith(_SUFFIX) and naming.parse_shard_name(name.removesuffix(_SUFFIX)) is not None
+
+
+def files_of_shards(folder: StoragePath) -> list[str]:
+    """Returns the names of the shards that have a receipt in a folder, each with those that its sidecars can have."""
+    shards = [name.removesuffix(_SUFFIX) for name in folder.names() if is_receipt(name)]
+    return [name for shard in shards for name in (shard, *naming.sidecar_names(shard))]
 
 
 def save(folder: StoragePath, receipt: Receipt) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from beam_jobs import drafts
 from beam_jobs.plan import Plan
@@ -53,7 +53,7 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
       DataError: a file is missing or does not match the manifest.
     """
     check_options(plan, present, data_dir)
-    for name, expected in shard_files(present, data_dir).items():
+    for name, expected in shard_files(present).items():
         crc = receipts.file_crc32c(data_dir / name)
         if crc != expected:
             problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
@@ -104,8 +104,10 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     """
     listed = {*drafts.BESIDE_SHARDS}
     for made in (present, *_others(data_dir, present)):
-        listed |= shard_files(made, data_dir).keys()
-    found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
+        listed |= shard_files(made).keys()
+    sidecars = data_dir / naming.SIDECARS
+    inside = sidecars.files() if sidecars.is_dir() else ()
+    found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in inside)]
     below = _shards_below(data_dir, present) if recursive else []
     names = sorted(name for name in {*found, *below} if name not in listed)
     temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
@@ -146,21 +148,22 @@ def _looks_like_shard(path: str, present: Manifest) -> bool:
     )
 
 
-def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns a line about each kind of unlisted files in a data set's folder."""
+def notes(data_dir: StoragePath, present: Manifest, are_checked: bool = False) -> list[str]:
+    """Returns a line for each kind of unlisted files in a data set's folder: their number, kind, and some names.
+
+    Args:
+      data_dir: folder of the data set.
+      present: its manifest.
+      are_checked: whether files that look like shards are reported already, so that all others are listed instead.
+    """
     try:
         found = unlisted(data_dir, present)
     except DataError as error:
         return [str(error)]
-    return listed_notes(found.as_shards, found.temporary)
-
-
-def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Returns a line for each kind that has files: their number, kind, and some of their names."""
     kinds = {
-        "that the manifest does not list": unlisted,
-        "left by a killed conversion": temporary,
-        "that the data set does not have": others,
+        "that the manifest does not list": () if are_checked else found.as_shards,
+        "left by a killed conversion": found.temporary,
+        "that the data set does not have": found.others if are_checked and present.has_images else (),
     }
     return [
         f"{count_of(len(found), 'file')} {what} ({some_of(found, _MOST_NAMED)})"
@@ -169,17 +172,9 @@ def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequ
     ]
 
 
-def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
+def shard_files(present: Manifest) -> dict[str, str]:
     """Returns {name: CRC32C} of a data set's shards and sidecars; names are relative to its folder."""
-    sidecars = {f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir)}
-    there = {*data_dir.names(), *sidecars}
-    return {name: crc for shard in present.shards for name, crc in shard.files_in(there.__contains__).items()}
-
-
-def _sidecars_in(data_dir: StoragePath) -> list[str]:
-    """Returns the file names in a data set's sidecar folder; empty if there is no such folder."""
-    folder = data_dir / naming.SIDECARS
-    return folder.files() if folder.is_dir() else []
+    return {name: crc for shard in present.shards for name, crc in shard.files.items()}
 
 
 def renumbered(plan: Plan, present: Manifest) -> list[str]:
@@ -211,15 +206,14 @@ def other_pixels(plan: Plan, present: Manifest) -> list[str]:
 
 
 def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names that a data set's files can have, with sidecars in their folder or beside the shards.
+    """Returns the names that a data set's files can have.
 
     Names that no conversion gives are left out, as a manifest may list other programs' files.
     """
     if not present:
         return set()
     shards = [shard.file for shard in present.shards if drafts.is_ours(shard.file)]
-    places = (naming.sidecar_names, naming.beside_names)
-    sidecars = {name for shard in shards for names in places for name in names(shard)}
+    sidecars = {name for shard in shards for name in naming.sidecar_names(shard)}
     return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
 
 
@@ -228,8 +222,8 @@ def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
     beside = {*drafts.BESIDE_SHARDS}
     if not any(split.num_rejects for split in present.splits.values()):
         beside.remove(naming.REJECTS)
-    older = {name for made in _others(data_dir, present) for name in (*shard_files(made, data_dir), *columns_of(made))}
-    return {*shard_files(present, data_dir), *columns_of(present), *beside, *older}
+    older = {name for made in _others(data_dir, present) for name in (*shard_files(made), *columns_of(made))}
+    return {*shard_files(present), *columns_of(present), *beside, *older}
 
 
 def appended_before(plan: Plan, present: Manifest, parent: Manifest) -> bool:

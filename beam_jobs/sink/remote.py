@@ -125,6 +125,16 @@ def _renew(lease: RemotePath, mine: bytes, ended: threading.Event, renew_seconds
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def _telling_what_is_kept(folder: RemotePath) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(DataError):  # the store may be unreachable
+            staging.say_kept(folder, error)
+        raise
+
+
 class RemoteSink:
     """A folder in an object store or HDFS; has the methods of `LocalSink`.
 
@@ -180,13 +190,9 @@ class RemoteSink:
             staging.remove_versions(self.data_dir)  # of a copy
             staging.keep_replaced(folder, present)
             (self.data_dir / naming.MANIFEST).remove()
-        try:
+        with _telling_what_is_kept(folder):
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
             self.tidy()
-        except BaseException as error:
-            with contextlib.suppress(DataError):  # the store may be unreachable
-                staging.say_kept(folder, error)
-            raise
 
     @contextlib.contextmanager
     def edited(self, digest: str, names: Sequence[str], num_bytes: int, parent: Manifest) -> Iterator[RemotePath]:
@@ -201,14 +207,10 @@ class RemoteSink:
         """
         staging.undo_interrupted_append(self.data_dir, digest)
         folder = self.data_dir / staging.folder_name(digest)
-        try:
+        with _telling_what_is_kept(folder):
             yield folder
             staging.publish_version(folder, self.data_dir, parent)
             self.tidy()
-        except BaseException as error:
-            with contextlib.suppress(DataError):  # the store may be unreachable
-                staging.say_kept(folder, error)
-            raise
 
     def tidy(self) -> None:
         """Removes the receipts of all conversions, and files left by killed ones or by replaced data sets."""
@@ -216,7 +218,6 @@ class RemoteSink:
         staging.remove_replaced(self.data_dir, folders)
         kept = files_listed(manifest.load(self.data_dir), self.data_dir)
         for folder in folders:
-            shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
-            for name in {name for shard in shards for name in (shard, *naming.sidecar_names(shard))} - kept:
+            for name in {*receipts.files_of_shards(folder)} - kept:
                 (self.data_dir / name).remove()
             folder.remove_folder()

@@ -93,10 +93,10 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
     if not pending or naming.MANIFEST in names:
         return
     for folder in _inner_folders(data_dir):
-        shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
-        if shards:
+        files = receipts.files_of_shards(folder)
+        if files:
             (folder / naming.SIDECARS).make_folder()
-        for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
+        for file in files:
             if (data_dir / file).exists() and not (folder / file).exists():
                 (data_dir / file).move_to(folder / file)
     _remove_columns(data_dir / naming.COLUMNS)
@@ -255,7 +255,8 @@ def finish_version(data_dir: StoragePath) -> None:
     older = list(versions.older_in(data_dir))
     gone = [made for made in older if newest.has_deleted(made)]
     kept = {name for made in (newest, *older) if made not in gone for name in _own_files(made)}
-    _remove_for_good(data_dir, {name for shard in newest.edit.removed for name in _files_of_shard(shard)})
+    removed = newest.edit.removed
+    _remove_for_good(data_dir, {name for shard in removed for name in (shard, *naming.sidecar_names(shard))})
     for made in gone:
         what = naming.version_name(made.version, made.digest, "deleted")
         left = Gone(made.digest, made.version, made.parent, versions.Made.now(newest.digest).time)
@@ -272,10 +273,6 @@ def _remove_for_good(data_dir: StoragePath, names: set[str]) -> None:
     for place in (data_dir, data_dir / naming.SIDECARS, data_dir / naming.COLUMNS):
         if place.exists():
             place.sync()
-
-
-def _files_of_shard(shard: str) -> tuple[str, ...]:
-    return (shard, *naming.sidecar_names(shard), *naming.beside_names(shard))
 
 
 def _own_files(made: Manifest) -> set[str]:

@@ -55,8 +55,11 @@ def open_source(options: SourceOptions) -> Source:
       DataError: a file is missing, cannot be read, or is invalid.
     """
     check(options)
+    kind = _kind(options.dataset)
+    if kind.needs and not options.source:
+        raise UsageError(f"--source is missing: {kind.needs}")
     try:
-        opened = _kind(options.dataset).open(options)
+        opened = kind.open(options)
     except DataError:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from beam_jobs.sources import streams
 from beam_jobs.sources.base import Files
 from beam_jobs.sources.columns import Columns
-from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, Masks, PathTable, shown
+from beam_jobs.sources.image_files import IRREGULAR, MISSING, UNNAMED, FileColumn, PathTable, shown
 from beam_jobs.sources.placed_columns import PlacedColumn, label_kind
-from beam_jobs.sources.segmentations import Segmentation
+from beam_jobs.sources.segmentations import DrawnMasks, Segmentation
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError
@@ -60,9 +60,9 @@ class Annotated:
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class AnnotatedTable(PathTable):
-    """A table of `Annotated`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class AnnotatedFiles(FileColumn):
+    """The image files of `Annotated` rows.
 
     Attributes:
       said: (height, width) that the annotations name, int64 (n, 2); 0 where they do not.
@@ -72,14 +72,14 @@ class AnnotatedTable(PathTable):
     said: NDArray[np.int64]
     problems: dict[int, str]
 
-    def content(self, row: int) -> tuple[bytes, str]:
-        """Returns the bytes of a row's file, and the reason if the row is invalid; one of the two is empty."""
+    def content(self, row: int) -> bytes:
+        """Returns the bytes of a row's file; raises ValueError, which says why, if the row is invalid."""
         if row in self.problems:
-            return b"", self.problems[row]
-        data, problem = super().content(row)
-        if not problem and self.said[row].all():
-            problem = _size_problem(data, (int(self.said[row][0]), int(self.said[row][1])))
-        return (b"", problem) if problem else (data, "")
+            raise ValueError(self.problems[row])
+        data = super().content(row)
+        if self.said[row].all() and (problem := _size_problem(data, (int(self.said[row][0]), int(self.said[row][1])))):
+            raise ValueError(problem)
+        return data
 
 
 def _size_problem(data: bytes, said: tuple[int, int]) -> str:
@@ -105,9 +105,9 @@ def table_of(
     root: LocalPath,
     kept: Mapping[str, Feature],
     origin: object,
-    masks: tuple[Feature, Masks] | None = None,
+    masks: tuple[Feature, FileColumn | DrawnMasks] | None = None,
     points: Feature | None = None,
-) -> AnnotatedTable:
+) -> PathTable:
     """Returns the table of images, whose files are looked up.
 
     Args:
@@ -149,20 +149,20 @@ def table_of(
         problem = f"{shown(rows[0].path)}: no such file; none of {count_of(len(rows), 'image')} has a file in {root}"
         raise DataError(problem, path=folder / files.names[0], advice="--image_dir=FOLDER is the folder of the images")
     codes = paths.dictionary_encode().indices.to_numpy()
-    return AnnotatedTable(
+    return PathTable(
         folder=folder,
         files=files,
         data=pa.table(data),
         columns=Columns(IMAGE, False, "", kind_of_label, "", tuple(kept.items()), placed=tuple(placed)),
         class_names=class_names,
-        root=os.fsencode(str(root)),
-        sizes=sizes,
-        times=times,
+        images=AnnotatedFiles(
+            *(IMAGE, os.fsencode(str(root)), paths, sizes, times),
+            said=np.array([row.size or (0, 0) for row in rows], np.int64).reshape(-1, 2),
+            problems={number: row.problem for number, row in enumerate(rows) if row.problem},
+        ),
         again=np.diff(np.maximum.accumulate(codes), prepend=-1) == 0,
         origin=origin,
         masks=masks[1] if masks else None,
-        said=np.array([row.size or (0, 0) for row in rows], np.int64).reshape(-1, 2),
-        problems={number: row.problem for number, row in enumerate(rows) if row.problem},
     )
 
 
@@ -193,12 +193,10 @@ def _status(root: LocalPath, paths: Sequence[bytes]) -> tuple[NDArray[np.int64],
     return sizes, times
 
 
-def lines(table: AnnotatedTable) -> Iterator[str]:
+def lines(table: PathTable) -> Iterator[str]:
     """Yields lines about missing files and boxes that cannot be, whose rows are invalid."""
-    rows = len(table.sizes)
-    for at, what in ((np.flatnonzero(table.sizes == MISSING), "no such file"), (sorted(table.problems), "")):
-        if len(at):
-            row = int(at[0])
-            said = f"{shown(table.path(row))}: {what}" if what else table.problems[row]
-            where = table.refused(row, "").where
-            yield f"{where}: {said}; invalid rows of this kind: {len(at):,} of {rows:,}"
+    assert isinstance(table.images, AnnotatedFiles)
+    if missing := np.flatnonzero(table.images.sizes == MISSING).tolist():
+        yield table.told(missing, table.images.named(missing[0], table.images.fault(missing[0])))
+    if wrong := sorted(table.images.problems):
+        yield table.told(wrong, table.images.problems[wrong[0]])

@@ -60,9 +60,9 @@ class AppendedSource(Source):
             joined, box_numbers = _joined_classes(there, here) if name == BOX_LABELS else (here, box_numbers)
             if here or there != _numbered(len(there)):  # else they are numbers, and each version has its highest
                 features[name] = dataclasses.replace(features[name], class_names=joined if here else there)
-        shared = {field.name: getattr(inner, field.name) for field in dataclasses.fields(Source)}
-        shared |= {"class_names": names, "features": features}
-        return cls(**shared, inner=inner, numbers=numbers, box_numbers=box_numbers)
+        return cls.like(
+            inner, class_names=names, features=features, inner=inner, numbers=numbers, box_numbers=box_numbers
+        )
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         return self.inner.chunks(split)

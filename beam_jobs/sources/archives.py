@@ -120,10 +120,11 @@ class Archive:
             return None
         return int(order[end - 1])
 
-    def read(self, member: int) -> tuple[bytes, str]:
-        """Returns the content of a member, and the reason if it cannot be read; one of the two is empty.
+    def read(self, member: int) -> bytes:
+        """Returns the content of a member.
 
         Raises:
+          ValueError: it cannot be read; says why.
           DataError: the archive has changed.
         """
         with streams.errors_of(os.fsdecode(self.path)), open(self.path, "rb", buffering=0, opener=opener) as stream:
@@ -132,29 +133,28 @@ class Archive:
                 raise streams.changed(os.fsdecode(self.path))
             start, size = int(self.starts[member]), int(self.sizes[member])
             if problem := self.problem(member):
-                return b"", problem
+                raise ValueError(problem)
             if not self.path.lower().endswith(b".zip"):
-                return _whole(os.pread(stream.fileno(), size, start), size)
+                data = os.pread(stream.fileno(), size, start)
+                if len(data) != size:
+                    raise ValueError("is cut short in its tar")
+                return data
             mark, name, more = _HEADER.unpack(os.pread(stream.fileno(), _HEADER.size, start).ljust(_HEADER.size))
             if mark != _MARK:
-                return b"", "its header in the zip is corrupt"
+                raise ValueError("its header in the zip is corrupt")
             data = os.pread(stream.fileno(), int(self.packed[member]), start + _HEADER.size + name + more)
         return self._unpacked(member, data, size)
 
-    def _unpacked(self, member: int, data: bytes, size: int) -> tuple[bytes, str]:
+    def _unpacked(self, member: int, data: bytes, size: int) -> bytes:
         packing = int(self.packings[member])
         if packing == _DEFLATED:
             with contextlib.suppress(zlib.error):
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
         elif packing != _STORED:
-            return b"", f"is packed in its zip by method {packing}; pack it again: zip -r images.zip images"
+            raise ValueError(f"is packed in its zip by method {packing}; pack it again: zip -r images.zip images")
         if len(data) != size or zlib.crc32(data) != self.crcs[member]:
-            return b"", "is damaged in its zip: its CRC-32 is wrong"
-        return data, ""
-
-
-def _whole(data: bytes, size: int) -> tuple[bytes, str]:
-    return (data, "") if len(data) == size else (b"", "is cut short in its tar")
+            raise ValueError("is damaged in its zip: its CRC-32 is wrong")
+        return data
 
 
 def parted(path: bytes) -> tuple[bytes, bytes]:
@@ -204,10 +204,10 @@ class Entry:
         Raises:
           DataError: it cannot be read, or the archive has changed.
         """
-        data, problem = self.archive.read(self.member or 0)
-        if problem:
-            raise DataError(problem, path=os.fsdecode(self.path))
-        return data
+        try:
+            return self.archive.read(self.member or 0)
+        except ValueError as error:
+            raise DataError(str(error), path=os.fsdecode(self.path)) from None
 
     def stamp(self) -> tuple[int, int]:
         """Returns the size of a file, and the modification time of the archive in ns.

@@ -23,7 +23,7 @@ from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.blocks import arrow_errors
 from beam_jobs.sources.grouped import MAX_GROUP_BYTES, Format, GroupedFile, OpenFile
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
 from pipeline.records import splits
@@ -216,17 +216,9 @@ def _field(buffer: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-@SOURCES.named("arrow")
+@SOURCES.named("arrow", needs="an Arrow or Feather file, a folder of them or of save_to_disk, or a glob")
 def open_source(options: SourceOptions) -> Source:
-    """Opens Arrow files, as `grouped.open_source` does.
-
-    Raises:
-      UsageError: --source is missing.
-    """
-    if not options.source:
-        raise UsageError(
-            "--source is missing: an Arrow or Feather file, a folder of them or of save_to_disk, or a glob"
-        )
+    """Opens Arrow files, as `grouped.open_source` does."""
     return grouped.open_source(options, Format(_find, _open, _describe))
 
 

@@ -271,11 +271,13 @@ class SourceKind:
 
     Attributes:
       open: function that opens a source and checks its files.
+      needs: what --source must name; empty if it need not be given.
       packages: packages needed in addition to Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
     open: Callable[[SourceOptions], Source]
+    needs: str = ""
     packages: tuple[str, ...] = ()
     remote: bool = False
 
@@ -381,6 +383,12 @@ class Source(abc.ABC):
     features: dict[str, Feature] = dataclasses.field(default_factory=dict)
     unique_keys: bool = True
     parts: dict[str, Files] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def like(cls, other: Source, **own: Any) -> Self:
+        """Returns a source with the fields of another one, but for its own."""
+        shared = {field.name: getattr(other, field.name) for field in dataclasses.fields(Source)}
+        return cls(**shared | own)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows in each unit of random access (a row group, a file) of a split, int64 (n,).
@@ -623,6 +631,14 @@ def _listed(column: NDArray[Any]) -> Any:
     return column.tolist() if column.dtype == object else column
 
 
+def joined_chunks(parts: Sequence[tuple[Source, str]]) -> NDArray[np.int64] | None:
+    """Returns the chunks of splits of sources, one after another, int64 (n,); None if none of them has chunks."""
+    found = [(source.splits[split], source.chunks(split)) for source, split in parts]
+    if all(chunks is None for _, chunks in found):
+        return None
+    return np.concatenate([np.ones(rows, np.int64) if chunks is None else chunks for rows, chunks in found])
+
+
 _MOST_BETWEEN = 1000  # most rows between two that are hashed together
 
 
@@ -639,9 +655,7 @@ class DealtSource(Source):
     @classmethod
     def of(cls, inner: Source, splits: dict[str, int], **more: Any) -> Self:
         """Returns a source like `inner` but with new splits, {name: number of rows}."""
-        names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
-        shared = {name: getattr(inner, name) for name in names}
-        return cls(**shared, splits=splits, inner=inner, **more)
+        return cls.like(inner, splits=splits, parts={}, inner=inner, **more)
 
     @abc.abstractmethod
     def _rows(self, split: str) -> NDArray[np.int64]:
@@ -649,11 +663,10 @@ class DealtSource(Source):
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows that a new split has in each chunk of the source; None if it has no chunks."""
-        inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
-        if all(chunks is None for _, chunks in inner):
+        chunks = joined_chunks([(self.inner, name) for name in self.inner.splits])
+        if chunks is None:
             return None
-        sizes = [np.ones(self.inner.splits[name], np.int64) if c is None else c for name, c in inner]
-        ends = np.cumsum(np.concatenate(sizes))
+        ends = np.cumsum(chunks)
         return np.diff(np.searchsorted(self._rows(split), ends, side="left"), prepend=0)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -120,9 +120,10 @@ def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     return decoded(array if whole else array.take(pa.array(rows)))
 
 
-def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
+def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str | Callable[[int], str]) -> None:
+    """Adds invalid rows, with a reason for all of them or a function that returns that of a row."""
     for row in np.flatnonzero(rows).tolist():
-        bad.setdefault(row, reason)
+        bad.setdefault(row, reason if isinstance(reason, str) else reason(row))
 
 
 def _refuse_nulls(bad: dict[int, str], array: pa.Array, reason: str) -> None:
@@ -161,8 +162,7 @@ def _labels(array: pa.Array, name: str, class_names: pa.Array | None, bad: dict[
     array = array.cast(pa.large_string())
     _refuse_nulls(bad, array, f"{name} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
-    for row in np.flatnonzero(numbers < 0).tolist():
-        bad.setdefault(row, f"{name} {labels.refusal(array[row].as_py() or '')}")
+    _refuse(bad, numbers < 0, lambda row: f"{name} {labels.refusal(array[row].as_py() or '')}")
     return np.maximum(numbers, 0)
 
 
@@ -186,9 +186,10 @@ def _several(
     lists = label_lists(array, columns.separator)
     _refuse_nulls(bad, lists, f"{columns.label} is null")
     rows, wrong = pc.list_parent_indices(lists).to_numpy(), dict[int, str]()
-    numbers = _labels(decoded(lists.flatten()), f"an element of {columns.label}", class_names, wrong)
-    for element in np.flatnonzero((numbers < 0) | (numbers >= classes)).tolist():
-        wrong.setdefault(element, f"an element of {columns.label} is {numbers[element]}, not in 0..{classes - 1}")
+    name = f"an element of {columns.label}"
+    numbers = _labels(decoded(lists.flatten()), name, class_names, wrong)
+    outside = (numbers < 0) | (numbers >= classes)
+    _refuse(wrong, outside, lambda element: f"{name} is {numbers[element]}, not in 0..{classes - 1}")
     for element, reason in wrong.items():
         bad.setdefault(int(rows[element]), reason)
     good = np.setdiff1d(np.arange(len(numbers)), list(wrong))
@@ -202,8 +203,7 @@ def _float_labels(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np
         # A fraction is rounded, but of a whole number, such as an id, each digit counts.
         whole = _integers(array, name, bad)
         values = whole.astype(np.float32)
-        for row in np.flatnonzero(values.astype(np.int64) != whole).tolist():
-            bad.setdefault(row, f"{name} {whole[row]} is not exactly a float32")
+        _refuse(bad, values.astype(np.int64) != whole, lambda row: f"{name} {whole[row]} is not exactly a float32")
         return values
     values = _numbers(array, name, "float32", bad)
     _refuse(bad, ~np.isfinite(values), f"{name} is no finite number")
@@ -277,16 +277,20 @@ def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDA
         return integers.astype(np.float32) if given == "float32" else integers
     _refuse_nulls(bad, array, f"{name} is null")
     values = array.to_numpy(zero_copy_only=False)  # nulls become NaN
+
+    def refuse(rows: NDArray[np.bool_], problem: str) -> None:
+        _refuse(bad, rows, lambda row: f"{name} {float(values[row])!r} {problem}")
+
     if given == "int64":
         whole = (np.floor(values) == values) & (values >= -(2.0**63)) & (values < 2.0**63)
-        _refuse_values(bad, ~whole, values, f"{name} {{!r}} is not a whole number that int64 holds")
+        refuse(~whole, "is not a whole number that int64 holds")
         return np.where(whole, values, 0).astype(np.int64)
     with np.errstate(over="ignore"):  # beyond float32: infinite
         rounded = values.astype(np.float32)
     if given:
-        _refuse_values(bad, np.isinf(rounded) & np.isfinite(values), values, f"{name} {{!r}} is beyond float32")
+        refuse(np.isinf(rounded) & np.isfinite(values), "is beyond float32")
     else:
-        _refuse_values(bad, is_inexact(values), values, f"{name} {{!r}} is not exactly a float32")
+        refuse(is_inexact(values), "is not exactly a float32")
     return rounded
 
 
@@ -308,14 +312,6 @@ def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -
             if given == "float32" and np.isinf(out[row]):
                 bad.setdefault(row, f"{name} {value} is beyond float32")
     return out
-
-
-def _refuse_values(
-    bad: dict[int, str], rows: NDArray[np.bool_], values: NDArray[np.floating[Any]], reason: str
-) -> None:
-    """Adds bad rows, with the value formatted into the reason."""
-    for row in np.flatnonzero(rows).tolist():
-        bad.setdefault(row, reason.format(float(values[row])))
 
 
 def _lists(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[np.object_]:

@@ -207,7 +207,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
     members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
     unpack = functools.partial(_find, path, dataset)
     if not path.is_dir():
-        archived = KnownFile(path, streams.stamp(path))
+        archived = KnownFile.of(path)
         handles = published.unpack(path, members)
         layout = _choose(path, dataset, handles)
         opened = [(archived, handles[layout.folder, name]) for name in layout.names]
@@ -216,7 +216,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
     places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and win
     layout = _choose(path, dataset, places)
     chosen = [places[layout.folder, name] for name in layout.names]
-    opened = [(KnownFile(place, streams.stamp(place)), streams.open_plain(place)) for place in chosen]
+    opened = [(KnownFile.of(place), streams.open_plain(place)) for place in chosen]
     return layout, _all_checked(opened, layout, dataset, unpack if layout.is_pickled else None)
 
 

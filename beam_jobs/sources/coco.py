@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from beam_jobs.sources import annotated_files, image_files, listing, placed_columns, segmentations, streams
-from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
+from beam_jobs.sources.annotated_files import Annotated
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
-from beam_jobs.sources.image_files import shown
+from beam_jobs.sources.image_files import PathTable, shown
 from beam_jobs.sources.segmentations import DrawnMasks, Segmentation
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands import commandline
@@ -59,18 +59,15 @@ _MOST_TRIED = 1000  # images that are looked for to find their folder
 _SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
 
 
-@SOURCES.named("coco")
+@SOURCES.named("coco", needs=_KINDS)
 def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --source is missing, --image_dir is no folder, or --mask_column, --points_column or --keep_columns is
-        another field.
+      UsageError: --image_dir is no folder, or --mask_column, --points_column or --keep_columns is another field.
       DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
         have different categories; none of the images exist.
     """
-    if not options.source:
-        raise UsageError(f"--source is missing: {_KINDS}")
     placed_columns.check_needs(options)
     for flag, field in _COLUMNS.items():
         given = getattr(options, flag)
@@ -89,9 +86,9 @@ def open_source(options: SourceOptions) -> Source:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
         if not os.path.isdir(options.image_dir):
             raise UsageError(f"--image_dir={options.image_dir}: is not a folder")
-    known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
+    known = tuple(KnownFile.of(folder / name) for name in names)
     beside = names if _has_captions(names[0]) else [_beside(folder, name) for name in names if options.keep_columns]
-    captions = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in beside)
+    captions = tuple(KnownFile.of(folder / name) for name in beside)
     table, notes = _load(folder, known, captions, options)
     unique = not table.again.any()
     again = functools.partial(_scan, folder, known, captions, options)
@@ -99,8 +96,8 @@ def open_source(options: SourceOptions) -> Source:
     for line in (*annotated_files.lines(table), *notes):
         print(line, file=sys.stderr, flush=True)
     names = list(dict.fromkeys([*names, *beside]))
-    with streams.progress_bar(int(table.sizes.clip(0).sum())) as bar:
-        described = table.files_of_images.described("images", bar.update)
+    with streams.progress_bar(int(table.images.sizes.clip(0).sum())) as bar:
+        described = table.images.described("images", bar.update)
     return dataclasses.replace(source, files=(*streams.describe([(n, folder / n) for n in names]), described))
 
 
@@ -130,13 +127,13 @@ def _beside(folder: LocalPath, name: str) -> str:
 
 def _scan(
     folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
-) -> AnnotatedTable:
+) -> PathTable:
     return _load(folder, files, captions, options)[0]
 
 
 def _load(
     folder: LocalPath, files: Sequence[KnownFile], captions: Sequence[KnownFile], options: SourceOptions
-) -> tuple[AnnotatedTable, list[str]]:
+) -> tuple[PathTable, list[str]]:
     """Returns the images of all files, and notes on what is left out.
 
     Args:
@@ -179,7 +176,10 @@ def _load(
     assert first is not None
     of_files, classes = Files(names, tuple(counts)), tuple(name for _, name in first)
     origin = (files, captions, options)
-    masks = (_mask(files[0].path, classes, options), _drawn(rows)) if options.mask_column else None
+    masks = None
+    if options.mask_column:
+        drawn = DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
+        masks = _mask(files[0].path, classes, options), drawn
     points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
     notes = [f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)"] if crowds else []
     notes += [f"{count_of(others, 'caption')} of images that are not among those with boxes left out"] if others else []
@@ -201,10 +201,6 @@ def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -
             f"a category is named {BACKGROUND!r}, as the pixels around objects are", advice="rename it", path=path
         )
     return Feature("uint8", (None, None, 1), "png", names, convention="classes", fill=options.mask_fill or 0)
-
-
-def _drawn(rows: Sequence[Annotated]) -> DrawnMasks:
-    return DrawnMasks([row.size for row in rows], [row.segmentations for row in rows])
 
 
 def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:

@@ -341,13 +341,13 @@ def _open(kind: Format, path: StoragePath, told: dict[str, pa.Scalar], options: 
     grouped = kind.open(path)
     with grouped.opened() as file:
         inside = file.own_schema.names  # a file may itself contain the column of its folder
-    grouped = dataclasses.replace(grouped, partitions=tuple((name, told[name]) for name in told if name not in inside))
-    with grouped.opened() as file:
-        schema = file.schema
-        used = columns.resolved(str(path), schema, options, folders=[name for name, _ in grouped.partitions])
+        partitions = {name: value for name, value in told.items() if name not in inside}
+        schema = dataclasses.replace(file, partitions=partitions).schema
+        used = columns.resolved(str(path), schema, options, folders=partitions)
         chosen = columns.choose(str(path), schema, used)
         names = class_names(schema, chosen.label)
-        fills = defaults.chosen(str(path), schema, chosen, used, names)
-        grouped = dataclasses.replace(grouped, groups=file.rows_of_groups(chosen.paths), fills=fills)
+        groups = file.rows_of_groups(chosen.paths)
+    fills = defaults.chosen(str(path), schema, chosen, used, names)
+    grouped = dataclasses.replace(grouped, partitions=tuple(partitions.items()), groups=groups, fills=fills)
     suspects = columns.suspects(schema, options.split_column)
     return _Opened(grouped, chosen, names, used.split_column, tuple(suspects))

@@ -20,7 +20,7 @@ from beam_jobs.sources import base, streams
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from pipeline.records import splits
 from pipeline.records.labels import LABELS_FILE, read_labels
@@ -56,7 +56,7 @@ class IdxSource(Source):
         return Block(pixels, labels.astype(np.int64) - self.first_label, self.parts[split].keys(rows))
 
 
-@SOURCES.named("idx")
+@SOURCES.named("idx", needs=_FORM)
 def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the pairs of files in the folder `options.source`.
 
@@ -64,12 +64,9 @@ def open_source(options: SourceOptions) -> IdxSource:
     folder names the classes; without it, they are "0", "1" and so on to the highest label.
 
     Raises:
-      UsageError: --source is missing.
       DataError: it is not such a folder, a file has no partner or is not a complete IDX file, pairs differ in image
         size, two pairs are of the same split, or a label has no name.
     """
-    if not options.source:
-        raise UsageError(f"--source is missing; {_FORM}")
     folder = LocalPath(options.source).absolute()
     if not folder.is_dir():
         raise DataError("is not a folder" if folder.exists() else "no such folder", path=folder, advice=_FORM)

@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from beam_jobs.sources import archives, streams
 from beam_jobs.sources.base import Block, Texts, hashes_of
 from beam_jobs.sources.blocks import BatchedBuilder
 from beam_jobs.sources.columns import Columns
+from beam_jobs.sources.segmentations import DrawnMasks
 from beam_jobs.sources.streams import Advance
 from beam_jobs.sources.table import LoadedTable, TableSource, by_files
 from pipeline.commands.text import count_of
@@ -64,16 +65,6 @@ UNREADABLE = extensions(
 )
 
 
-class Masks(Protocol):
-    """The masks of a table's rows."""
-
-    def content(self, row: int) -> tuple[bytes, str]:
-        """Returns the file of a row's mask, and the reason if there is none; one of the two is empty."""
-
-    def named(self, row: int, reason: str) -> str:
-        """Returns a reason with what it is about."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileColumn:
     """A column of paths, and the files as they were when the table was made.
@@ -97,15 +88,22 @@ class FileColumn:
         path: bytes | None = self.paths[row].as_py()
         return path or b""
 
-    def content(self, row: int) -> tuple[bytes, str]:
-        """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
-        path, size = self.path(row), int(self.sizes[row])
-        if size in _FAULTS:
-            return b"", _FAULTS[size].format(column=self.name)
-        place, member = archives.parted(os.path.join(self.root, path))
-        if member:
-            return _content_of_member(place, member, size, int(self.times[row]))
-        return _content(place, size, int(self.times[row]))
+    def fault(self, row: int) -> str:
+        """Returns the reason why a row has no file; empty if it has one."""
+        return _FAULTS.get(int(self.sizes[row]), "").format(column=self.name)
+
+    def content(self, row: int) -> bytes:
+        """Returns the bytes of a row's file.
+
+        Raises:
+          ValueError: it cannot be an image; says why.
+          DataError: it has changed, or cannot be read.
+        """
+        size, time = int(self.sizes[row]), int(self.times[row])
+        place, member = archives.parted(os.path.join(self.root, self.path(row)))
+        if problem := self.fault(row) or _unreadable(member or place, size):
+            raise ValueError(problem)
+        return _content_of_member(place, member, time) if member else _content(place, size, time)
 
     def named(self, row: int, reason: str) -> str:
         """Returns a reason behind the path of a row's file, if it has one."""
@@ -134,11 +132,9 @@ class PathTable(LoadedTable):
     """A table whose images are files.
 
     Attributes:
-      columns: columns to read. The image column has paths relative to `root`, binary; null or empty if a row has none.
+      columns: columns to read. The image column has the paths of `images`.
       class_names: name of each class, by label.
-      root: folder that the paths are relative to.
-      sizes: file sizes in bytes, or a key of `_FAULTS` for rows without a file, int64 (n,).
-      times: modification times of the files in nanoseconds, int64 (n,).
+      images: files of the images.
       again: whether an earlier row names the same file, bool (n,).
       origin: value whose `repr` determines everything but paths, sizes and times.
       masks: masks of the rows, files unless `origin` determines them; None if there are none.
@@ -146,40 +142,25 @@ class PathTable(LoadedTable):
 
     columns: Columns
     class_names: tuple[str, ...]
-    root: bytes
-    sizes: NDArray[np.int64]
-    times: NDArray[np.int64]
+    images: FileColumn
     again: NDArray[np.bool_]
     origin: object = None
-    masks: Masks | None = None
-
-    @functools.cached_property
-    def paths(self) -> pa.Array:
-        """The paths, large_binary (n,); Arrow's, as a million Python objects would take several times the memory."""
-        return self.data.column(self.columns.image).combine_chunks()
+    masks: FileColumn | DrawnMasks | None = None
 
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256, hexadecimal, that tells whether another process has the same table."""
         digest = hashlib.sha256(repr((self.origin, self.class_names, self.files)).encode())
         masks = [self.masks] if isinstance(self.masks, FileColumn) else []
-        for files in (self.files_of_images, *masks):
+        for files in (self.images, *masks):
             for column in (*filter(None, files.paths.buffers()[1:]), files.sizes, files.times):
                 digest.update(column)
         return digest.hexdigest()
 
-    @functools.cached_property
-    def files_of_images(self) -> FileColumn:
-        """The files of the images."""
-        return FileColumn(self.columns.image, self.root, self.paths, self.sizes, self.times)
-
-    def path(self, row: int) -> bytes:
-        """Returns the path of a row's file; empty if it has none."""
-        return self.files_of_images.path(row)
-
-    def content(self, row: int) -> tuple[bytes, str]:
-        """Returns the bytes of a row's file, and the reason if it cannot be an image; one of the two is empty."""
-        return self.files_of_images.content(row)
+    def told(self, rows: Sequence[int], reason: str) -> str:
+        """Returns a line about invalid rows of one kind, whose first has this reason."""
+        where = self.refused(rows[0], "").where
+        return f"{where}: {reason}; invalid rows of this kind: {len(rows):,} of {len(self.again):,}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -209,7 +190,7 @@ class PathSource(TableSource):
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths, so that rows that name the same file are in the same split."""
         table, rows = self.table(), self.rows(split, np.arange(start, stop))
-        return hashing.derive_key(Domain.SPLIT, hashes_of(table.path(row) for row in rows.tolist()))
+        return hashing.derive_key(Domain.SPLIT, hashes_of(table.images.path(row) for row in rows.tolist()))
 
     def texts(self, column: str, needed: str = "") -> Texts:
         """Returns the values of a column, or parts of the images' paths."""
@@ -218,11 +199,11 @@ class PathSource(TableSource):
             return super().texts(column, needed)
         table, codes, found = self.table(), dict[str, int](), list[int]()
         for row in self.rows_of_splits().tolist():
-            path = text(table.path(row))
+            path = text(table.images.path(row))
             match = pattern.search(path)
             value = (match[1] if pattern.groups else match[0]) if match else None
             if needed and path and not value:
-                problem = f"the path {shown(table.path(row))!r} has no match of {column}, which {needed} needs"
+                problem = f"the path {shown(table.images.path(row))!r} has no match of {column}, which {needed} needs"
                 raise table.refused(row, problem, "change the expression, or give such images a part that matches")
             found.append(codes.setdefault(value or "", len(codes)))
         return Texts(np.array(found, np.int64), tuple(codes))
@@ -230,7 +211,7 @@ class PathSource(TableSource):
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
         table, own = self.table(), int(self.rows(split, np.array([row], np.int64))[0])
         file, number = table.where(own)
-        return file, number, reason if file == text(table.path(own)) else table.files_of_images.named(own, reason)
+        return file, number, reason if file == text(table.images.path(own)) else table.images.named(own, reason)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths as keys, or the values of the key column."""
@@ -242,12 +223,12 @@ class PathSource(TableSource):
             if not self.columns.key:
                 builder.keys[position] = b"%b#%d" % (path, row) if table.again[row] else path
             if position not in builder.bad:
-                builder.images[position], problem = table.content(row)
-                if table.masks is not None and not problem:
-                    builder.extra[MASK][position], problem = table.masks.content(row)
-                    problem = problem and f"its mask: {table.masks.named(row, problem)}"
-                if problem:
-                    builder.bad[position] = problem
+                try:
+                    builder.images[position] = table.images.content(row)
+                    if table.masks is not None:
+                        builder.extra[MASK][position] = _mask(table.masks, row)
+                except ValueError as error:
+                    builder.bad[position] = str(error)
         return builder.finished()
 
 
@@ -300,10 +281,15 @@ def shown(path: bytes) -> str:
     return text(path).replace("\n", "\\n")
 
 
-def _content_of_member(place: bytes, member: bytes, size: int, time: int) -> tuple[bytes, str]:
+def _mask(masks: FileColumn | DrawnMasks, row: int) -> bytes:
+    try:
+        return masks.content(row)
+    except ValueError as error:
+        raise ValueError(f"its mask: {masks.named(row, str(error))}") from None
+
+
+def _content_of_member(place: bytes, member: bytes, time: int) -> bytes:
     """Returns what `_content` does, of a file in an archive that was last modified at `time`."""
-    if problem := _unreadable(member, size):
-        return b"", problem
     archive = archives.opened(place)
     number = archive.find(member)
     if archive.stamp[1] != time or number is None:
@@ -321,24 +307,18 @@ def _unreadable(path: bytes, size: int) -> str:
     return ""
 
 
-def _content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
-    """Returns the bytes of an image file, and the reason if it cannot be an image; one of the two is empty.
-
-    Args:
-      path: path of the file.
-      size, time: size and modification time of the file when it was listed.
+def _content(path: bytes, size: int, time: int) -> bytes:
+    """Returns the bytes of a file that had this size and modification time when it was listed.
 
     Raises:
       DataError: the file has changed since then, or cannot be read.
     """
-    if problem := _unreadable(path, size):
-        return b"", problem
     with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
         raise streams.changed(text(path))
-    return data, ""
+    return data
 
 
 def describe(folder: bytes, name: str, files: Iterable[tuple[bytes, int]], advance: Advance) -> SourceFile:

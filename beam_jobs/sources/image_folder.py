@@ -44,16 +44,14 @@ _HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
 _COLUMNS = Columns("file", False, "label", "int", "", ())
 
 
-@SOURCES.named("image_folder")
+@SOURCES.named("image_folder", needs="a folder with one folder of images per class")
 def open_source(options: SourceOptions) -> PathSource:
     """Lists a folder and computes digests of its images.
 
     Raises:
-      UsageError: --source is missing.
+      UsageError: --group_by or --stratify names a column.
       DataError: it is not a folder or cannot be listed, or a file changes in the meantime.
     """
-    if not options.source:
-        raise UsageError("--source is missing: a folder with one folder of images per class")
     for flag, value in (("group_by", options.group_by), ("stratify", options.stratify)):
         if value not in ("", LABEL) and flag_values.path_pattern(value) is None:
             raise UsageError(
@@ -121,7 +119,7 @@ def _folders_of_only_class(table: PathTable) -> list[bytes]:
     for folder, first, count in zip(table.files.names, table.files.starts, table.files.counts, strict=True):
         start = len(os.path.join(folder.encode(), table.class_names[0].encode(), b""))
         for row in range(first, first + count):
-            inner, slash, _ = table.path(row)[start:].partition(b"/")
+            inner, slash, _ = table.images.path(row)[start:].partition(b"/")
             if not slash:
                 return []
             found[inner] = None
@@ -130,21 +128,21 @@ def _folders_of_only_class(table: PathTable) -> list[bytes]:
 
 def _describe(table: PathTable) -> tuple[SourceFile, ...]:
     """Returns one entry per class folder."""
-    found, of_rows = [], table.data.column("label").to_numpy()
-    with streams.progress_bar(int(table.sizes.sum())) as shown:
+    found, of_rows, images = [], table.data.column("label").to_numpy(), table.images
+    with streams.progress_bar(int(images.sizes.sum())) as shown:
         for folder, first, count in zip(table.files.names, table.files.starts, table.files.counts, strict=True):
             for label, name in enumerate(table.class_names):
                 bounds = np.searchsorted(of_rows[first : first + count], [label, label + 1]) + first
                 if rows := range(*bounds.tolist()):
-                    files = ((table.path(row), int(table.sizes[row])) for row in rows)
-                    found.append(image_files.describe(table.root, os.path.join(folder, name), files, shown.update))
+                    files = ((images.path(row), int(images.sizes[row])) for row in rows)
+                    found.append(image_files.describe(images.root, os.path.join(folder, name), files, shown.update))
     return tuple(found)
 
 
 class _FolderTable(PathTable):
     def where(self, row: int) -> tuple[str, int]:
         """Returns (path, 0) of an image."""
-        return text(self.path(row)), 0
+        return text(self.images.path(row)), 0
 
 
 class _Scan:
@@ -200,9 +198,11 @@ class _Scan:
             data=data,
             columns=_COLUMNS,
             class_names=tuple(name.decode() for name in names),
-            root=self._root,
-            sizes=data.column("size").to_numpy(),
-            times=data.column("time").to_numpy(),
+            images=image_files.FileColumn(
+                *("file", self._root, data.column("file").combine_chunks()),
+                sizes=data.column("size").to_numpy(),
+                times=data.column("time").to_numpy(),
+            ),
             again=np.zeros(len(data), bool),
         )
 

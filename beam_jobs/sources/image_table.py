@@ -45,16 +45,14 @@ _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]*[1-9][0-9]*")
 _BLOCK = 1 << 16  # paths held as Python objects at a time
 
 
-@SOURCES.named("image_table")
+@SOURCES.named("image_table", needs="a table that names image files")
 def open_source(options: SourceOptions) -> Source:
     """Reads the tables, looks up the files that they name and computes their digests.
 
     Raises:
-      UsageError: --source is missing, a column is missing or cannot be converted, or float32 cannot hold its values.
+      UsageError: a column is missing or cannot be converted, or float32 cannot hold its values.
       DataError: a table or a file cannot be read, a path leads out of the folder, or none of the files exist.
     """
-    if not options.source:
-        raise UsageError("--source is missing: a table that names image files")
     return opened(options, _LAYOUT, _scan)
 
 
@@ -103,7 +101,7 @@ def opened(options: SourceOptions, layout: Layout, scan: Scan) -> Source:
     for flag in ("image_dir", "mask_dir"):
         if given := getattr(options, flag):
             options = dataclasses.replace(options, **{flag: os.path.abspath(given)})  # for workers elsewhere
-    known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
+    known = tuple(KnownFile.of(folder / name) for name in names)
     table, used, notes = scanned(folder, known, options, layout)
     column = used.split_column
     by_split = {splits.TRAIN: names} if column else splits.by_files(folder, names)
@@ -168,9 +166,7 @@ def scanned(
         data=rows.replaced(chosen.image, pa.chunked_array([paths])).data,
         columns=chosen,
         class_names=names or tables.class_names(rows, chosen, named, used.na_is_class),
-        root=os.fsencode(root),
-        sizes=sizes,
-        times=times,
+        images=FileColumn(chosen.image, os.fsencode(root), paths, sizes, times),
         again=(np.diff(np.maximum.accumulate(codes), prepend=-1) == 0) & (sizes != UNNAMED),
         origin=(files, options),
         masks=_masks(rows, folder, options, root),
@@ -424,9 +420,9 @@ def _look_up(
 
 def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:
     """Returns an entry of each archive that is not `read` as a table, one of all image files, and one of masks."""
-    images, masks = table.files_of_images, table.masks
+    images, masks = table.images, table.masks
     assert masks is None or isinstance(masks, FileColumn)
-    rows, places = images.parted(np.flatnonzero((table.sizes >= 0) & ~table.again).tolist())
+    rows, places = images.parted(np.flatnonzero((images.sizes >= 0) & ~table.again).tolist())
     of_masks: list[int] = []
     if masks is not None:
         of_masks, more = masks.parted(np.flatnonzero(masks.sizes >= 0).tolist())
@@ -471,20 +467,16 @@ def _fractions(table: PathTable, used: SourceOptions) -> Iterator[str]:
 
 def _faults(table: PathTable, options: SourceOptions) -> Iterator[str]:
     """Yields a line about missing files, which are invalid rows; raises DataError if none of the files exist."""
-    missing, rows = np.flatnonzero(table.sizes == MISSING), len(table.sizes)
-    if not (table.sizes >= 0).any():
-        row = int(missing[0]) if len(missing) else 0
-        problem = table.files_of_images.named(row, table.content(row)[1] or "is no file")
-        advice = _advice(table, row, options)
-        raise table.refused(row, f"{problem}; none of {count_of(rows, 'row')} has a file", advice)
-    if len(missing):
-        row = int(missing[0])
-        similar = _similar(table.root, table.path(row))
-        hint = f"; {_how_it_differs(table.path(row), similar)}" if similar else ""
-        yield (
-            f"{_place(table, row)}: {shown(table.path(row))}: no such file; invalid rows of this kind: "
-            f"{len(missing):,} of {rows:,}{hint}"
-        )
+    images = table.images
+    missing = np.flatnonzero(images.sizes == MISSING).tolist()
+    row = missing[0] if missing else 0
+    problem = images.named(row, images.fault(row))
+    if not (images.sizes >= 0).any():
+        advice = _advice(images, row, options)
+        raise table.refused(row, f"{problem}; none of {count_of(len(images.sizes), 'row')} has a file", advice)
+    if missing:
+        similar = _similar(images.root, images.path(row))
+        yield table.told(missing, problem) + (f"; {_how_it_differs(images.path(row), similar)}" if similar else "")
 
 
 def _similar(root: bytes, path: bytes) -> bytes:
@@ -522,19 +514,19 @@ def _how_it_differs(path: bytes, similar: bytes) -> str:
     )
 
 
-def _advice(table: PathTable, row: int, options: SourceOptions) -> str:
+def _advice(images: FileColumn, row: int, options: SourceOptions) -> str:
     """Returns advice if none of the files exist: where a file with that name is, if nearby."""
-    path = os.fsdecode(table.path(row))
+    path = os.fsdecode(images.path(row))
     if path.startswith(_URLS):
         return "download the files, and name those"
     if os.path.isabs(path) or path[1:2] == ":":  # a Windows path
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
-    for archive in sorted(glob.glob(os.path.join(glob.escape(os.fsdecode(table.root)), "*"))):
-        if archive.lower().endswith(archives.SUFFIXES) and (inner := _folder_in(archive, table.path(row))) is not None:
+    for archive in sorted(glob.glob(os.path.join(glob.escape(os.fsdecode(images.root)), "*"))):
+        if archive.lower().endswith(archives.SUFFIXES) and (inner := _folder_in(archive, images.path(row))) is not None:
             return f"give --image_dir={os.path.join(archive, inner)}".rstrip("/")
-    if similar := _similar(table.root, table.path(row)):
-        return _how_it_differs(table.path(row), similar)
-    root = os.path.join(os.fsdecode(table.root), "")
+    if similar := _similar(images.root, images.path(row)):
+        return _how_it_differs(images.path(row), similar)
+    root = os.path.join(os.fsdecode(images.root), "")
     for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not options.image_dir else ():
         for found in sorted(glob.glob(form.format(glob.escape(root), glob.escape(path)))):
             before, _, after = found.rpartition(path)
@@ -551,10 +543,10 @@ def _folder_in(archive: str, path: bytes) -> str | None:
 
 def _check_folders(table: PathTable) -> None:
     """Raises DataError if the images lie in folders of several splits, which the table does not tell."""
-    folders = pc.replace_substring_regex(table.paths, pattern="[^/]*$", replacement="").dictionary_encode()
+    folders = pc.replace_substring_regex(table.images.paths, pattern="[^/]*$", replacement="").dictionary_encode()
     codes, firsts = np.unique(folders.indices.fill_null(-1).to_numpy(), return_index=True)
     rows = firsts[codes >= 0].tolist()
-    splits.check_paths(table.first_file, [(row, text(table.path(row))) for row in rows])
+    splits.check_paths(table.first_file, [(row, text(table.images.path(row))) for row in rows])
 
 
 def _repeats(table: PathTable) -> Iterator[str]:
@@ -562,6 +554,6 @@ def _repeats(table: PathTable) -> Iterator[str]:
     if table.again.any():
         row = int(np.argmax(table.again))
         yield (
-            f"{_place(table, row)}: an earlier row names {shown(table.path(row))} too; rows of this kind: "
+            f"{_place(table, row)}: an earlier row names {shown(table.images.path(row))} too; rows of this kind: "
             f"{table.again.sum():,}; each becomes an example"
         )

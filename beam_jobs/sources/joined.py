@@ -31,10 +31,7 @@ class JoinedSource(Source):
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the chunks of all sources that have the split; None if none has chunks."""
-        found = [(source.splits[split], source.chunks(split)) for source in self._with(split).values()]
-        if all(chunks is None for _, chunks in found):
-            return None
-        return np.concatenate([np.ones(rows, np.int64) if chunks is None else chunks for rows, chunks in found])
+        return base.joined_chunks([(source, split) for source in self._with(split).values()])
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         made = np.empty(stop - start, np.uint64)

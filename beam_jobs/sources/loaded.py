@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
 
 
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
-    with ParquetFile(path, streams.stamp(path)).opened() as file:
+    with ParquetFile.of(path).opened() as file:
         schema = file.own_schema
         names = choose(schema)
         file.rows_of_groups(names)
@@ -115,24 +115,27 @@ def _plain(array: pa.Array) -> pa.Array:
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
     """Reads objects with Python's parser: pyarrow's takes some texts for times, and some damaged files crash it."""
-    batches: list[pa.Table] = []
-    names: list[str] = []
-    rows = 0
     with _opened(path) as raw:
         stream = io.BufferedReader(raw)  # type: ignore[type-var]
         found = _objects(path, stream)
-        while objects := list(itertools.islice(found, _LINES_AT_ONCE)):
-            names = names or list(choose(schema_of(objects)))  # the first objects determine the columns
-            values = {name: [each.get(name) for each in objects] for name in names}
-            batches.append(pa.table({name: array(path, name, column, rows) for name, column in values.items()}))
-            rows += len(objects)
-    if not batches:
-        raise DataError("holds no object", path=path, advice="each row is one object")
-    return joined(path, batches)
+        first = list(itertools.islice(found, _LINES_AT_ONCE))
+        if not first:
+            raise DataError("holds no object", path=path, advice="each row is one object")
+        others = iter(lambda: list(itertools.islice(found, _LINES_AT_ONCE)), [])
+        return of_objects(path, itertools.chain([first], others), choose(schema_of(first)))
 
 
-def joined(path: StoragePath, parts: Sequence[pa.Table]) -> pa.Table:
-    """Joins consecutive rows into one table, with its texts stripped of spaces; raises DataError if types differ."""
+def of_objects(path: StoragePath, batches: Iterable[Sequence[dict[str, Any]]], names: Sequence[str]) -> pa.Table:
+    """Returns columns of objects, of which one batch is in memory at a time, with its texts stripped of spaces.
+
+    Raises:
+      DataError: a column is not of one type.
+    """
+    parts, rows = list[pa.Table](), 0
+    for objects in batches:
+        values = {name: [each.get(name) for each in objects] for name in names}
+        parts.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
+        rows += len(objects)
     with arrow_errors(path, "its rows cannot be joined into one table"):
         return _with_text(path, pa.concat_tables(parts, promote_options="permissive"))
 
@@ -272,7 +275,7 @@ def number(text: str) -> float | decimal.Decimal:
     return exact if not math.isfinite(value) or (is_whole and decimal.Decimal(value) != exact) else value
 
 
-def array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
+def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
     """Returns the values of a column; `first` is the row number of the first value.
 
     Raises:

@@ -20,7 +20,7 @@ from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.blocks import arrow_errors
 from beam_jobs.sources.grouped import MAX_GROUP_BYTES, Format, GroupedFile, OpenFile
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
@@ -128,16 +128,10 @@ class _OpenParquet(OpenFile):
         return sum(info.column(leaf).total_uncompressed_size for leaf in leaves)
 
 
-@SOURCES.named("parquet", remote=True)
+@SOURCES.named("parquet", needs="a Parquet file, a folder of them, or a glob", remote=True)
 def open_source(options: SourceOptions) -> Source:
-    """Opens Parquet files, as `grouped.open_source` does.
-
-    Raises:
-      UsageError: --source is missing.
-    """
-    if not options.source:
-        raise UsageError("--source is missing: a Parquet file, a folder of them, or a glob")
-    return grouped.open_source(options, Format(_find, _open, _describe))
+    """Opens Parquet files, as `grouped.open_source` does."""
+    return grouped.open_source(options, Format(_find, ParquetFile.of, _describe))
 
 
 def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
@@ -145,10 +139,6 @@ def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
     is_parquet = functools.partial(listing.is_visible, suffixes=(_SUFFIX,))
     folder, names = listing.find(options.source, is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
     return folder, grouped.by_names(folder, names, options)
-
-
-def _open(path: StoragePath) -> ParquetFile:
-    return ParquetFile(path, streams.stamp(path))
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:

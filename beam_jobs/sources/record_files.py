@@ -28,7 +28,7 @@ from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, unknown
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import Feature, ShardInfo, SourceFile
 from pipeline.read import sidecars
 from pipeline.records import framing, labels, tf_example
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
@@ -54,8 +54,8 @@ class RecordFile(KnownFile):
       num_records: number of records.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
       stride: bytes from one record to the next; None if records differ in length.
-      offsets: (path, CRC32C in hexadecimal) of the sidecar with the byte offset of each record and the file size,
-        uint64, little-endian; None if there is none.
+      offsets: folder of a converted data set and the file's entry in its manifest, if a sidecar has the byte offset of
+        each record; else None.
       marks: (record, byte offset) of the start of each piece and of the end of the file; empty with a stride or
         offsets.
     """
@@ -63,7 +63,7 @@ class RecordFile(KnownFile):
     num_records: int
     packing: str = ""
     stride: int | None = None
-    offsets: tuple[StoragePath, str] | None = None
+    offsets: tuple[StoragePath, ShardInfo] | None = None
     marks: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -158,14 +158,10 @@ def _read_directly(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[n
 @functools.lru_cache(maxsize=64)
 def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
     assert file.offsets is not None
-    (path, crc), num_bytes = file.offsets, file.stamp[0]
-    data = path.read_bytes()
-    try:
-        offsets = sidecars.parse_offsets(data, len(data), file.num_records, crc)
-    except ValueError as error:
-        raise DataError(str(error), path=path, advice="convert the data again") from None
+    offsets, num_bytes = sidecars.shard_offsets(*file.offsets), file.stamp[0]
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
-        raise DataError(f"its offsets do not ascend from 0 to {num_bytes}", path=path, advice="convert the data again")
+        problem = f"the offsets in its sidecar do not ascend from 0 to {num_bytes}"
+        raise DataError(problem, path=file.path, advice="convert the data again")
     return offsets
 
 

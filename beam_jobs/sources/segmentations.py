@@ -48,15 +48,12 @@ class DrawnMasks:
     sizes: Sequence[tuple[int, int] | None]
     segmentations: Sequence[Sequence[Segmentation]]
 
-    def content(self, row: int) -> tuple[bytes, str]:
-        """Returns a PNG file of a row's mask, and the reason if it cannot be drawn; one of the two is empty."""
+    def content(self, row: int) -> bytes:
+        """Returns a PNG file of a row's mask; raises ValueError, which says why, if it cannot be drawn."""
         size = self.sizes[row]
         if size is None:
-            return b"", "its annotations do not name the height and width of the image"
-        try:
-            return images.encoded(drawn(self.segmentations[row], size)[..., None], "png"), ""
-        except ValueError as error:
-            return b"", str(error)
+            raise ValueError("its annotations do not name the height and width of the image")
+        return images.encoded(drawn(self.segmentations[row], size)[..., None], "png")
 
     def named(self, row: int, reason: str) -> str:
         """Returns a reason, which names the annotation."""

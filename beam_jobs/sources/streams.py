@@ -13,7 +13,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO
+from typing import IO, Self
 
 import tqdm
 
@@ -63,6 +63,11 @@ class KnownFile:
 
     path: StoragePath
     stamp: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: StoragePath) -> Self:
+        """Returns a file as it is now; raises DataError like `stamp`."""
+        return cls(path, stamp(path))
 
     def check_unchanged(self) -> None:
         """Raises DataError if the file's size or time has changed, or it is missing or cannot be read."""

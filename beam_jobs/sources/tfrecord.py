@@ -27,23 +27,20 @@ from pipeline.records.labels import SeenLabels, beside
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
 
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
+_NEEDS = f"a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
 _CHOSEN = "shards"  # name of the manifest entry for some shards of a converted data set
 
 
-@SOURCES.named("tfrecord", remote=True)
+@SOURCES.named("tfrecord", needs=_NEEDS, remote=True)
 def open_source(options: SourceOptions) -> Source:
     """Opens TFRecords by the manifest if their folder has one, else by what their first records hold.
 
     Several converted data sets in a glob are joined by class name.
 
     Raises:
-      UsageError: --source is missing, or a flag does not fit it.
+      UsageError: a flag does not fit the source.
       DataError: a file is missing, cut short, corrupt or cannot be read.
     """
-    if not options.source:
-        raise UsageError(
-            f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
-        )
     folder = path_of(options.source)
     splits.check_flag(options.split_column, options.dataset)
     if (folder / naming.MANIFEST).exists():
@@ -140,6 +137,7 @@ def _open_ours(
     if len(chosen) < len(made.shards):
         files.append(_describe(chosen))
     has_labels = any(split.has_labels for split in made.splits.values())
+    convertible = made.labelled(name for name, info in made.splits.items() if info.num_examples)
     source = record_files.source_of(
         dataset=made.dataset,
         class_names=made.class_names if has_labels else (),  # without labels they are those of the masks
@@ -153,7 +151,7 @@ def _open_ours(
                     folder.is_remote,
                 )
             )
-            for name in splits.among(_with_labels(made), options.splits)
+            for name in splits.among(convertible, options.splits)
         },
         files=tuple(files),
     )
@@ -169,11 +167,6 @@ def _as_stored(name: str, feature: Feature) -> Feature:
     if not feature.convention:
         return feature
     return Feature("string") if name == MASK else Feature(feature.dtype, (None,))
-
-
-def _with_labels(made: Manifest) -> list[str]:
-    """Returns the splits of a data set that can be converted: splits of labelled records."""
-    return made.labelled(name for name, info in made.splits.items() if info.num_examples)
 
 
 def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
@@ -193,11 +186,7 @@ def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
         )
     if shard.compression:
         return RecordFile(path, stamp, shard.num_examples, shard.compression.lower())
-    offsets = None
-    if shard.offsets_crc32c is not None:
-        place = folder / naming.offsets_name(shard.file)
-        beside = folder / naming.beside_names(shard.file)[0]  # where earlier releases wrote it
-        offsets = (beside if beside.exists() and not place.exists() else place, shard.offsets_crc32c)
+    offsets = None if shard.offsets_crc32c is None else (folder, shard)
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)
 
 

@@ -280,16 +280,20 @@ def opened(source: Source, function: str) -> TransformedSource:
     _loaded(function)
     seen = _Seen()
     calls = {split: _first_calls(source, function, split, seen) for split in source.splits}
-    names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
-    shared = {name: getattr(source, name) for name in names} | {
-        "class_names": _class_names(source, function, seen.labels - {""}),
-        "features": {name: feature for name, feature in seen.columns.features.items() if name != IMAGE},
-        "unique_keys": source.unique_keys and not seen.has_new_keys,
-        "splits": {split: int(own.counts.sum()) for split, own in calls.items()},
-    }
-    if source.image_shape and seen.columns.features:
-        shared["image_shape"] = seen.columns.features[IMAGE].shape
-    return TransformedSource(**shared, inner=source, function=function, calls=calls)
+    features = dict(seen.columns.features)
+    image = features.pop(IMAGE, None)
+    return TransformedSource.like(
+        source,
+        class_names=_class_names(source, function, seen.labels - {""}),
+        splits={split: int(own.counts.sum()) for split, own in calls.items()},
+        parts={},
+        image_shape=image.shape if source.image_shape and image else source.image_shape,
+        features=features,
+        unique_keys=source.unique_keys and not seen.has_new_keys,
+        inner=source,
+        function=function,
+        calls=calls,
+    )
 
 
 @dataclasses.dataclass

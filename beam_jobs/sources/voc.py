@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
 from beam_jobs.sources import annotated_files, image_files, streams
-from beam_jobs.sources.annotated_files import Annotated, AnnotatedTable
+from beam_jobs.sources.annotated_files import Annotated
 from beam_jobs.sources.base import SOURCES, Files, Source, SourceOptions
-from beam_jobs.sources.image_files import FileColumn
-from pipeline.errors import DataError, UsageError, unknown
+from beam_jobs.sources.image_files import FileColumn, PathTable
+from pipeline.errors import DataError, unknown
 from pipeline.files.paths import LocalPath, path_of
 from pipeline.manifest import Feature, SourceFile
 from pipeline.records import labels, splits
@@ -38,16 +38,14 @@ _LARGEST = 16 << 20  # 16 MiB of XML
 _KINDS = f"--source of voc is a folder like VOCdevkit/VOC2012, with {_XML}, {_IMAGES} and {_SETS}"
 
 
-@SOURCES.named("voc")
+@SOURCES.named("voc", needs=_KINDS)
 def open_source(options: SourceOptions) -> Source:
     """Reads the lists of images and their annotations, looks up images and masks and computes their digests.
 
     Raises:
-      UsageError: --source is missing, or --image_set names no folder of lists.
+      UsageError: --image_set names no folder of lists.
       DataError: a file cannot be read, a list is missing or empty, or an annotation is none of VOC's.
     """
-    if not options.source:
-        raise UsageError(f"--source is missing: {_KINDS}")
     folder = LocalPath(os.path.abspath(str(path_of(options.source))))
     for name in (_SETS, _XML, _IMAGES):
         if not (folder / name).is_dir():
@@ -69,13 +67,14 @@ def open_source(options: SourceOptions) -> Source:
     return dataclasses.replace(source, files=(*described, *_described(folder, table)))
 
 
-def _described(folder: LocalPath, table: AnnotatedTable) -> Iterator[SourceFile]:
-    stems = sorted({os.path.splitext(os.path.basename(os.fsdecode(path)))[0] for path in table.paths.to_pylist()})
+def _described(folder: LocalPath, table: PathTable) -> Iterator[SourceFile]:
+    images = table.images
+    stems = sorted({os.path.splitext(os.path.basename(os.fsdecode(path)))[0] for path in images.paths.to_pylist()})
     xml = [(os.fsencode(f"{stem}.xml"), os.path.getsize(str(folder / _XML / f"{stem}.xml"))) for stem in stems]
-    sizes = int(table.sizes.clip(0).sum()) + sum(size for _, size in xml)
+    sizes = int(images.sizes.clip(0).sum()) + sum(size for _, size in xml)
     with streams.progress_bar(sizes) as bar:
         yield image_files.describe(os.fsencode(str(folder / _XML)), _XML, xml, bar.update)
-        yield table.files_of_images.described(_IMAGES, bar.update)
+        yield images.described(_IMAGES, bar.update)
         if isinstance(table.masks, FileColumn):
             yield table.masks.described(_MASKS, bar.update)
 
@@ -90,7 +89,7 @@ def _lists(folder: LocalPath, wanted: Sequence[str]) -> dict[str, str]:
     return {split: found[split] for split in splits.among(splits.in_order(found), wanted)}
 
 
-def _load(folder: LocalPath, lists: dict[str, str], options: SourceOptions) -> AnnotatedTable:
+def _load(folder: LocalPath, lists: dict[str, str], options: SourceOptions) -> PathTable:
     kind = options.image_set or DETECTION
     stems: list[str] = []
     counts = []

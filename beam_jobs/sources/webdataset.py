@@ -25,7 +25,7 @@ from beam_jobs.sources.image_table import Layout
 from beam_jobs.sources.loaded import Choose
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.sources.table import SHOWN
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath, StoragePath
 
 _SUFFIX = ".tar"
@@ -40,16 +40,14 @@ _MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
 _AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
 
 
-@SOURCES.named("webdataset")
+@SOURCES.named("webdataset", needs="a tar of WebDataset, a folder of them, or a glob")
 def open_source(options: SourceOptions) -> Source:
     """Reads the tars' labels and computes the tars' digests.
 
     Raises:
-      UsageError: --source is missing, or a column is.
+      UsageError: a column is missing.
       DataError: a tar cannot be read, or lacks what is needed.
     """
-    if not options.source:
-        raise UsageError("--source is missing: a tar of WebDataset, a folder of them, or a glob")
     # The user named the tars, which in Hugging Face's cache are links.
     options = dataclasses.replace(options, follow_links=True)
     return image_table.opened(options, _LAYOUT, _scan)
@@ -94,11 +92,12 @@ class _Samples:
     def content(self, member: int) -> bytes:
         """Returns the content of a member other than the image."""
         size = int(self.archive.sizes[member])
-        problem = f"has {size:,} bytes, above {_MAX_VALUE:,}" if size > _MAX_VALUE else ""
-        data, problem = (b"", problem) if problem else self.archive.read(member)
-        if problem:
-            raise self.refused(member, problem)
-        return data
+        try:
+            if size > _MAX_VALUE:
+                raise ValueError(f"has {size:,} bytes, above {_MAX_VALUE:,}")
+            return self.archive.read(member)
+        except ValueError as error:
+            raise self.refused(member, str(error)) from None
 
     def refused(self, member: int, problem: str, advice: str = "") -> DataError:
         """Returns an error about a member."""
@@ -232,14 +231,7 @@ def _object(samples: _Samples, member: int) -> dict[str, Any]:
 
 def _fields(samples: _Samples, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     """Returns fields of the JSON members as columns."""
-    first, parts = 0, list[pa.Table]()
-    for objects in _objects(samples):
-        values = {name: [each.get(name) for each in objects] for name in names}
-        parts.append(
-            pa.table({name: loaded.array(samples.path, name, column, first) for name, column in values.items()})
-        )
-        first += len(objects)
-    table = loaded.joined(samples.path, parts)
+    table = loaded.of_objects(samples.path, _objects(samples), names)
     return dict(zip(table.schema.names, table.columns, strict=True))
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs import flag_values
+from beam_jobs.report import card
 from beam_jobs.runs import entry
-from beam_jobs.sink.present import listed_notes, unlisted
+from beam_jobs.sink.present import notes
 from beam_jobs.validation.drift import COMPARED, MOST_DRIFT, SHARED, Other
 from beam_jobs.validation.findings import DRIFT, KINDS, NEAR, doubts_of
 from pipeline import manifest as manifests
@@ -26,7 +27,6 @@ from pipeline.manifest import Manifest, naming, versions
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from beam_jobs.report.card import Doubt
     from beam_jobs.validation.job import Report
 
 _ABOUT_PIXELS = "is about the images' pixels, which only --deep looks at"
@@ -153,35 +153,25 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     if lowered:
         print(lowered, flush=True)
     if config.card:
-        from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
-
         card.renew_croissant(data_dir)
     began = time.monotonic()
     report = _run(config, data_dir, content, options, other)
     checked = lines(report, content, config.deep, time.monotonic() - began)
-    notes = (f"note: {note}" for note in _notes(data_dir, content))
-    for line in (*checked, *_finding_lines(report, config.kinds_to_fail_on), *notes):
+    others = (f"note: {note}" for note in notes(data_dir, content, are_checked=True))
+    for line in (*checked, *_finding_lines(report, config.kinds_to_fail_on), *others):
         print(line)
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
     if config.card:
         of_data = [finding for finding in report.findings if finding.kind not in (COMPARED, SHARED)]
         doubts = doubts_of(data_dir, content, of_data) if config.deep else None
-        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content, doubts)
+        arguments = sys.argv[1:] if argv is None else argv
+        if problem := card.write_card(data_dir, command, arguments, doubts=doubts):
+            raise DataError(problem, path=data_dir)
+        print(f"look at it: {data_dir / naming.CARD}")
     if bad := [finding for finding in report.findings if finding.kind in config.kinds_to_fail_on]:
         found = "; ".join(finding.text for finding in bad)
         raise DataError(f"--fail_on={config.fail_on}: {found}", path=shown)
-
-
-def _write_card(
-    command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest, doubts: Sequence[Doubt] | None
-) -> None:
-    from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
-    from beam_jobs.report.summary import facts_of_manifest  # noqa: PLC0415, like the other
-
-    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content), doubts):
-        raise DataError(problem, path=data_dir)
-    print(f"look at it: {data_dir / naming.CARD}")
 
 
 def seconds(content: Manifest, decodes: bool, finds_near: bool = False) -> float:
@@ -228,15 +218,6 @@ def count(report: Report, content: Manifest) -> str:
         f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}" if report.bad_shards else "the other files"
     )
     return f"{count_of(report.num_problems, 'problem')} in {where}"
-
-
-def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
-    """Returns a line about each kind of other files in the folder that no program takes for part of the data set."""
-    try:
-        found = unlisted(data_dir, content)
-    except DataError as error:
-        return [str(error)]
-    return listed_notes((), found.temporary, found.others if content.has_images else ())
 
 
 def _other(config: ValidateConfig) -> Other:

@@ -25,7 +25,7 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo
 from pipeline.manifest.columns import Columns
-from pipeline.manifest.manifest import rounded_up
+from pipeline.manifest.manifest import rounded_up, sizes_in
 from pipeline.manifest.splits import select
 
 MOST_DRIFT = 0.25
@@ -162,8 +162,8 @@ def _sizes(ours: SplitInfo, theirs: SplitInfo) -> tuple[Bins, Bins]:
 
 def _areas(split: SplitInfo) -> Bins:
     found: Counter[str] = Counter()
-    for size, count in split.image_sizes.items():
-        height, width = (rounded_up(int(side)) for side in size.split("x"))  # as a manifest of many sizes has them
+    for size, count in sizes_in(split.image_sizes).items():
+        height, width = map(rounded_up, size)  # as a manifest of many sizes has them
         found[f"about {2 ** (round(math.log2(height * width)) / 2):.0f} pixels"] += count
     return found
 

@@ -193,7 +193,6 @@ class _Check:
         if crc is None:
             return name, None
         try:
-            name, _ = sidecars.located(self._folder, self._info, kind)
             return name, load(self._folder, self._info)
         except DataError as error:
             self.add(error.reason, name)

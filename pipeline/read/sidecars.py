@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -156,35 +155,6 @@ def shard_offsets(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener 
     return _read(data_dir, OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
-def offsets_file(data_dir: str, shard: ShardInfo) -> str:
-    """Returns the path of a shard's offsets sidecar, for a caller that reads it directly."""
-    name = naming.sidecar_names(shard.file)[OFFSETS_NAME]
-    if shard.offsets_crc32c is not None:
-        with contextlib.suppress(DataError):
-            name, _ = located(data_dir, shard, OFFSETS_NAME)
-    return str(folder(data_dir) / name)
-
-
-def located(data_dir: str | StoragePath, shard: ShardInfo, kind: int) -> tuple[str, int]:
-    """Returns the name of a shard's sidecar in the data set's folder, and its size in bytes.
-
-    Args:
-      data_dir: folder of the data set.
-      shard: the shard.
-      kind: `OFFSETS_NAME` or `CRCS_NAME`.
-
-    Raises:
-      DataError: it is missing.
-    """
-    name, beside = (names(shard.file)[kind] for names in (naming.sidecar_names, naming.beside_names))
-    try:
-        return name, (folder(data_dir) / name).identity().num_bytes
-    except DataError as error:
-        with contextlib.suppress(DataError):  # older data sets have it beside the shard
-            return beside, (folder(data_dir) / beside).identity().num_bytes
-        raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
-
-
 def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
     """Returns the member table of a compressed shard; raises errors like `Sidecars.members`."""
     return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
@@ -220,8 +190,12 @@ def _read(
     crc: str,
     opener: Opener | None,
 ) -> NDArray[Any]:
-    name, size = located(data_dir, shard, kind)
+    name = naming.sidecar_names(shard.file)[kind]
     file = folder(data_dir) / name
+    try:
+        size = file.identity().num_bytes
+    except DataError as error:
+        raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
     with opener(name, size, crc) if opener and size <= num_bytes else file.open_file() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:
