@@ -137,14 +137,6 @@ def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> Non
     path.write_text(json.dumps(manifest.sealed(content)))
 
 
-def as_earlier_releases(folder: pathlib.Path) -> None:
-    """Moves the sidecars next to their shards, where releases before the sidecar folder wrote them."""
-    for path in (folder / naming.SIDECARS).iterdir():
-        kind, _, shard = path.name.partition(".")
-        path.rename(folder / f"{shard.replace('.tf-rec', '.tfrec')}.{kind}")
-    (folder / naming.SIDECARS).rmdir()
-
-
 def to_memory(folder: pathlib.Path, name: str) -> str:
     """Copies a data set to TensorFlow's in-memory file system, which stands in for object stores; returns its URL."""
     import tensorflow as tf

@@ -53,7 +53,7 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
       DataError: a file is missing or does not match the manifest.
     """
     check_options(plan, present, data_dir)
-    for name, expected in shard_files(present, data_dir).items():
+    for name, expected in shard_files(present).items():
         crc = receipts.file_crc32c(data_dir / name)
         if crc != expected:
             problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
@@ -104,7 +104,7 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     """
     listed = {*drafts.BESIDE_SHARDS}
     for made in (present, *_others(data_dir, present)):
-        listed |= shard_files(made, data_dir).keys()
+        listed |= shard_files(made).keys()
     found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
     below = _shards_below(data_dir, present) if recursive else []
     names = sorted(name for name in {*found, *below} if name not in listed)
@@ -169,11 +169,9 @@ def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequ
     ]
 
 
-def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
+def shard_files(present: Manifest) -> dict[str, str]:
     """Returns {name: CRC32C} of a data set's shards and sidecars; names are relative to its folder."""
-    sidecars = {f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir)}
-    there = {*data_dir.names(), *sidecars}
-    return {name: crc for shard in present.shards for name, crc in shard.files_in(there.__contains__).items()}
+    return {name: crc for shard in present.shards for name, crc in shard.files.items()}
 
 
 def _sidecars_in(data_dir: StoragePath) -> list[str]:
@@ -211,15 +209,14 @@ def other_pixels(plan: Plan, present: Manifest) -> list[str]:
 
 
 def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names that a data set's files can have, with sidecars in their folder or beside the shards.
+    """Returns the names that a data set's files can have.
 
     Names that no conversion gives are left out, as a manifest may list other programs' files.
     """
     if not present:
         return set()
     shards = [shard.file for shard in present.shards if drafts.is_ours(shard.file)]
-    places = (naming.sidecar_names, naming.beside_names)
-    sidecars = {name for shard in shards for names in places for name in names(shard)}
+    sidecars = {name for shard in shards for name in naming.sidecar_names(shard)}
     return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
 
 
@@ -228,8 +225,8 @@ def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
     beside = {*drafts.BESIDE_SHARDS}
     if not any(split.num_rejects for split in present.splits.values()):
         beside.remove(naming.REJECTS)
-    older = {name for made in _others(data_dir, present) for name in (*shard_files(made, data_dir), *columns_of(made))}
-    return {*shard_files(present, data_dir), *columns_of(present), *beside, *older}
+    older = {name for made in _others(data_dir, present) for name in (*shard_files(made), *columns_of(made))}
+    return {*shard_files(present), *columns_of(present), *beside, *older}
 
 
 def appended_before(plan: Plan, present: Manifest, parent: Manifest) -> bool:

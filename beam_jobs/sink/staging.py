@@ -275,7 +275,7 @@ def _remove_for_good(data_dir: StoragePath, names: set[str]) -> None:
 
 
 def _files_of_shard(shard: str) -> tuple[str, ...]:
-    return (shard, *naming.sidecar_names(shard), *naming.beside_names(shard))
+    return (shard, *naming.sidecar_names(shard))
 
 
 def _own_files(made: Manifest) -> set[str]:

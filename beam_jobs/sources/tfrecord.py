@@ -195,9 +195,7 @@ def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
         return RecordFile(path, stamp, shard.num_examples, shard.compression.lower())
     offsets = None
     if shard.offsets_crc32c is not None:
-        place = folder / naming.offsets_name(shard.file)
-        beside = folder / naming.beside_names(shard.file)[0]  # where earlier releases wrote it
-        offsets = (beside if beside.exists() and not place.exists() else place, shard.offsets_crc32c)
+        offsets = (folder / naming.offsets_name(shard.file), shard.offsets_crc32c)
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)
 
 

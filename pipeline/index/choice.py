@@ -164,8 +164,7 @@ def _files(data_dir: str, depth: float) -> list[str]:
     """
     with named(data_dir, "cannot be listed"):
         names = [*_walked(data_dir, "", depth)]
-    beside = {beside_one for name in names for beside_one in naming.beside_names(name)}
-    return sorted(name for name in names if name not in beside and name.rpartition("/")[2] not in _OURS)
+    return sorted(name for name in names if name.rpartition("/")[2] not in _OURS)
 
 
 def _walked(data_dir: str, place: str, depth: float) -> Iterator[str]:

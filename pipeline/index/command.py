@@ -347,10 +347,8 @@ def _shard(
 
 
 def _sidecars_of(made: Manifest | None) -> set[str]:
-    """Returns the names that a manifest's sidecars may have, in their folder or, as before, beside the files."""
-    shards = made.shards if made else ()
-    places = (naming.sidecar_names, naming.beside_names)
-    return {name for shard in shards for names in places for name in names(shard.file)}
+    """Returns the names that a manifest's sidecars may have."""
+    return {name for shard in (made.shards if made else ()) for name in naming.sidecar_names(shard.file)}
 
 
 def _scanned(

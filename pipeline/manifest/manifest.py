@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pipeline.errors import UsageError, name_of, to_run, unknown
@@ -237,22 +237,9 @@ class ShardInfo:
     @property
     def files(self) -> dict[str, str]:
         """The shard and its sidecars: {name in the data set's folder: CRC32C}."""
-        return self.files_in(lambda name: False)
-
-    def files_in(self, exists: Callable[[str], bool]) -> dict[str, str]:
-        """Returns `files` with the names that they have in a folder; in older data sets sidecars lie beside the shards.
-
-        Args:
-          exists: function that returns whether the folder has a file of this name.
-        """
-        names = zip(naming.sidecar_names(self.file), naming.beside_names(self.file), strict=True)
-        crcs = (self.offsets_crc32c, self.crcs_crc32c)
-        sidecars = {
-            (beside if exists(beside) and not exists(name) else name): crc
-            for (name, beside), crc in zip(names, crcs, strict=True)
-            if crc is not None
-        }
-        return {self.file: self.crc32c} | sidecars
+        crcs = (self.crc32c, self.offsets_crc32c, self.crcs_crc32c)
+        each = zip((self.file, *naming.sidecar_names(self.file)), crcs, strict=True)
+        return {name: crc for name, crc in each if crc is not None}
 
     @property
     def is_seekable(self) -> bool:

@@ -80,17 +80,11 @@ def flat(name: str) -> str:
     return name.replace("/", "~")
 
 
-def beside_names(shard: str) -> tuple[str, str]:
-    """Returns the names of a shard's sidecars that lie beside it, as before, in the order of `sidecar_names`."""
-    return f"{shard}.offsets", f"{shard}.crcs"
-
-
 def shard_of_sidecar(name: str) -> str | None:
     """Returns the shard that a sidecar belongs to; None: the base name is not that of a sidecar."""
     kind, _, rest = name.partition(".")
-    shard = rest.replace(".tf-rec", ".tfrec") if kind in ("offsets", "crcs") else name.removesuffix(".offsets")
-    shard = shard.removesuffix(".crcs")
-    return shard if shard != name and parse_shard_name(shard) else None
+    shard = rest.replace(".tf-rec", ".tfrec")
+    return shard if kind in ("offsets", "crcs") and parse_shard_name(shard) else None
 
 
 def column_name(split: str, name: str, crc: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,11 +14,11 @@ import tensorflow as tf
 from pipeline.errors import to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.remote import in_command
+from pipeline.manifest import naming
 from pipeline.manifest.splits import Selection
 from pipeline.order.order import I64
 from pipeline.order.views import consecutive
 from pipeline.read.rows_reader import ONCE
-from pipeline.read.sidecars import offsets_file
 from pipeline.read.window import RECORD, Columns
 
 _BUFFER = 1 << 20  # 1 MiB, read at once
@@ -170,8 +169,8 @@ class GraphReader:
         stride = tf.gather(tf.constant([s.stride or 0 for s in shards], tf.int64), segment)
         if all(s.stride is not None or s.num_examples == 0 for s in shards):
             return stride * record
-        data_dir = os.fspath(self.data_dir)
-        file = tf.gather(tf.constant([offsets_file(data_dir, shard) for shard in shards]), segment)
+        files = [str(folder(self.data_dir) / naming.offsets_name(shard.file)) for shard in shards]
+        file = tf.gather(tf.constant(files), segment)
 
         def stored() -> tf.Tensor:
             return tf.io.decode_raw(tf.io.read_file(file), tf.int64)[record]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by name, size and CRC32C
-OFFSETS_NAME, CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
 
@@ -153,36 +151,7 @@ def shard_offsets(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener 
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     size = OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
-
-
-def offsets_file(data_dir: str, shard: ShardInfo) -> str:
-    """Returns the path of a shard's offsets sidecar, for a caller that reads it directly."""
-    name = naming.sidecar_names(shard.file)[OFFSETS_NAME]
-    if shard.offsets_crc32c is not None:
-        with contextlib.suppress(DataError):
-            name, _ = located(data_dir, shard, OFFSETS_NAME)
-    return str(folder(data_dir) / name)
-
-
-def located(data_dir: str | StoragePath, shard: ShardInfo, kind: int) -> tuple[str, int]:
-    """Returns the name of a shard's sidecar in the data set's folder, and its size in bytes.
-
-    Args:
-      data_dir: folder of the data set.
-      shard: the shard.
-      kind: `OFFSETS_NAME` or `CRCS_NAME`.
-
-    Raises:
-      DataError: it is missing.
-    """
-    name, beside = (names(shard.file)[kind] for names in (naming.sidecar_names, naming.beside_names))
-    try:
-        return name, (folder(data_dir) / name).identity().num_bytes
-    except DataError as error:
-        with contextlib.suppress(DataError):  # older data sets have it beside the shard
-            return beside, (folder(data_dir) / beside).identity().num_bytes
-        raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
+    return _read(data_dir, naming.offsets_name, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
@@ -196,7 +165,7 @@ def _shard_members(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     size = members.size_bound(shard.num_examples)
-    return _read(data_dir, OFFSETS_NAME, size, parse, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, naming.offsets_name, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_crcs(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
@@ -208,20 +177,24 @@ def shard_crcs(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | N
       DataError: the file of CRCs is missing or corrupt.
     """
     size = CRCS.itemsize * shard.num_examples
-    return _read(data_dir, CRCS_NAME, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
+    return _read(data_dir, naming.crcs_name, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
 
 
 def _read(
     data_dir: str | StoragePath,
-    kind: int,
+    name_of: Callable[[str], str],
     num_bytes: int,
     parse: Callable[[memoryview, int, int, str], NDArray[Any]],
     shard: ShardInfo,
     crc: str,
     opener: Opener | None,
 ) -> NDArray[Any]:
-    name, size = located(data_dir, shard, kind)
+    name = name_of(shard.file)
     file = folder(data_dir) / name
+    try:
+        size = file.identity().num_bytes
+    except DataError as error:
+        raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
     with opener(name, size, crc) if opener and size <= num_bytes else file.open_file() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:

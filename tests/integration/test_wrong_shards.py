@@ -17,7 +17,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.records import framing
 from tests.converting import convert_in_process
-from tests.datasets import Kind, as_earlier_releases, edit_manifest, to_memory, write_dataset
+from tests.datasets import Kind, edit_manifest, write_dataset
 
 SHAPE, FIRST = (8, 6, 3), 2  # the record of the first shard that changes places with the next one
 KINDS = {"raw": Kind(), "png": Kind("png"), "offsets": Kind(unequal_keys=True), "gzip": Kind(compression="GZIP")}
@@ -181,46 +181,3 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     with pytest.raises(DataError, match=f"{path.name}, record 5: its image cannot be decoded: .*; convert") as caught:
         input_fn(tmp_path, **WINDOWS | {"shuffle_bytes": 1 << 30})
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(Kind(), marks=pytest.mark.slow),
-        pytest.param(Kind("png", unequal_keys=True), marks=pytest.mark.slow),
-        Kind("png", compression="GZIP", members=4),
-    ],
-    ids=str,
-)
-def test_sidecars_beside_the_shards_are_read_as_in_their_folder(tmp_path, kind):
-    """Earlier releases wrote them there."""
-    write_dataset(tmp_path / "made", (12, 0, 12), SHAPE, kind=kind)
-    ways = [WINDOWS, WINDOWS | {"shuffle_bytes": 1 << 20}, WINDOWS | {"portable": True}]
-
-    def fed(data_dir, **more):
-        return [
-            [batch[-1].tolist() for batch in StepIterator(data_dir, epochs=1, record_ids=True, **way, **more)]
-            for way in ways[: 2 if more else 3]
-        ]
-
-    expected = fed(tmp_path / "made")
-    as_earlier_releases(tmp_path / "made")
-    assert not (tmp_path / "made" / naming.SIDECARS).exists()
-    assert fed(tmp_path / "made") == expected
-    assert fed(to_memory(tmp_path / "made", f"beside-{kind.encoding}"), cache_dir=tmp_path / "cache") == expected[:2]
-    assert len(RandomAccess(tmp_path / "made")[:]) == 24
-
-
-def test_a_conversion_replaces_sidecars_beside_the_shards(tmp_path, capsys):
-    flags = ["--dataset=digits", "--num_shards=train:2,test:1", "--image_encoding=png"]
-    out = convert_in_process(*flags, f"--data_dir={tmp_path / 'out'}")
-    names = {path.name for path in out.iterdir()}
-    as_earlier_releases(out)
-    convert_in_process(*flags, f"--data_dir={out}")  # intact as it is
-    validate.main([str(out)])
-    assert not (out / naming.SIDECARS).exists()
-    convert_in_process(*flags, f"--data_dir={out}", "--overwrite", "--seed=3")
-    assert {path.name for path in out.iterdir()} == names
-    capsys.readouterr()
-    validate.main([str(out)])
-    assert "1,797 records" in capsys.readouterr().out

@@ -252,8 +252,8 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, advice, plan_of, pix
 
 def fill(folder):
     folder.mkdir(parents=True)
-    names = ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.crcs", "manifest.json"]
-    names += ["train-00000-of-00001.tfrecord.offsets"]
+    names = ["train-00000-of-00001.tfrecord", "crcs.train-00000-of-00001.tf-record", "manifest.json"]
+    names += ["offsets.train-00000-of-00001.tf-record"]
     names += ["train-00000-of-00001.tfrecord.receipt.json", "test-00000-of-00001.tfrecord.gz", "rejects.jsonl"]
     for name in (*names, ".test-00000-of-00001.tfrecord.tmp-0123456789abcdef"):
         (folder / name).write_bytes(b"x")

@@ -27,7 +27,7 @@ from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing, splits
 from tests import foreign
-from tests.datasets import as_earlier_releases, write_dataset, write_shard
+from tests.datasets import write_dataset, write_shard
 from tests.raised import at, said
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -484,18 +484,6 @@ def test_a_split_without_a_record_is_refused(folder):
     (folder / "test.tfrecord").write_bytes(b"")
     with pytest.raises(DataError, match=r"^split 'test': 1 file .*\(test.tfrecord\)"):
         run(folder)
-
-
-@pytest.mark.parametrize("files", [UNEQUAL, EQUAL], ids=["offsets", "stride"])
-def test_an_index_with_sidecars_beside_the_files_is_read_and_replaced(folder, files):
-    (folder / "verses.rec").write_bytes(file_of(files))
-    made = run(folder, "--split=train:verses.rec")
-    as_earlier_releases(folder)
-    assert [found["record"] for found in RandomAccess(folder)] == files
-    assert run(folder, "--split=train:verses.rec", "--overwrite") == made
-    assert not list(folder.glob("verses.rec.*"))
-    assert {path.name.partition(".")[0] for path in folder.glob("sidecars/*")} >= {"crcs"}
-    assert [found["record"] for found in RandomAccess(folder)] == files
 
 
 def test_a_manifest_that_cannot_be_moved_takes_all_new_files_with_it(folder, monkeypatch):

@@ -19,7 +19,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader, packed, unpacked
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
-from tests.datasets import Kind, as_earlier_releases, write_dataset
+from tests.datasets import Kind, write_dataset
 from tests.raised import at
 
 COUNTS = (5, 0, 4, 3)
@@ -179,16 +179,6 @@ def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
         made_in_a_function(tmp_path, global_batch_size=6, training=True, epochs=1)
     with pytest.raises(UsageError, match="^epochs=None with a dataset made inside a tf.function.*: .*needs an end"):
         made_in_a_function(folders / "raw", global_batch_size=6, training=True)
-
-
-def test_offsets_beside_the_shards_are_read_as_in_earlier_releases(tmp_path):
-    write_dataset(tmp_path, COUNTS, kind=KINDS["unequal keys"])
-    read, _ = in_graph(tmp_path)
-    expected = read(PIECES["parts, in any order"]).numpy().tolist()
-    as_earlier_releases(tmp_path)
-    read, _ = in_graph(tmp_path)
-    assert read(PIECES["parts, in any order"]).numpy().tolist() == expected
-    assert len(set(expected)) == 7 + 1  # and an empty row
 
 
 def read_chosen(reader, pieces, *times):
