@@ -93,7 +93,7 @@ class Sidecars:
         segment: int,
         numbers: Sequence[int] | NDArray[np.int64],
         crcs: Sequence[int] | NDArray[np.uint32],
-        offset_of: Callable[[int], int],
+        offsets: Sequence[int] | NDArray[np.int64],
     ) -> None:
         """Checks intact records against the manifest's list of CRCs, if there is one.
 
@@ -101,13 +101,12 @@ class Sidecars:
           segment: segment that the records were read from.
           numbers: record numbers in its shard, (n,).
           crcs: masked CRC32C of each record, (n,).
-          offset_of: function that returns the byte offset of a record, given its index in `numbers`.
+          offsets: byte offset of each record, (n,).
 
         Raises:
           DataError: the shard is from another conversion, or the file of CRCs is missing or corrupt.
         """
-        shard = self._shards.segments[segment].shard
-        if shard.crcs_crc32c is None or not len(numbers):
+        if self._shards.segments[segment].shard.crcs_crc32c is None or not len(numbers):
             return
         listed = self._get(shard_crcs, segment)[numbers]
         wrong = np.flatnonzero(listed != crcs)
@@ -118,7 +117,7 @@ class Sidecars:
                 "it: this shard is of another conversion, or was written again",
                 path=self._shards.file(segment),
                 record=int(numbers[i]),
-                offset=offset_of(i),
+                offset=int(offsets[i]),
                 advice=_RECOVER,
             )
 
