@@ -88,7 +88,6 @@ class Recipe:
           statistics: mean and deviation of the training images.
           training: whether to augment.
         """
-        del image_shape, statistics, training
         return None
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move] | None:
@@ -100,7 +99,6 @@ class Recipe:
           size: (height, width) of the images.
           training: whether to augment.
         """
-        del size, training
         return [] if self.stays else None
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -122,7 +120,6 @@ class Augmentation(Recipe):
     """An augmentation that keeps shape and dtype; in evaluation the images stay as they are."""
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
 
@@ -166,7 +163,6 @@ class Unaugmented(Recipe):
     stays: ClassVar[bool] = True
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
     evaluate = augment
@@ -187,11 +183,9 @@ class UserAugmented(Recipe):
         Raises:
           UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
-        del statistics
         return self._called(images, keys, training=True)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return self._called(images, keys, training=False)
 
     def keeps_values(self, image_shape: tuple[int, int, int]) -> bool:

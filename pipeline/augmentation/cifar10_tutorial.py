@@ -49,7 +49,6 @@ class Cifar10Tutorial(CropFirst):
         check_argument("cifar10_tutorial", "contrast_low", self.contrast_low, 0, self.contrast_high)
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
@@ -57,7 +56,6 @@ class Cifar10Tutorial(CropFirst):
         check_argument("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        del image_shape
         return self.crop, self.crop
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -77,7 +75,6 @@ class Cifar10Tutorial(CropFirst):
         return graph_hashing.uniform(keys, _FLIP) < 0.5
 
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))
         brightness = (graph_hashing.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
@@ -90,7 +87,6 @@ class Cifar10Tutorial(CropFirst):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the central crops, standardised."""
-        del keys, statistics
         rows, _, _, channels = images.shape
         lanes = kernels.central_crop(images, self.crop, self.crop)
         return _apply(lanes, *self._colour(lanes, tf.ones(rows), tf.zeros(rows), channels), channels)

@@ -48,7 +48,6 @@ class CropFirst(Recipe):
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
         """Returns the passes that compute `augment_crops`, or not in training `evaluate`; None if only XLA can."""
-        del statistics, training
         return None
 
     def in_two(self) -> tuple[Recipe, Recipe]:
@@ -97,7 +96,6 @@ class OfCrops(Recipe):
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
     ) -> list[Pass] | None:
-        del image_shape
         return self.recipe.passes_of_crops(statistics, training)
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -132,15 +130,12 @@ class CropsOf(CropFirst):
         return self.recipe.corners(image_shape, keys)
 
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return crops
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics, training
         return []
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
 
@@ -156,7 +151,6 @@ class _FlippedNormalised(Recipe):
         return self.normalize
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return self.normalize
 
     def in_two(self) -> tuple[Recipe, Recipe]:
@@ -178,7 +172,6 @@ class _FlippedNormalised(Recipe):
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys
         return kernels.normalise(images, statistics.mean, statistics.divisor) if self.normalize else images
 
 
@@ -189,7 +182,6 @@ class _RandomShift(CropFirst):
         return image_shape[:2]
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        del image_shape
         top = kernels.random_below(2 * self.padding + 1, keys, _TOP)
         return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
 
@@ -205,7 +197,6 @@ class Shift(_RandomShift):
         check_argument("shift", "pixels", self.pixels, 0, 64)
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
@@ -217,7 +208,6 @@ class Shift(_RandomShift):
         return self.pixels
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del training
         count = len(statistics.mean)
         return [passes.normalise((0.0,) * count, (255.0,) * count)]
 
@@ -226,7 +216,6 @@ class Shift(_RandomShift):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images scaled to [0, 1]."""
-        del keys, statistics
         return kernels.normalise(images, (0.0,), (255.0,))
 
 
@@ -287,14 +276,12 @@ class Flip(Augmentation):
         check_argument("flip", "prob", self.prob, 0, 1)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape, statistics
         return [passes.flip(self._is_flipped)] if training else []
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
         return [moves.flip(size, self._is_flipped)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return kernels.flip_images(images, self._is_flipped(keys))
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
@@ -327,7 +314,6 @@ class Affine(Augmentation):
             check_argument("affine", argument, getattr(self, argument), 0, most)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
         move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
         return [move] if training else []
 
@@ -335,7 +321,6 @@ class Affine(Augmentation):
         return [Move(size, lambda keys: self._maps(keys, size))] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return kernels.transform(images, self._places(keys, (images.shape[1], images.shape[2])), self.fill)
 
     def _places(self, keys: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
@@ -391,15 +376,12 @@ class Resize(Recipe):
         check_argument("resize", "width", self.width, 1, 4096)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics, training
         return [passes.resize(image_shape[:2], (self.height, self.width))]
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
-        del training
         return [moves.stretch(size, (self.height, self.width))]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return kernels.resize(images, self.height, self.width)
 
     evaluate = augment
@@ -443,7 +425,6 @@ class CroppingRecipe(_FlippedNormalised):
         return self._is_flipped(keys) if self.flip else tf.zeros_like(keys, tf.bool)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape
         return self._flips(statistics, training)
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
@@ -557,7 +538,6 @@ class _CentralCrop:
     part: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        del key
         side = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * self.part), tf.int32)
         side = tf.maximum(side, 1)
         return _box(height, width, side, side)

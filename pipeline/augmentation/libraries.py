@@ -447,7 +447,6 @@ def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
             self._generator = generator
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            del types
             named = dict(kwargs or {})
             if function is torch.randn_like:  # which takes no generator
                 return torch.empty_like(*args, **named).normal_(generator=self._generator)

@@ -49,12 +49,10 @@ class MixingRecipe(Augmentation):
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         """Returns none; `mixing_pass` follows."""
-        del image_shape, statistics, training
         return []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images as they are; `mix_images` follows."""
-        del keys, statistics
         return images
 
     def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
@@ -129,7 +127,6 @@ class Mixup(MixingRecipe):
         check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
-        del size
         share = tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0)
         return Shares(share, None, share)
 

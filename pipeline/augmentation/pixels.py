@@ -36,15 +36,12 @@ class Normalize(Recipe):
         return True
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape, training
         return [passes.normalise(statistics.mean, statistics.divisor)]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys
         return kernels.normalise(images, statistics.mean, statistics.divisor)
 
     evaluate = augment
@@ -86,7 +83,6 @@ class ColorJitter(Augmentation):
                 )
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
 
         def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
             factors, of_mean = self._drawn(keys, image_shape[2])
@@ -95,7 +91,6 @@ class ColorJitter(Augmentation):
         return [Pass("recolour", (), parameters)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         channels = images.shape[3]
         factors, of_mean = self._drawn(keys, channels)
         offset = kernels.fixed(mean_grey(images) * of_mean, kernels.SHARE_BITS)
@@ -213,7 +208,6 @@ class RandomErasing(Augmentation):
         check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
 
         def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
             covered, top, left, tall, wide = self._box(keys, image_shape[:2])
@@ -222,7 +216,6 @@ class RandomErasing(Augmentation):
         return [Pass("noise", (), parameters)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         size, channels = (images.shape[1], images.shape[2]), images.shape[3]
         covered, top, left, tall, wide = self._box(keys, size)
         inside = kernels.inside(top, left, tall, wide, size) & covered[:, None, None, None]

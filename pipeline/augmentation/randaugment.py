@@ -110,7 +110,6 @@ class RandAugment(Augmentation):
         check_channels("randaugment", image_shape)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
         numbers = self._numbers(image_shape[:2])
 
         def of_operation(number: int) -> Pass:
@@ -155,7 +154,6 @@ class RandAugment(Augmentation):
         return np.array([_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)])
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         for number in range(self.n):
             images = self.apply(images, *_drawn(number, keys))
         return images
@@ -183,7 +181,6 @@ class RandAugment(Augmentation):
         return kernels.transform(images, tf.gather(places, _choice(operation, sign)), self.fill)
 
     def _sharpened(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        del operation
         return _sharpened(images, self._factor(sign))
 
     def _reduced(self, images: tf.Tensor, operation: tf.Tensor) -> tf.Tensor:

@@ -102,7 +102,6 @@ class GraphReader:
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         """Returns the column `record` for pieces, and rows for times, from `joined`; see `WindowReader.read`."""
-        del row_of
         if self.is_chosen:
             ends = tf.cumsum(pieces[:, 2] - pieces[:, 1])
 

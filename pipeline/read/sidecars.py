@@ -160,7 +160,6 @@ def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
 
 def _shard_members(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     def parse(data: memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
-        del num_bytes
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     size = members.size_bound(shard.num_examples)
