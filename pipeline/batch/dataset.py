@@ -192,7 +192,9 @@ def _elements(
         stop = window.plan.num_elements
         # All groups have the same size: past the end of a window, the last element is made again.
         numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), stop - 1)
-        together = element(window, _cut_numbers(numbers, between) if between else numbers)
+        if between:  # the numbers, in a `_cut` plan, of their parts, replica by replica
+            numbers = tf.reshape(numbers * between + tf.range(between, dtype=tf.int64)[:, None], [-1])
+        together = element(window, numbers)
         return _joined(run, together, between, stop - begin)
 
     found = windows.flat_map(numbered).map(made, num_parallel_calls=tf.data.AUTOTUNE)
@@ -362,11 +364,6 @@ def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
     """
     take, real = (tf.reshape(rows, [-1, rows.shape[1] // replicas]) for rows in (plan.take, plan.real))
     return plan._replace(take=take, real=real, real_rows=tf.repeat(plan.real_rows, replicas))
-
-
-def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns the numbers, in a `_cut` plan, of the parts of some elements, int64 (n,), replica by replica."""
-    return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:

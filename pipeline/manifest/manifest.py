@@ -486,6 +486,11 @@ class Manifest:
         return height, width, channels
 
     @property
+    def num_examples(self) -> int:
+        """Records in all splits."""
+        return sum(split.num_examples for split in self.splits.values())
+
+    @property
     def shards(self) -> tuple[ShardInfo, ...]:
         """The shards of all splits, in order."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)

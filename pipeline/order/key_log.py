@@ -158,11 +158,8 @@ class KeyLogWriter:
 
     def _write(self, line: Header | Entry) -> None:
         with self._named():
-            self._file.write(json.dumps(line, default=_fields, separators=(",", ":")).encode() + b"\n")
-
-
-def _fields(line: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(line).items() if value is not None}
+            fields = {name: value for name, value in vars(line).items() if value is not None}
+            self._file.write(json.dumps(fields, default=vars, separators=(",", ":")).encode() + b"\n")
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
