@@ -11,7 +11,7 @@ import dataclasses
 from typing import ClassVar
 
 from pipeline.augmentation import RECIPES, kernels, moves
-from pipeline.augmentation.base import ImageStatistics, check_argument
+from pipeline.augmentation.base import ImageStatistics, argument
 from pipeline.augmentation.geometry import CropFirst
 from pipeline.augmentation.moves import Move
 from pipeline.lazily import tf, xla
@@ -38,22 +38,17 @@ class Cifar10Tutorial(CropFirst):
 
     crop: int = 24
     flip: bool = True
-    brightness: float = 63.0
-    contrast_low: float = 0.2
-    contrast_high: float = 1.8
+    brightness: float = argument(63.0, 0, 255)
+    contrast_low: float = argument(0.2, 0, "contrast_high")
+    contrast_high: float = argument(1.8, 0, 255)
     standardize: bool = True
-
-    def __post_init__(self) -> None:
-        check_argument("cifar10_tutorial", "brightness", self.brightness, 0, 255)
-        check_argument("cifar10_tutorial", "contrast_high", self.contrast_high, 0, 255)
-        check_argument("cifar10_tutorial", "contrast_low", self.contrast_low, 0, self.contrast_high)
 
     def gives_floats(self, floats: bool) -> bool:
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the crop is larger than the images."""
-        check_argument("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
+        self.check_bounds("crop", 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
         return self.crop, self.crop

@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from pipeline.augmentation import RECIPES, kernels, moves, passes
-from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, argument
 from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import Normalize
@@ -191,17 +191,14 @@ class _RandomShift(CropFirst):
 class Shift(_RandomShift):
     """Shifts by up to `pixels` in each direction, filled with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
 
-    pixels: int = 2
-
-    def __post_init__(self) -> None:
-        check_argument("shift", "pixels", self.pixels, 0, 64)
+    pixels: int = argument(2, 0, 64)
 
     def gives_floats(self, floats: bool) -> bool:
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a shift could leave nothing of an image."""
-        check_argument("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
+        self.check_bounds("pixels", 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
@@ -234,16 +231,13 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
 
     flip_draw: ClassVar[int] = _FLIP
 
-    pad: int = 4
+    pad: int = argument(4, 0, 64)
     flip: bool = True
     normalize: bool = True
 
-    def __post_init__(self) -> None:
-        check_argument("pad_crop_flip", "pad", self.pad, 0, 64)
-
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a crop could contain nothing of an image."""
-        check_argument("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
+        self.check_bounds("pad", 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
@@ -270,10 +264,7 @@ class Flip(Augmentation):
 
     takes_floats: ClassVar[bool] = True
 
-    prob: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_argument("flip", "prob", self.prob, 0, 1)
+    prob: float = argument(0.5, 0, 1)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         return [passes.flip(self._is_flipped)] if training else []
@@ -303,15 +294,11 @@ class Affine(Augmentation):
       fill: value of the pixels that move in.
     """
 
-    rotate: float = 15.0
-    scale: float = 0.1
-    shift: float = 0.1
-    shear: float = 0.0
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        for argument, most in (("rotate", 180), ("scale", 0.9), ("shift", 1), ("shear", 60), ("fill", 255)):
-            check_argument("affine", argument, getattr(self, argument), 0, most)
+    rotate: float = argument(15.0, 0, 180)
+    scale: float = argument(0.1, 0, 0.9)
+    shift: float = argument(0.1, 0, 1)
+    shear: float = argument(0.0, 0, 60)
+    fill: int = argument(0, 0, 255)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
@@ -368,12 +355,8 @@ class Resize(Recipe):
     sets_size: ClassVar[bool] = True
     draws_nothing: ClassVar[bool] = True
 
-    height: int = 224
-    width: int = 224
-
-    def __post_init__(self) -> None:
-        check_argument("resize", "height", self.height, 1, 4096)
-        check_argument("resize", "width", self.width, 1, 4096)
+    height: int = argument(224, 1, 4096)
+    width: int = argument(224, 1, 4096)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         return [passes.resize(image_shape[:2], (self.height, self.width))]
@@ -399,14 +382,10 @@ class CroppingRecipe(_FlippedNormalised):
 
     sets_size: ClassVar[bool] = True
     decodes_part: ClassVar[bool] = True
-    name: ClassVar[str]
 
-    size: int = 224
+    size: int = argument(224, 1, 4096)
     flip: bool = True
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_argument(self.name, "size", self.size, 1, 4096)
 
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image to decode."""
@@ -458,7 +437,6 @@ class RandomCrop(CroppingRecipe):
     Smaller images are scaled up so that the shorter side fits.
     """
 
-    name: ClassVar[str] = "random_crop"
     flip_draw: ClassVar[int] = 2  # after those of the box
 
     def crop(self, training: bool) -> Crop:
@@ -493,19 +471,12 @@ class RandomResizedCrop(CroppingRecipe):
         by so much. That costs less, and the pixels differ a little.
     """
 
-    name: ClassVar[str] = "random_resized_crop"
     flip_draw: ClassVar[int] = 4  # after those of area, shape and box
 
-    min_area: float = 0.08
-    max_shape: float = 4 / 3
-    central: float = 0.875
+    min_area: float = argument(0.08, 1e-4, 1)
+    max_shape: float = argument(4 / 3, 1, 16)
+    central: float = argument(0.875, 0.01, 1)
     scaled_decoding: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_argument(self.name, "min_area", self.min_area, 1e-4, 1)
-        check_argument(self.name, "max_shape", self.max_shape, 1, 16)
-        check_argument(self.name, "central", self.central, 0.01, 1)
 
     def crop(self, training: bool) -> Crop:
         size, is_scaled = (self.size, self.size), self.scaled_decoding

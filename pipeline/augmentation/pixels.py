@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.augmentation import RECIPES, kernels, passes
-from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, argument
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
@@ -64,22 +64,18 @@ class ColorJitter(Augmentation):
 
     stays: ClassVar[bool] = True
 
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-
-    def __post_init__(self) -> None:
-        for argument, most in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
-            check_argument("color_jitter", argument, getattr(self, argument), 0, most)
+    brightness: float = argument(0.4, 0, 1)
+    contrast: float = argument(0.4, 0, 1)
+    saturation: float = argument(0.4, 0, 1)
+    hue: float = argument(0.1, 0, 0.5)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the images have no colours to change."""
         check_channels("color_jitter", image_shape)
-        for argument in ("saturation", "hue"):
-            if image_shape[2] == 1 and getattr(self, argument):
+        for name in ("saturation", "hue"):
+            if image_shape[2] == 1 and getattr(self, name):
                 raise UsageError(
-                    f"augment: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
+                    f"augment: color_jitter({name}={getattr(self, name)}): must be 0 for images of one channel"
                 )
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
@@ -156,7 +152,7 @@ class Cutout(Augmentation):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the square is larger than the images."""
-        check_argument("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
+        self.check_bounds("size", 1, min(image_shape[:2]), image_shape)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         numbers = (self.size, self.size, *_mean_colour(statistics))
@@ -196,16 +192,10 @@ class RandomErasing(Augmentation):
 
     stays: ClassVar[bool] = True
 
-    prob: float = 0.5
-    min_area: float = 0.02
-    max_area: float = 0.4
-    max_shape: float = 10 / 3
-
-    def __post_init__(self) -> None:
-        check_argument("random_erasing", "prob", self.prob, 0, 1)
-        check_argument("random_erasing", "max_area", self.max_area, 0, 1)
-        check_argument("random_erasing", "min_area", self.min_area, 0, self.max_area)
-        check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
+    prob: float = argument(0.5, 0, 1)
+    min_area: float = argument(0.02, 0, "max_area")
+    max_area: float = argument(0.4, 0, 1)
+    max_shape: float = argument(10 / 3, 1, 16)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
 

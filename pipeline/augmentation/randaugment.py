@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.augmentation import RECIPES, kernels
-from pipeline.augmentation.base import Augmentation, ImageStatistics, check_argument
+from pipeline.augmentation.base import Augmentation, ImageStatistics, argument
 from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import GREY, check_channels, mean_grey
@@ -97,13 +97,9 @@ class RandAugment(Augmentation):
       fill: value of the pixels that move in.
     """
 
-    n: int = 2
-    m: int = 9
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        for argument, least, most in (("n", 1, 14), ("m", 0, MOST), ("fill", 0, 255)):
-            check_argument("randaugment", argument, getattr(self, argument), least, most)
+    n: int = argument(2, 1, 14)
+    m: int = argument(9, 0, MOST)
+    fill: int = argument(0, 0, 255)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if images are neither grey nor RGB."""
