@@ -43,8 +43,6 @@ _KEPT_EPOCHS = 2  # epochs whose positions stay in memory: the current one, and 
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: np.equal,
-    ast.NotEq: np.not_equal,
     ast.Lt: np.less,
     ast.LtE: np.less_equal,
     ast.Gt: np.greater,

@@ -354,7 +354,7 @@ class Shards:
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
         """Raises DataError if a problem arose because the file, or its checked copy, has changed."""
-        if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
+        if self.cache and (entry := self._entry(self.cache, segment)) in self.cache.copies.right:
             raise self.cache.copies.damaged(entry, problem)
         self.check_same(segment, self.file(segment).identity())
 
