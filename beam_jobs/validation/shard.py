@@ -159,12 +159,12 @@ class _Check:
     def run(self) -> None:
         info, table = self._info, None
         if self._is_compressed:
-            offsets_file, table = self._listed(sidecars.OFFSETS_NAME, sidecars.shard_members, info.offsets_crc32c)
+            offsets_file, table = self._listed(naming.offsets_name, sidecars.shard_members, info.offsets_crc32c)
             self._known = table.begins if table else None
         else:
             load = sidecars.shard_offsets
-            offsets_file, self._known = self._listed(sidecars.OFFSETS_NAME, load, info.offsets_crc32c)
-        crcs_file, known_crcs = self._listed(sidecars.CRCS_NAME, sidecars.shard_crcs, info.crcs_crc32c)
+            offsets_file, self._known = self._listed(naming.offsets_name, load, info.offsets_crc32c)
+        crcs_file, known_crcs = self._listed(naming.crcs_name, sidecars.shard_crcs, info.crcs_crc32c)
         with keys.opened(self._folder / info.file, "" if table else info.compression) as stream:
             self._report.is_whole = True
             found = _member_frames(stream.read, table, self._size_of, self._add_member) if table else None
@@ -186,10 +186,10 @@ class _Check:
             self._check_entropy()
 
     def _listed(
-        self, kind: int, load: Callable[[StoragePath, ShardInfo], _Listed], crc: str | None
+        self, name_of: Callable[[str], str], load: Callable[[StoragePath, ShardInfo], _Listed], crc: str | None
     ) -> tuple[str, _Listed | None]:
         """Returns a sidecar's name and what it lists; None if there is none, it is missing, or it fails its CRC."""
-        name = naming.sidecar_names(self._info.file)[kind]
+        name = name_of(self._info.file)
         if crc is None:
             return name, None
         try:

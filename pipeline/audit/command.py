@@ -185,15 +185,10 @@ def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[T
     given = (config.workers, config.replicas)
     if header is not None and given == (None, None):
         given = (header.workers, header.replicas)
-    found = [_topology(*given, size)]
-    if config.against_workers is not None or config.against_replicas is not None:
-        found.append(_topology(config.against_workers, config.against_replicas, size))
-    return found
-
-
-def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
-    workers = 1 if workers is None else workers
-    return Topology(workers, workers if replicas is None else replicas, size)
+    against = (config.against_workers, config.against_replicas)
+    each = [given] if against == (None, None) else [given, against]
+    numbers = [(1 if workers is None else workers, replicas) for workers, replicas in each]
+    return [Topology(workers, workers if replicas is None else replicas, size) for workers, replicas in numbers]
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:

@@ -260,8 +260,7 @@ class Report:
       epochs: {name: count} for each epoch that has a logged step.
       steps: global steps whose rows are all logged.
       unfinished: number of trailing steps cut off by a kill, which is not an error.
-      relogged: number of rows logged twice because of a resume.
-      superseded, has_units: see `Seen`.
+      seen: rows that the run logged.
       first: first difference, if any.
       differences: number of differences.
     """
@@ -269,9 +268,7 @@ class Report:
     epochs: list[dict[str, int]]
     steps: list[int]
     unfinished: int
-    relogged: int
-    superseded: int
-    has_units: bool
+    seen: Seen
     first: Difference | None
     differences: int
 
@@ -291,7 +288,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
         count += sum(counts[name] for name in _WRONG_ROWS)
     unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
     first = min(found, key=lambda d: d[:2], default=None)
-    return Report(epochs, full, unfinished, seen.relogged, seen.superseded, seen.has_units, first, count)
+    return Report(epochs, full, unfinished, seen, first, count)
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
@@ -357,7 +354,7 @@ def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bool
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
     """Returns lines about what a run saw: totals, and a table with a row per epoch."""
-    listed = report.epochs[-_MOST_EPOCHS:]
+    listed, seen = report.epochs[-_MOST_EPOCHS:], report.seen
     total = f" of {steps_per_epoch:,}"
     rows = [[(name, f"{n:,}{total if name == 'steps' else ''}") for name, n in epoch.items()] for epoch in listed]
     steps = f"{len(report.steps):,} steps" + (f", {report.steps[0]:,} to {report.steps[-1]:,}" if report.steps else "")
@@ -365,13 +362,13 @@ def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
         "",
         f"observed: {steps}"
         + (f"; {report.unfinished:,} more were not finished" if report.unfinished else "")
-        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else "")
-        + (f"; {report.superseded:,} rows left out, of a schedule that has changed" if report.superseded else ""),
+        + (f"; {seen.relogged:,} rows were done again after a resume, and are equal" if seen.relogged else "")
+        + (f"; {seen.superseded:,} rows left out, of a schedule that has changed" if seen.superseded else ""),
         *(
             [f"(the last {len(rows)} of {len(report.epochs):,} epochs; all were checked)"]
             if report.epochs != listed
             else []
         ),
         *table(rows),
-        *([_UNITS] if report.has_units else []),
+        *([_UNITS] if seen.has_units else []),
     ]

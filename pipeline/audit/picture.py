@@ -79,16 +79,13 @@ def _draw_workers(axes: Any, reading: Reading, scale: int) -> PolyCollection:
         [(ends[k], w - 0.47), (ends[k + 1], w - 0.47), (ends[k + 1], w + 0.47), (ends[k], w + 0.47)] for w, k in parts
     ]
     found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # an edge keeps even the thinnest visible
-    found.set(array=[k for _, k in parts], cmap=_colours(order.streams), clim=(-0.5, order.streams - 0.5))
+    colours = ListedColormap(colormaps["turbo"](np.linspace(0.05, 0.95, order.streams)))
+    found.set(array=[k for _, k in parts], cmap=colours, clim=(-0.5, order.streams - 0.5))
     axes.add_collection(found)
     axes.set(xlim=(0, ends[-1]), ylim=(workers - 0.5, -0.5), ylabel="worker")
     axes.set_title("coloured: the worker reads this part of the split", fontsize=9, loc="left")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return found
-
-
-def _colours(streams: int) -> ListedColormap:
-    return ListedColormap(colormaps["turbo"](np.linspace(0.05, 0.95, streams)))
 
 
 def _draw_times(axes: Any, reading: Reading, scale: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from pipeline.augmentation import RECIPES
 from pipeline.augmentation.moves import Move
@@ -26,6 +26,17 @@ class ImageStatistics:
     def divisor(self) -> tuple[float, ...]:
         """By what normalised pixels are divided; a constant channel has a standard deviation of 0."""
         return tuple(max(each, 1e-3) for each in self.std)
+
+
+def argument(default: float, least: float, most: float | str) -> Any:
+    """Declares an argument of a recipe.
+
+    Args:
+      default: value if it is not given.
+      least: smallest value.
+      most: largest value, or the argument that has it.
+    """
+    return dataclasses.field(default=default, metadata={"bounds": (least, most)})
 
 
 class Recipe:
@@ -53,6 +64,33 @@ class Recipe:
     mixes_rows: ClassVar[bool] = False
     draws_nothing: ClassVar[bool] = False
     stays: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError if an argument is not within its bounds."""
+        each = {one.name: one.metadata.get("bounds") for one in dataclasses.fields(self)}  # type: ignore[arg-type]
+        bounded = ((name, *bounds) for name, bounds in each.items() if bounds)
+        for name, least, most in sorted(bounded, key=lambda one: isinstance(one[2], str)):
+            self.check_bounds(name, least, getattr(self, most) if isinstance(most, str) else most)
+
+    def check_bounds(
+        self, argument: str, least: float, most: float, image_shape: tuple[int, int, int] | None = None
+    ) -> None:
+        """Raises UsageError if an argument is not within its bounds.
+
+        Args:
+          argument: its name.
+          least, most: its bounds.
+          image_shape: (height, width, channels) of the images, if the bounds depend on it.
+        """
+        value = getattr(self, argument)
+        if not least <= value <= most:
+            images = f" for images of {image_shape[0]}x{image_shape[1]}" if image_shape else ""
+            raise UsageError(f"augment: {self.name}({argument}={value}): must be in {least}..{most}{images}")
+
+    @property
+    def name(self) -> str:
+        """Name by which texts call it."""
+        return next(name for name, kind in RECIPES.items() if kind is type(self))
 
     @property
     def mixing(self) -> Mixing | None:
@@ -88,7 +126,6 @@ class Recipe:
           statistics: mean and deviation of the training images.
           training: whether to augment.
         """
-        del image_shape, statistics, training
         return None
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move] | None:
@@ -100,7 +137,6 @@ class Recipe:
           size: (height, width) of the images.
           training: whether to augment.
         """
-        del size, training
         return [] if self.stays else None
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -122,7 +158,6 @@ class Augmentation(Recipe):
     """An augmentation that keeps shape and dtype; in evaluation the images stay as they are."""
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
 
@@ -166,7 +201,6 @@ class Unaugmented(Recipe):
     stays: ClassVar[bool] = True
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
     evaluate = augment
@@ -187,11 +221,9 @@ class UserAugmented(Recipe):
         Raises:
           UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
-        del statistics
         return self._called(images, keys, training=True)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return self._called(images, keys, training=False)
 
     def keeps_values(self, image_shape: tuple[int, int, int]) -> bool:
@@ -245,27 +277,6 @@ class Crop(Protocol):
           height, width: size of the images, int32 scalars, or (rows,).
           key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
-
-
-def check_argument(
-    recipe: str,
-    argument: str,
-    value: float,
-    least: float,
-    most: float,
-    image_shape: tuple[int, int, int] | None = None,
-) -> None:
-    """Raises UsageError if an argument of a recipe is not within its bounds.
-
-    Args:
-      recipe, argument: their names.
-      value: value of the argument.
-      least, most: its bounds.
-      image_shape: (height, width, channels) of the images, if the bounds depend on it.
-    """
-    if not least <= value <= most:
-        images = f" for images of {image_shape[0]}x{image_shape[1]}" if image_shape else ""
-        raise UsageError(f"augment: {recipe}({argument}={value}): must be in {least}..{most}{images}")
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int], training: bool = False) -> tf.TensorSpec:

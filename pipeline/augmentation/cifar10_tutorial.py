@@ -11,7 +11,7 @@ import dataclasses
 from typing import ClassVar
 
 from pipeline.augmentation import RECIPES, kernels, moves
-from pipeline.augmentation.base import ImageStatistics, check_argument
+from pipeline.augmentation.base import ImageStatistics, argument
 from pipeline.augmentation.geometry import CropFirst
 from pipeline.augmentation.moves import Move
 from pipeline.lazily import tf, xla
@@ -38,26 +38,19 @@ class Cifar10Tutorial(CropFirst):
 
     crop: int = 24
     flip: bool = True
-    brightness: float = 63.0
-    contrast_low: float = 0.2
-    contrast_high: float = 1.8
+    brightness: float = argument(63.0, 0, 255)
+    contrast_low: float = argument(0.2, 0, "contrast_high")
+    contrast_high: float = argument(1.8, 0, 255)
     standardize: bool = True
 
-    def __post_init__(self) -> None:
-        check_argument("cifar10_tutorial", "brightness", self.brightness, 0, 255)
-        check_argument("cifar10_tutorial", "contrast_high", self.contrast_high, 0, 255)
-        check_argument("cifar10_tutorial", "contrast_low", self.contrast_low, 0, self.contrast_high)
-
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the crop is larger than the images."""
-        check_argument("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
+        self.check_bounds("crop", 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        del image_shape
         return self.crop, self.crop
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -77,7 +70,6 @@ class Cifar10Tutorial(CropFirst):
         return graph_hashing.uniform(keys, _FLIP) < 0.5
 
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))
         brightness = (graph_hashing.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
@@ -90,7 +82,6 @@ class Cifar10Tutorial(CropFirst):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the central crops, standardised."""
-        del keys, statistics
         rows, _, _, channels = images.shape
         lanes = kernels.central_crop(images, self.crop, self.crop)
         return _apply(lanes, *self._colour(lanes, tf.ones(rows), tf.zeros(rows), channels), channels)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation import kernels, passes
 from pipeline.augmentation.base import (
     ImageStatistics,
     Mixing,
@@ -196,7 +196,7 @@ def _named(recipe: Recipe) -> str:
     """Returns the name of a recipe that cannot move masks or boxes, and why it cannot."""
     if isinstance(recipe, UserAugmented):
         return f"{recipe.function.name} is a function of images alone"
-    return f"{next(name for name, kind in RECIPES.items() if kind is type(recipe))!r} mixes images"
+    return f"{recipe.name!r} mixes images"
 
 
 def _applied(

@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from pipeline.augmentation import RECIPES, kernels, moves, passes
-from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, argument
 from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import Normalize
@@ -48,7 +48,6 @@ class CropFirst(Recipe):
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
         """Returns the passes that compute `augment_crops`, or not in training `evaluate`; None if only XLA can."""
-        del statistics, training
         return None
 
     def in_two(self) -> tuple[Recipe, Recipe]:
@@ -97,7 +96,6 @@ class OfCrops(Recipe):
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
     ) -> list[Pass] | None:
-        del image_shape
         return self.recipe.passes_of_crops(statistics, training)
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -132,15 +130,12 @@ class CropsOf(CropFirst):
         return self.recipe.corners(image_shape, keys)
 
     def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return crops
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics, training
         return []
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return images
 
 
@@ -156,7 +151,6 @@ class _FlippedNormalised(Recipe):
         return self.normalize
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return self.normalize
 
     def in_two(self) -> tuple[Recipe, Recipe]:
@@ -178,7 +172,6 @@ class _FlippedNormalised(Recipe):
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys
         return kernels.normalise(images, statistics.mean, statistics.divisor) if self.normalize else images
 
 
@@ -189,7 +182,6 @@ class _RandomShift(CropFirst):
         return image_shape[:2]
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        del image_shape
         top = kernels.random_below(2 * self.padding + 1, keys, _TOP)
         return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
 
@@ -199,25 +191,20 @@ class _RandomShift(CropFirst):
 class Shift(_RandomShift):
     """Shifts by up to `pixels` in each direction, filled with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
 
-    pixels: int = 2
-
-    def __post_init__(self) -> None:
-        check_argument("shift", "pixels", self.pixels, 0, 64)
+    pixels: int = argument(2, 0, 64)
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a shift could leave nothing of an image."""
-        check_argument("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
+        self.check_bounds("pixels", 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
         return self.pixels
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del training
         count = len(statistics.mean)
         return [passes.normalise((0.0,) * count, (255.0,) * count)]
 
@@ -226,7 +213,6 @@ class Shift(_RandomShift):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images scaled to [0, 1]."""
-        del keys, statistics
         return kernels.normalise(images, (0.0,), (255.0,))
 
 
@@ -245,16 +231,13 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
 
     flip_draw: ClassVar[int] = _FLIP
 
-    pad: int = 4
+    pad: int = argument(4, 0, 64)
     flip: bool = True
     normalize: bool = True
 
-    def __post_init__(self) -> None:
-        check_argument("pad_crop_flip", "pad", self.pad, 0, 64)
-
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a crop could contain nothing of an image."""
-        check_argument("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
+        self.check_bounds("pad", 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
@@ -281,20 +264,15 @@ class Flip(Augmentation):
 
     takes_floats: ClassVar[bool] = True
 
-    prob: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_argument("flip", "prob", self.prob, 0, 1)
+    prob: float = argument(0.5, 0, 1)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape, statistics
         return [passes.flip(self._is_flipped)] if training else []
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
         return [moves.flip(size, self._is_flipped)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return kernels.flip_images(images, self._is_flipped(keys))
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
@@ -316,18 +294,13 @@ class Affine(Augmentation):
       fill: value of the pixels that move in.
     """
 
-    rotate: float = 15.0
-    scale: float = 0.1
-    shift: float = 0.1
-    shear: float = 0.0
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        for argument, most in (("rotate", 180), ("scale", 0.9), ("shift", 1), ("shear", 60), ("fill", 255)):
-            check_argument("affine", argument, getattr(self, argument), 0, most)
+    rotate: float = argument(15.0, 0, 180)
+    scale: float = argument(0.1, 0, 0.9)
+    shift: float = argument(0.1, 0, 1)
+    shear: float = argument(0.0, 0, 60)
+    fill: int = argument(0, 0, 255)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
         move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
         return [move] if training else []
 
@@ -335,7 +308,6 @@ class Affine(Augmentation):
         return [Move(size, lambda keys: self._maps(keys, size))] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         return kernels.transform(images, self._places(keys, (images.shape[1], images.shape[2])), self.fill)
 
     def _places(self, keys: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
@@ -383,23 +355,16 @@ class Resize(Recipe):
     sets_size: ClassVar[bool] = True
     draws_nothing: ClassVar[bool] = True
 
-    height: int = 224
-    width: int = 224
-
-    def __post_init__(self) -> None:
-        check_argument("resize", "height", self.height, 1, 4096)
-        check_argument("resize", "width", self.width, 1, 4096)
+    height: int = argument(224, 1, 4096)
+    width: int = argument(224, 1, 4096)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics, training
         return [passes.resize(image_shape[:2], (self.height, self.width))]
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
-        del training
         return [moves.stretch(size, (self.height, self.width))]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys, statistics
         return kernels.resize(images, self.height, self.width)
 
     evaluate = augment
@@ -417,14 +382,10 @@ class CroppingRecipe(_FlippedNormalised):
 
     sets_size: ClassVar[bool] = True
     decodes_part: ClassVar[bool] = True
-    name: ClassVar[str]
 
-    size: int = 224
+    size: int = argument(224, 1, 4096)
     flip: bool = True
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        check_argument(self.name, "size", self.size, 1, 4096)
 
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image to decode."""
@@ -443,7 +404,6 @@ class CroppingRecipe(_FlippedNormalised):
         return self._is_flipped(keys) if self.flip else tf.zeros_like(keys, tf.bool)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape
         return self._flips(statistics, training)
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
@@ -477,7 +437,6 @@ class RandomCrop(CroppingRecipe):
     Smaller images are scaled up so that the shorter side fits.
     """
 
-    name: ClassVar[str] = "random_crop"
     flip_draw: ClassVar[int] = 2  # after those of the box
 
     def crop(self, training: bool) -> Crop:
@@ -512,19 +471,12 @@ class RandomResizedCrop(CroppingRecipe):
         by so much. That costs less, and the pixels differ a little.
     """
 
-    name: ClassVar[str] = "random_resized_crop"
     flip_draw: ClassVar[int] = 4  # after those of area, shape and box
 
-    min_area: float = 0.08
-    max_shape: float = 4 / 3
-    central: float = 0.875
+    min_area: float = argument(0.08, 1e-4, 1)
+    max_shape: float = argument(4 / 3, 1, 16)
+    central: float = argument(0.875, 0.01, 1)
     scaled_decoding: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_argument(self.name, "min_area", self.min_area, 1e-4, 1)
-        check_argument(self.name, "max_shape", self.max_shape, 1, 16)
-        check_argument(self.name, "central", self.central, 0.01, 1)
 
     def crop(self, training: bool) -> Crop:
         size, is_scaled = (self.size, self.size), self.scaled_decoding
@@ -557,7 +509,6 @@ class _CentralCrop:
     part: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        del key
         side = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * self.part), tf.int32)
         side = tf.maximum(side, 1)
         return _box(height, width, side, side)

@@ -447,7 +447,6 @@ def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
             self._generator = generator
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            del types
             named = dict(kwargs or {})
             if function is torch.randn_like:  # which takes no generator
                 return torch.empty_like(*args, **named).normal_(generator=self._generator)
@@ -486,17 +485,14 @@ class _Generator(NamedTuple):
 
 def _generators() -> list[_Generator]:
     """Returns Python's generator, NumPy's, and PyTorch's if it is loaded."""
+    seed_numpy = lambda seed: np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: E731
     found = [
         _Generator(random.getstate, random.setstate, random.seed),
-        _Generator(np.random.get_state, np.random.set_state, _seed_numpy),
+        _Generator(np.random.get_state, np.random.set_state, seed_numpy),
     ]
     if torch := sys.modules.get("torch"):
         found.append(_Generator(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed))
     return found
-
-
-def _seed_numpy(seed: int) -> None:
-    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
 
 
 @contextlib.contextmanager

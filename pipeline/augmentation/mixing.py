@@ -11,7 +11,7 @@ import math
 from typing import ClassVar
 
 from pipeline.augmentation import RECIPES, kernels
-from pipeline.augmentation.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Mixing, Shares, argument
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
@@ -33,13 +33,12 @@ class MixingRecipe(Augmentation):
     hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
     mixes_rows: ClassVar[bool] = True
-    name: ClassVar[str]
 
-    prob: float = 1.0
+    prob: float = argument(1.0, 0, 1)
     until_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        check_argument(self.name, "prob", self.prob, 0, 1)
+        super().__post_init__()
         if self.until_epoch is not None and self.until_epoch < 0:
             raise UsageError(f"augment: {self.name}(until_epoch={self.until_epoch}): must be 0 or more")
 
@@ -49,12 +48,10 @@ class MixingRecipe(Augmentation):
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         """Returns none; `mixing_pass` follows."""
-        del image_shape, statistics, training
         return []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images as they are; `mix_images` follows."""
-        del keys, statistics
         return images
 
     def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
@@ -120,16 +117,9 @@ class Mixup(MixingRecipe):
       alpha: the weight has the distribution Beta(alpha, alpha).
     """
 
-    name: ClassVar[str] = "mixup"
-
-    alpha: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+    alpha: float = argument(0.2, 0.01, _MOST_ALPHA)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
-        del size
         share = tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0)
         return Shares(share, None, share)
 
@@ -143,13 +133,7 @@ class CutMix(MixingRecipe):
       alpha: the rectangle's area, before parts outside the image are cut off, has the distribution Beta(alpha, alpha).
     """
 
-    name: ClassVar[str] = "cutmix"
-
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+    alpha: float = argument(1.0, 0.01, _MOST_ALPHA)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
         return _pasted(size, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
@@ -165,17 +149,9 @@ class MixupOrCutMix(MixingRecipe):
       cutmix_prob: part of the mixed rows that get cutmix.
     """
 
-    name: ClassVar[str] = "mixup_or_cutmix"
-
-    mixup_alpha: float = 0.2
-    cutmix_alpha: float = 1.0
-    cutmix_prob: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_argument(self.name, "mixup_alpha", self.mixup_alpha, 0.01, _MOST_ALPHA)
-        check_argument(self.name, "cutmix_alpha", self.cutmix_alpha, 0.01, _MOST_ALPHA)
-        check_argument(self.name, "cutmix_prob", self.cutmix_prob, 0, 1)
+    mixup_alpha: float = argument(0.2, 0.01, _MOST_ALPHA)
+    cutmix_alpha: float = argument(1.0, 0.01, _MOST_ALPHA)
+    cutmix_prob: float = argument(0.5, 0, 1)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
         cut = graph_hashing.uniform(keys, _WHICH) < self.cutmix_prob

@@ -23,11 +23,6 @@ Parameters: TypeAlias = "Callable[[tf.Tensor], list[tf.Tensor]]"
 _NAME = 16  # bytes of a pass's name in a program
 
 
-def _without(keys: tf.Tensor) -> list[tf.Tensor]:
-    del keys
-    return []
-
-
 @dataclasses.dataclass(frozen=True)
 class Pass:
     """A pass over an image's pixels.
@@ -43,7 +38,7 @@ class Pass:
 
     kind: str
     numbers: Sequence[int] | NDArray[np.int32] = ()
-    parameters: Parameters = _without
+    parameters: Parameters = lambda keys: []
     size: tuple[int, int] | None = None
     gives_floats: bool = False
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.augmentation import RECIPES, kernels, passes
-from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, argument
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
@@ -36,15 +36,12 @@ class Normalize(Recipe):
         return True
 
     def gives_floats(self, floats: bool) -> bool:
-        del floats
         return True
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del image_shape, training
         return [passes.normalise(statistics.mean, statistics.divisor)]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys
         return kernels.normalise(images, statistics.mean, statistics.divisor)
 
     evaluate = augment
@@ -67,26 +64,21 @@ class ColorJitter(Augmentation):
 
     stays: ClassVar[bool] = True
 
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-
-    def __post_init__(self) -> None:
-        for argument, most in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
-            check_argument("color_jitter", argument, getattr(self, argument), 0, most)
+    brightness: float = argument(0.4, 0, 1)
+    contrast: float = argument(0.4, 0, 1)
+    saturation: float = argument(0.4, 0, 1)
+    hue: float = argument(0.1, 0, 0.5)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the images have no colours to change."""
         check_channels("color_jitter", image_shape)
-        for argument in ("saturation", "hue"):
-            if image_shape[2] == 1 and getattr(self, argument):
+        for name in ("saturation", "hue"):
+            if image_shape[2] == 1 and getattr(self, name):
                 raise UsageError(
-                    f"augment: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
+                    f"augment: color_jitter({name}={getattr(self, name)}): must be 0 for images of one channel"
                 )
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
 
         def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
             factors, of_mean = self._drawn(keys, image_shape[2])
@@ -95,7 +87,6 @@ class ColorJitter(Augmentation):
         return [Pass("recolour", (), parameters)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         channels = images.shape[3]
         factors, of_mean = self._drawn(keys, channels)
         offset = kernels.fixed(mean_grey(images) * of_mean, kernels.SHARE_BITS)
@@ -161,7 +152,7 @@ class Cutout(Augmentation):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the square is larger than the images."""
-        check_argument("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
+        self.check_bounds("size", 1, min(image_shape[:2]), image_shape)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         numbers = (self.size, self.size, *_mean_colour(statistics))
@@ -201,19 +192,12 @@ class RandomErasing(Augmentation):
 
     stays: ClassVar[bool] = True
 
-    prob: float = 0.5
-    min_area: float = 0.02
-    max_area: float = 0.4
-    max_shape: float = 10 / 3
-
-    def __post_init__(self) -> None:
-        check_argument("random_erasing", "prob", self.prob, 0, 1)
-        check_argument("random_erasing", "max_area", self.max_area, 0, 1)
-        check_argument("random_erasing", "min_area", self.min_area, 0, self.max_area)
-        check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
+    prob: float = argument(0.5, 0, 1)
+    min_area: float = argument(0.02, 0, "max_area")
+    max_area: float = argument(0.4, 0, 1)
+    max_shape: float = argument(10 / 3, 1, 16)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
 
         def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
             covered, top, left, tall, wide = self._box(keys, image_shape[:2])
@@ -222,7 +206,6 @@ class RandomErasing(Augmentation):
         return [Pass("noise", (), parameters)] if training else []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         size, channels = (images.shape[1], images.shape[2]), images.shape[3]
         covered, top, left, tall, wide = self._box(keys, size)
         inside = kernels.inside(top, left, tall, wide, size) & covered[:, None, None, None]

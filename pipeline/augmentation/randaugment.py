@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.augmentation import RECIPES, kernels
-from pipeline.augmentation.base import Augmentation, ImageStatistics, check_argument
+from pipeline.augmentation.base import Augmentation, ImageStatistics, argument
 from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.pixels import GREY, check_channels, mean_grey
@@ -97,20 +97,15 @@ class RandAugment(Augmentation):
       fill: value of the pixels that move in.
     """
 
-    n: int = 2
-    m: int = 9
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        for argument, least, most in (("n", 1, 14), ("m", 0, MOST), ("fill", 0, 255)):
-            check_argument("randaugment", argument, getattr(self, argument), least, most)
+    n: int = argument(2, 1, 14)
+    m: int = argument(9, 0, MOST)
+    fill: int = argument(0, 0, 255)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if images are neither grey nor RGB."""
         check_channels("randaugment", image_shape)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        del statistics
         numbers = self._numbers(image_shape[:2])
 
         def of_operation(number: int) -> Pass:
@@ -155,7 +150,6 @@ class RandAugment(Augmentation):
         return np.array([_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)])
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del statistics
         for number in range(self.n):
             images = self.apply(images, *_drawn(number, keys))
         return images
@@ -183,7 +177,6 @@ class RandAugment(Augmentation):
         return kernels.transform(images, tf.gather(places, _choice(operation, sign)), self.fill)
 
     def _sharpened(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        del operation
         return _sharpened(images, self._factor(sign))
 
     def _reduced(self, images: tf.Tensor, operation: tf.Tensor) -> tf.Tensor:

@@ -6,11 +6,10 @@ functions.)
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -46,6 +45,9 @@ class Window(NamedTuple):
     tail: Columns
 
 
+Element: TypeAlias = Callable[[Window, tf.Tensor], tuple]  # of a window, and an element's number or those of several
+
+
 @tf.autograph.experimental.do_not_convert
 def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Dataset | None = None) -> tf.data.Dataset:
     """Returns the elements of a run over a split that is kept in memory.
@@ -62,26 +64,16 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
     needs_whole = GOOD in rows.columns and batches.resolved.request.weights == "mean"
     between = run.replicas if size > 1 and not needs_whole else None
 
-    def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+    def of_records(plan: WindowPlan, first: tf.Tensor) -> Window:
         plan = plan._replace(take=tf.gather(plan.records, plan.take))
-        return (_cut(plan, between) if between else plan), first
+        return Window(_cut(plan, between) if between else plan, first, {}, {})
 
-    def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return batches.element(rows.take(plan.epoch, tf.gather(plan.take, number)), plan, number)
-
-    def one(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return split(element(plan, number), run.replicas)
-
-    def group(plan: WindowPlan, first: tf.Tensor) -> tuple:
-        numbers = _group(first, size, plan.num_elements)
-        together = element(plan, _cut_numbers(numbers, between) if between else numbers)
-        return _joined(run, together, between, plan.num_elements - first)
+    def element(window: Window, numbers: tf.Tensor) -> tuple:
+        taken = rows.take(window.plan.epoch, tf.gather(window.plan.take, numbers))
+        return batches.element(taken, window.plan, numbers)
 
     planned = (run.plans() if plans is None else plans).map(of_records).prefetch(1)
-    found = planned.flat_map(lambda plan, first: _with_numbers(plan, first, plan.num_elements, size))
-    if size == 1:
-        return _finished(run, found.map(one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, found.map(group, num_parallel_calls=tf.data.AUTOTUNE), between)
+    return _elements(run, planned, element, size, between)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -130,82 +122,83 @@ def of_windows(run: Run, batches: Batches, windows: tf.data.Dataset, in_place: b
       windows: `Window`s in order.
       in_place: whether the rows of most elements are contiguous (`WindowPlan.with_contiguous_elements`).
     """
-    size = group_size(run.feed, batches, windows.element_spec.columns) if in_place else 1
-    made = _WindowElements(run, batches, in_place, size)
-    if batches.are_stored and in_place:
-        return _finished(run, windows.flat_map(made.stored))
-    numbered = windows.flat_map(lambda w: _with_numbers(w, w.first, w.plan.num_elements, size))
-    if size == 1:
-        return _finished(run, numbered.map(made.one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, numbered.map(made.group, num_parallel_calls=tf.data.AUTOTUNE), None)
+    rows = run.feed.replica_rows
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _WindowElements:
-    """Makes the elements of a window: one by one, in groups, or as slices of its memory.
-
-    Attributes:
-      run, batches, in_place: see `of_windows`.
-      size: number of elements in a group.
-    """
-
-    run: Run
-    batches: Batches
-    in_place: bool
-    size: int
-
-    def one(self, window: Window, number: tf.Tensor) -> tuple:
-        """Returns the element with this number, split between the replicas."""
+    def element(window: Window, numbers: tf.Tensor) -> tuple:
         plan, _, columns, tail = window
-
-        def gathered() -> Columns:
-            return gather_both(columns, tail, plan.take[number])
-
-        if not self.in_place:
-            return split(self.batches.element(gathered(), plan, number), self.run.replicas)
-        first, stop = plan.contiguous[0], plan.contiguous[1]
-        rows = self.run.feed.replica_rows
-
-        def side_by_side() -> Columns:
-            return rows_of(columns, (number - first) * rows, rows, copied=self.batches.alias_window)
-
-        taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
-        return split(self.batches.element(taken, plan, number), self.run.replicas)
-
-    def group(self, window: Window, begin: tf.Tensor) -> tuple:
-        """Returns the group that begins with element `begin`, for `_from_groups`."""
-        plan, _, columns, tail = window
-        size, rows = self.size, self.run.feed.replica_rows
-        numbers = _group(begin, size, plan.num_elements)
-        first, stop = plan.contiguous[0], plan.contiguous[1]
-
-        def side_by_side() -> Columns:
-            return rows_of(columns, (begin - first) * rows, size * rows, copied=False)
+        begin, size = tf.reshape(numbers, [-1])[0], numbers.shape.num_elements()
 
         def gathered() -> Columns:
             return gather_both(columns, tail, tf.reshape(tf.gather(plan.take, numbers), [-1]))
 
-        taken = tf.cond((first <= begin) & (begin + size <= stop), side_by_side, gathered)
-        taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
-        return _joined(self.run, self.batches.element(taken, plan, numbers), None, plan.num_elements - begin)
+        def side_by_side() -> Columns:
+            return rows_of(columns, (begin - first) * rows, size * rows, copied=batches.alias_window)
 
-    def stored(self, window: Window) -> tf.data.Dataset:
-        """Returns elements as slices of the window's memory; the last and non-contiguous ones are made one by one."""
+        first, stop = plan.contiguous[0], plan.contiguous[1]
+        taken = tf.cond((first <= begin) & (begin + size <= stop), side_by_side, gathered) if in_place else gathered()
+        if numbers.shape.rank:
+            taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
+        return batches.element(taken, plan, numbers)
+
+    if batches.are_stored and in_place:
+        return _stored(run, batches, windows, element)
+    size = group_size(run.feed, batches, windows.element_spec.columns) if in_place else 1
+    return _elements(run, windows, element, size)
+
+
+def _stored(run: Run, batches: Batches, windows: tf.data.Dataset, element: Element) -> tf.data.Dataset:
+    """Returns elements as slices of their window's memory; the last and non-contiguous ones are made one by one."""
+
+    @functools.partial(tf.function, autograph=False)  # used twice, but traced once
+    def one(window: Window, number: tf.Tensor) -> tuple:
+        return split(element(window, number), run.replicas)
+
+    def alone(window: Window, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(tf.maximum(begin, window.first), end)
+        return numbers.map(lambda number: one(window, number))
+
+    def elements(window: Window) -> tf.data.Dataset:
         plan, first, columns, _ = window
         begin, end = plan.contiguous[0], plan.contiguous[1]
         stop = tf.maximum(begin, end - _COPIED)
-        whole = self.batches.stored(columns, plan, stop, self.run.feed.replica_rows)
-        whole = slices(whole, self.run.replicas).skip(tf.maximum(first - begin, 0))
-        before, after = self._one_by_one(window, first, begin), self._one_by_one(window, stop, plan.num_elements)
-        return before.concatenate(whole).concatenate(after)
+        whole = slices(batches.stored(columns, plan, stop, run.feed.replica_rows), run.replicas)
+        whole = whole.skip(tf.maximum(first - begin, 0))
+        return alone(window, first, begin).concatenate(whole).concatenate(alone(window, stop, plan.num_elements))
 
-    def _one_by_one(self, window: Window, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(tf.maximum(begin, window.first), end)
-        return numbers.map(lambda number: self._traced(window, number))
+    return _finished(run, windows.flat_map(elements))
 
-    @functools.cached_property
-    def _traced(self) -> Any:
-        return tf.function(self.one, autograph=False)  # used twice by `stored`, but traced once
+
+@tf.autograph.experimental.do_not_convert
+def _elements(
+    run: Run, windows: tf.data.Dataset, element: Element, size: int, between: int | None = None
+) -> tf.data.Dataset:
+    """Returns the elements of windows, made ahead, `size` at a time.
+
+    Args:
+      run: steps to feed.
+      windows: `Window`s in order.
+      element: function that makes an element of a window, or a group of them.
+      size: number of elements in a group.
+      between: number of replicas by which the rows of a group are gathered, as for `_from_groups`.
+    """
+
+    def numbered(window: Window) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(window.first, window.plan.num_elements, size)
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(window).repeat(), numbers)
+
+    def made(window: Window, begin: tf.Tensor) -> tuple:
+        if size == 1:
+            return split(element(window, begin), run.replicas)
+        stop = window.plan.num_elements
+        # All groups have the same size: past the end of a window, the last element is made again.
+        numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), stop - 1)
+        if between:  # the numbers, in a `_cut` plan, of their parts, replica by replica
+            numbers = tf.reshape(numbers * between + tf.range(between, dtype=tf.int64)[:, None], [-1])
+        together = element(window, numbers)
+        return _joined(run, together, between, stop - begin)
+
+    found = windows.flat_map(numbered).map(made, num_parallel_calls=tf.data.AUTOTUNE)
+    return _finished(run, found) if size == 1 else _from_groups(run, found, between)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -248,16 +241,6 @@ def unpadded_rows(order: Order) -> list[int]:
         unit *= 2
     first = -(-both // (2 * unit)) * unit
     return [order.global_batch_size] * (full - 1) + [first] + [both - first] * (both > first)
-
-
-def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:
-    """Pairs `held` with the numbers first, first + size, ... below `stop`: the first element of each group."""
-    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop, size))
-
-
-def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of a group's elements, (size,), repeating the last number past the end of the window."""
-    return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
 
 
 def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) -> tuple:
@@ -381,11 +364,6 @@ def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
     """
     take, real = (tf.reshape(rows, [-1, rows.shape[1] // replicas]) for rows in (plan.take, plan.real))
     return plan._replace(take=take, real=real, real_rows=tf.repeat(plan.real_rows, replicas))
-
-
-def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns the numbers, in a `_cut` plan, of the parts of some elements, int64 (n,), replica by replica."""
-    return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:

@@ -79,7 +79,7 @@ def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataEr
     request, judge = part.request, judge_of(part)
     plain = dataclasses.replace(
         request,
-        parse=_as_it_is,
+        parse=lambda records: records,
         augment=None,
         augment_on=HOST,
         resize=None,
@@ -101,7 +101,3 @@ def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataEr
                 file, row = part.selection.locate(number % part.order.num_stored)
                 return DataError(problem, path=folder(request.folder) / file, record=row, advice=_ADVICE)
     return None
-
-
-def _as_it_is(records: tf.Tensor) -> tf.Tensor:
-    return records

@@ -132,7 +132,7 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
                 "which weights belong to which target; return one tensor for all targets, or one for each at its place"
             )
             return NotForKeras(dataset, problem)
-        dataset = dataset.map(_widened)
+        dataset = dataset.map(lambda x, y, weights, *ids: (x, y, of_targets(weights, y), *ids))
     if request.record_ids:
         problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
         return NotForKeras(dataset, problem)
@@ -140,10 +140,6 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
         problem = f"augment_on={request.augment_on!r}: Keras does not call augment_fn in its step; leave it out"
         return NotForKeras(dataset, problem)
     return dataset
-
-
-def _widened(x: Any, y: Any, weights: Any, *ids: tf.Tensor) -> tuple[Any, ...]:
-    return (x, y, of_targets(weights, y), *ids)
 
 
 def _places(structure: Any) -> Any:

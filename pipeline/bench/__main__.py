@@ -56,24 +56,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, description, BenchConfig, argv, {"global_batch_size": 128})
     commandline.require("tensorflow")
     with as_flag("split", "--split"):
-        resolved = resolve_all(_request(config))
+        data, how = parse_sources(config.data_dir, "DATA_DIR"), config.order.options
+        request = Request(data, training=not config.evaluation, augment_on=config.augment_on, **how)
+        resolved = resolve_all(request)
     for part in resolved.parts:
         part.manifest.require_images()
     with quiet.loading():
-        from pipeline.bench import measure  # noqa: PLC0415, here because it loads TensorFlow
+        from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
     # TensorFlow warns about a function that is traced many times; here each part of an input has its own.
     with quiet.logs(), measure.input_errors():
+        strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
         if resolved.request.is_mixture:
-            _measure_mixture(config, resolved)
+            _measure_mixture(config, resolved, strategy)
         else:
-            _measure(config, resolved.first)
+            _measure(config, resolved.first, strategy)
 
 
-def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
+def _measure(config: BenchConfig, resolved: ResolvedRequest, strategy: Any) -> None:
     from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
     names = subject.names_of(strategy)
     opened = subject.Subject.opened(resolved, strategy)
     whole = opened.whole_part()
@@ -92,10 +94,9 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
     print("\n".join(result.verdict_lines(found, measure.CORES, opened.reads.source)))
 
 
-def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
+def _measure_mixture(config: BenchConfig, resolved: ResolvedInput, strategy: Any) -> None:
     from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
     names = subject.names_of(strategy)
     resolved.request.check_replicas(len(names))
     segments = subject.segments_of(resolved)
@@ -108,11 +109,6 @@ def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
         return
     print("", *result.segment_lines(segments, samples, measure.CORES), sep="\n")
     print(f"the stages of a source: {name_of(COMMAND)} of its DIR, with --split")
-
-
-def _request(config: BenchConfig) -> Request:
-    data, how = parse_sources(config.data_dir, "DATA_DIR"), {"augment_on": config.augment_on, **config.order.options}
-    return Request(data, training=not config.evaluation, **how)
 
 
 def entry_point() -> None:

@@ -162,11 +162,11 @@ def result_of(
         for name, cost in found.items()
     }
     sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in _repeated(stages, samples)}
-    busy = statistics.median(s.processor / s.seconds for s in whole) / cores
+    rate, processor, busy = _figures(whole)
+    busy /= cores
     slowest = min(sections, key=lambda part: sections[part].median)
     repeated = [cost for cost in costs.values() if not cost.stage.once]
     within = [cost for cost in repeated if _SECTION_OF.get(cost.stage.name, BATCHES) == slowest] or repeated
-    rate = Spread.of(_rate(s) for s in whole)
     # If every section alone is much faster than the whole, they compete for the cores, even if not all are busy.
     by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
@@ -175,7 +175,7 @@ def result_of(
         costs,
         sections,
         rate,
-        Spread.of(s.processor / s.rows * _MICRO for s in whole),
+        processor,
         busy,
         bound.stage.name,
         by_processor,
@@ -464,6 +464,6 @@ def mixture_as_object(
 
 def _figures(samples: Sequence[Sample]) -> tuple[Spread, Spread, float]:
     """Returns images per second, microseconds of processor time per image, and the number of busy cores."""
-    rate = Spread.of(one.rows / one.seconds for one in samples)
+    rate = Spread.of(map(_rate, samples))
     processor = Spread.of(one.processor / one.rows * _MICRO for one in samples)
     return rate, processor, statistics.median(one.processor / one.seconds for one in samples)

@@ -22,60 +22,51 @@ from pipeline.commands.text import printable
 
 _Config = TypeVar("_Config")
 
-_EXTRA_OF = {
-    **dict.fromkeys(("tensorflow", "yaml"), "train"),
-    **dict.fromkeys(("apache_beam", "pyarrow", "pycocotools", "tensorflow_datasets", "array_record"), "convert"),
-    **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
-    **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
-    **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "page"),
-    "imagehash": "near",
-    "moto": "dev",
+_EXTRAS = {
+    "train": "tensorflow yaml",
+    "convert": "apache_beam pyarrow pycocotools tensorflow_datasets array_record",
+    "demo": "matplotlib sklearn",
+    "export": "tf2onnx onnxruntime",
+    "page": "starlette uvicorn jinja2",
+    "near": "imagehash",
+    "dev": "moto",
 }
+_EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
 
-
-# {name in other trainers and scripts, among them TensorFlow's classic programs: our flags}. A command suggests the
-# first of them that it has.
-_USUAL = {
-    **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
-    **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
-    "num_epochs_per_decay": ("decay_epochs",),
-    "staircase": ("decay_staircase",),
-    **dict.fromkeys(("moving_average_decay", "ema_decay"), ("ema",)),
-    **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
-    **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
-    **dict.fromkeys(
-        ("num_epochs", "max_epochs", "train_epochs", "training_epochs", "n_epochs", "nb_epoch"), ("epochs",)
-    ),
-    **dict.fromkeys(
-        ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
-        ("model_dir", "output"),
-    ),
-    **dict.fromkeys(("data", "data_path", "dataset_dir", "input", "input_dir"), ("data_dir",)),
-    **dict.fromkeys(
-        ("gpus", "num_gpus", "ngpus", "devices", "num_devices", "num_towers", "num_clones"),
-        ("num_replicas", "gpus_per_worker"),
-    ),
-    **dict.fromkeys(("distribution_strategy", "variable_strategy"), ("strategy",)),
-    **dict.fromkeys(("sync_replicas", "issync"), ("sync",)),
-    **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
-    **dict.fromkeys(("hosts", "workers", "num_workers", "total_num_replicas"), ("worker_hosts", "num_workers")),
-    **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
-    **dict.fromkeys(("opt", "optim"), ("optimizer",)),
-    **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
-    **dict.fromkeys(("arch", "network", "net", "model_name"), ("model",)),
-    **dict.fromkeys(("ckpt", "step", "checkpoint_path"), ("checkpoint",)),
-    **dict.fromkeys(("augmentation", "augmentations", "transform"), ("augment",)),
-    **dict.fromkeys(("amp", "fp16", "use_fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
-    **dict.fromkeys(("save_every", "save_steps", "save_interval"), ("checkpoint_every",)),
-    **dict.fromkeys(("save_model_secs", "save_checkpoint_secs", "save_checkpoints_secs"), ("checkpoint_secs",)),
-    **dict.fromkeys(("save_summaries_secs", "save_summary_secs"), ("summary_secs",)),
-    **dict.fromkeys(("save_summaries_steps", "save_summary_steps"), ("summary_every",)),
-    **dict.fromkeys(("eval_steps", "eval_interval"), ("eval_every",)),
-    "eval_data": ("eval_split", "split"),
-    **dict.fromkeys(
-        ("log_steps", "logging_steps", "log_interval", "log_frequency", "display_step", "print_freq"), ("log_every",)
-    ),
+# {our flags: names in other trainers and scripts, among them TensorFlow's classic programs}. A command suggests the
+# first of our flags that it has.
+_NAMES_ELSEWHERE = {
+    "learning_rate": "lr learningrate rate base_lr initial_learning_rate",
+    "decay_factor": "learning_rate_decay_factor lr_decay gamma",
+    "decay_epochs": "num_epochs_per_decay",
+    "decay_staircase": "staircase",
+    "ema": "moving_average_decay ema_decay",
+    "global_batch_size": "batch_size batch bs train_batch_size",
+    "train_steps": "steps max_steps num_steps max_train_steps iterations",
+    "epochs": "num_epochs max_epochs train_epochs training_epochs n_epochs nb_epoch",
+    "model_dir output": "train_dir output_dir logdir log_dir checkpoint_dir save_dir job_dir ckpt_dir",
+    "data_dir": "data data_path dataset_dir input input_dir",
+    "num_replicas gpus_per_worker": "gpus num_gpus ngpus devices num_devices num_towers num_clones",
+    "strategy": "distribution_strategy variable_strategy",
+    "sync": "sync_replicas issync",
+    "num_workers": "num_processes nproc nproc_per_node world_size",
+    "worker_hosts num_workers": "hosts workers num_workers total_num_replicas",
+    "seed": "random_seed rng_seed",
+    "optimizer": "opt optim",
+    "weight_decay": "wd decay l2",
+    "model": "arch network net model_name",
+    "checkpoint": "ckpt step checkpoint_path",
+    "augment": "augmentation augmentations transform",
+    "precision": "amp fp16 use_fp16 bf16 dtype mixed_precision",
+    "checkpoint_every": "save_every save_steps save_interval",
+    "checkpoint_secs": "save_model_secs save_checkpoint_secs save_checkpoints_secs",
+    "summary_secs": "save_summaries_secs save_summary_secs",
+    "summary_every": "save_summaries_steps save_summary_steps",
+    "eval_every": "eval_steps eval_interval",
+    "eval_split split": "eval_data",
+    "log_every": "log_steps logging_steps log_interval log_frequency display_step print_freq",
 }
+_USUAL = {name: ours.split() for ours, names in _NAMES_ELSEWHERE.items() for name in names.split()}
 # How these names differ in meaning from our flag.
 _DIFFERENCES = {
     "global_batch_size": "it counts the rows of all replicas together, not of each",

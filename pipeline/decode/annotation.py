@@ -135,16 +135,12 @@ class Annotations:
             else:
                 pixels = tf.io.decode_png(data, channels=1)
             if self.decoder.crop is not None:
-                for axis, most in enumerate(self._size):
-                    pixels = tf.gather(pixels, _nearest(part[axis], part[axis + 2], most), axis=axis)
+                for axis, side in enumerate(self._size):  # each pixel of the result is the nearest one of the part
+                    nearest = part[axis] + (2 * tf.range(side) + 1) * part[axis + 2] // (2 * side)
+                    pixels = tf.gather(pixels, nearest, axis=axis)
             return tf.ensure_shape(pixels, shape.shape)
 
         return tf.map_fn(decoded, (stored, sizes, parts), fn_output_signature=shape)
-
-
-def _nearest(first: tf.Tensor, side: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the pixel of a line that is nearest to each pixel of its part, from `first` on, stretched to a size."""
-    return first + (2 * tf.range(size) + 1) * side // (2 * size)
 
 
 def _moved(name: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:

@@ -113,7 +113,6 @@ class PixelRows(Form):
     image_shape: tuple[int, int, int]
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
-        del keys, ids
         features = {name: column for name, column in columns.items() if name not in ("image", "label")}
         return Examples(columns["image"], columns["label"], features)
 
@@ -170,7 +169,6 @@ class UserParsed(Form):
     training: bool
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
-        del ids
         given = parsed(self.parse, columns["record"], keys, self.training)
         found = Supervised.of(given)
         if found is None:

@@ -177,7 +177,6 @@ class Stretched:
     size: tuple[int, int]
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        del key
         return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
 
 

@@ -7,8 +7,11 @@ import os
 import stat
 from typing import BinaryIO, NamedTuple, cast
 
+import crc32c
+
 from pipeline.errors import DataError, reason_of
 
+_BLOCK = 4 << 20  # 4 MiB: of a file whose CRC is computed
 _NOT_REGULAR = "is not a regular file"
 
 
@@ -100,6 +103,13 @@ class OpenFile:
         view = memoryview(bytearray(size))
         self.read_into(view, offset)
         return view
+
+    def crc32c(self) -> str:
+        """Returns the CRC32C of the whole file, 8 hexadecimal digits; raises errors like `read_into`."""
+        size, crc = self.identity().num_bytes, 0
+        for offset in range(0, size, _BLOCK):
+            crc = crc32c.crc32c(self.read_at(offset, min(_BLOCK, size - offset)), crc)
+        return f"{crc:08x}"
 
     def close(self) -> None:
         """Closes the file."""

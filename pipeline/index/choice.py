@@ -39,7 +39,7 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
       UsageError: a text is malformed, a pattern matches nothing, or a file is chosen twice.
     """
     parsed = [_parsed(text) for text in flags]
-    names = _files(data_dir, max(_depth(pattern.split("/")) for _, pattern in parsed))
+    names = _files(data_dir, max(math.inf if "**" in pattern else pattern.count("/") + 1 for _, pattern in parsed))
     chosen: dict[str, list[str]] = {}
     for text, (split, pattern) in zip(flags, parsed, strict=True):
         found = [name for name in names if matches(name.split("/"), pattern.split("/"))]
@@ -55,10 +55,6 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
         chosen.setdefault(split, []).extend(found)
     _check_folders(data_dir, chosen)
     return chosen
-
-
-def _depth(pattern: Sequence[str]) -> float:
-    return math.inf if "**" in pattern else len(pattern)
 
 
 def of_names(data_dir: str) -> dict[str, list[str]]:

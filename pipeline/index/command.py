@@ -320,7 +320,7 @@ def _shards(
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
             tasks = [
-                pool.submit(_shard, place, name, packing, drafts, count, counters.get(name), suspects)
+                pool.submit(_scanned, place, name, packing, drafts, count, counters.get(name), suspects)
                 for name, packing in packings.items()
             ]
             for task in as_completed(tasks):
@@ -329,21 +329,6 @@ def _shards(
             stopped.set()
             pool.shutdown(cancel_futures=True)
     return [task.result() for task in tasks]
-
-
-def _shard(
-    place: StoragePath,
-    name: str,
-    compression: str,
-    drafts: Drafts,
-    on_bytes: Callable[[int], None],
-    counter: ShardImages | None,
-    suspects: SuspectFeatures,
-) -> ShardInfo:
-    info, beside = _scanned(place, name, compression, on_bytes, counter, suspects)
-    for sidecar, data in beside.items():
-        drafts.add(sidecar, data)
-    return info
 
 
 def _sidecars_of(made: Manifest | None) -> set[str]:
@@ -355,16 +340,18 @@ def _scanned(
     place: StoragePath,
     name: str,
     compression: str,
+    drafts: Drafts,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
     suspects: SuspectFeatures,
-) -> tuple[ShardInfo, dict[str, bytes]]:
-    """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
+) -> ShardInfo:
+    """Reads a file to its end, and adds its sidecars to the drafts; returns its entry in the manifest.
 
     Args:
       place: folder of the data set.
       name: file of records in it.
       compression: compression of the file.
+      drafts: drafts of the folder.
       on_bytes: callback that gets the number of bytes after each read; what it raises ends the scan.
       counter: counter of the images in the records; None if they may be anything.
       suspects: features that may tell splits; sees each record.
@@ -406,8 +393,10 @@ def _scanned(
         beside[naming.offsets_name(name)] = members.to_bytes(at, firsts, None if is_even else begins)
     elif len(lengths) and not compression and not is_even:
         beside[naming.offsets_name(name)] = begins.astype(sidecars.OFFSETS).tobytes()
+    for sidecar, content in beside.items():
+        drafts.add(sidecar, content)
     of_beside = {name: f"{crc32c.crc32c(data):08x}" for name, data in beside.items()}
-    info = ShardInfo(
+    return ShardInfo(
         name,
         len(lengths),
         before.num_bytes,
@@ -417,7 +406,6 @@ def _scanned(
         crcs_crc32c=of_beside.get(naming.crcs_name(name)),
         compression=compression,
     )
-    return info, beside
 
 
 def _count(counter: ShardImages, file: StoragePath, frame: Frame, compression: str) -> None:

@@ -318,8 +318,9 @@ def described(
     image = Feature.of_images({form for shard in counted for form in shard.formats}, shapes)
     trained = [shard for split, shards in splits.items() for _, shard in shards if shard.sums]
     placed = annotation.described([shard.annotations for shard in counted], image.shape, names)
+    infos = {split: _split_info(shards, labelled.splits[split]) for split, shards in splits.items()}
     class_names = labelled.class_names
-    if not any(own.has_labels for own in labelled.splits.values()) and MASK in placed:
+    if not any(info.has_labels for info in infos.values()) and MASK in placed:
         class_names = placed[MASK].class_names
     mean, std = moments([_as_colour(shard.sums, image.shape[2] or _COLOURS) for shard in trained])
     features = {
@@ -339,7 +340,6 @@ def described(
         "format_version": ANNOTATIONS_VERSION if placed else version,
         "pixel_rule": None if image.encoding == "raw" else PixelRule(flags.orientation, EXACT),
     }
-    infos = {split: _split_info(shards, labelled.splits[split]) for split, shards in splits.items()}
     columns = _columns_of(splits, labelled, image)
     notes = tuple(annotation.lines(placed, [shard.annotations for shard in counted]))
     return Described(fields, infos, columns, sum(shard.turned for shard in counted), notes)

@@ -163,11 +163,6 @@ class SplitLabels(NamedTuple):
     is_labelled: bool | None
     entropies: list[float | None]
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether its records have labels."""
-        return any(self.histogram) if self.is_labelled is None else self.is_labelled
-
 
 @dataclasses.dataclass(frozen=True)
 class Labels:

@@ -132,7 +132,7 @@ def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
     """Returns a table of the versions of a data set, with who made them; empty if there is one."""
     place = folder(data_dir)
     every, log = versions.all_of(place), versions.log_of(place)
-    found = {made.digest: (made.version, _examples(made), str(made.edit or "")) for made in every}
+    found = {made.digest: (made.version, f"{made.num_examples:,}", str(made.edit or "")) for made in every}
     found |= {gone.digest: (gone.version, "-", f"gone, {gone.time}") for gone in gone_in(place)}
     rows = []
     for digest, (number, examples, change) in sorted(found.items(), key=lambda each: each[1][0]):
@@ -146,10 +146,6 @@ def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
         ]
         rows.append([*row, ("edit", change)] if any(change for _, _, change in found.values()) else row)
     return ["", *table(rows, left=("version", "digest", "made", "by", "edit"))] if len(rows) > 1 else []
-
-
-def _examples(made: Manifest) -> str:
-    return f"{sum(split.num_examples for split in made.splits.values()):,}"
 
 
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
@@ -239,13 +235,8 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
             if (given := getattr(config.order, name)) is not None:
                 raise UsageError(f"--{name}={given}: {others[0].dataset} has records of any kind, not images")
         options |= {"augment": None, "resize": None}
-        request = Request(**options, training=True, parse=_as_they_are)
+        request = Request(**options, training=True, parse=lambda records: records)  # does not matter
     return request
-
-
-def _as_they_are(records: Any) -> Any:
-    """A `parse` function for records of any kind: the order does not depend on what it returns."""
-    return records
 
 
 def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int, flags: Mapping[str, Any]) -> None:
@@ -328,7 +319,6 @@ def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) 
       made: manifest of the data set.
       numbers: result of `columns.numbers`.
     """
-    total = sum(split.num_examples for split in made.splits.values())
     shards = [
         [
             ("shard", shard.file),
@@ -339,7 +329,7 @@ def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) 
         for shard in made.shards
     ]
     return [
-        f"{made.dataset}: {total:,} examples, {_kind(made)}",
+        f"{made.dataset}: {made.num_examples:,} examples, {_kind(made)}",
         *_more_lines(made),
         "",
         *table([_split_row(name, split) for name, split in made.splits.items()]),

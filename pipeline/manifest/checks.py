@@ -26,7 +26,6 @@ from pipeline.manifest.manifest import (
     PACKINGS_VERSION,
     Feature,
     Manifest,
-    PixelRule,
     ShardInfo,
     SplitInfo,
     rounded_up,
@@ -58,8 +57,10 @@ def problems(manifest: Manifest) -> Iterator[str]:
         yield from _of_split(name, split, manifest)
     yield from _of_columns(manifest)
     yield from _of_version(manifest)
-    if manifest.pixel_rule is not None:
-        yield from _of_rule(manifest.pixel_rule)
+    if (rule := manifest.pixel_rule) is not None:
+        for name, value, known in (("orientation", rule.orientation, ORIENTATIONS), ("dct", rule.dct, DCTS)):
+            if value not in known:
+                yield f"pixel_rule has the {name} {value!r}; known: {', '.join(known)}"
     for name, count in Counter(naming.flat(shard.file) for shard in manifest.shards).items():
         if count > 1:
             yield f"lists {name} twice"
@@ -122,12 +123,6 @@ def _of_label(label: Feature, manifest: Manifest) -> Iterator[str]:
         yield f"feature 'label' has the texts {list(label.texts)}, but class_names are {list(names)}"
     if not label.is_class and len(names) not in (0, *label.shape):
         yield f"feature 'label' is {label}, but there are {len(names)} class_names"
-
-
-def _of_rule(rule: PixelRule) -> Iterator[str]:
-    for name, value, known in (("orientation", rule.orientation, ORIENTATIONS), ("dct", rule.dct, DCTS)):
-        if value not in known:
-            yield f"pixel_rule has the {name} {value!r}; known: {', '.join(known)}"
 
 
 def _of_version(manifest: Manifest) -> Iterator[str]:

@@ -33,7 +33,6 @@ MOST_STRINGS = 1 << 16  # of a column, since each process reads them with the ma
 LONGEST_STRING = 256  # characters of a string that a column gets without being asked for
 _NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
-_CRC_BLOCK = 4 << 20  # 4 MiB
 _HEADER = 1 << 10  # bytes in which the header of a file ends
 _MADE_BY = to_run("pipeline.index") + " {} --add_columns=" + FROM_RECORDS
 
@@ -301,19 +300,15 @@ def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column:
     if name == ORIENTATION:  # no feature of the records
         advice = "copy it again, or index the files again with --overwrite; by it images are turned upright"
     try:
-        size, crc = file.identity().num_bytes, 0
         with file.open_file() as opened:
             if parent.is_remote:
-                data = bytes(opened.read_at(0, size))
-                crc = crc32c.crc32c(data)
-            else:
-                for at in range(0, size, _CRC_BLOCK):
-                    crc = crc32c.crc32c(opened.read_at(at, min(_CRC_BLOCK, size - at)), crc)
+                data = bytes(opened.read_at(0, file.identity().num_bytes))
+            crc = f"{crc32c.crc32c(data):08x}" if parent.is_remote else opened.crc32c()
     except DataError as error:
         raise error.changed(reason=f"the manifest lists this column, but it {error.reason}").advised(advice) from None
-    if f"{crc:08x}" != column.files[split]:
+    if crc != column.files[split]:
         raise DataError(
-            f"its CRC32C is {crc:08x}, not {column.files[split]} as the manifest says: cut, or of another conversion",
+            f"its CRC32C is {crc}, not {column.files[split]} as the manifest says: cut, or of another conversion",
             path=file,
             advice=advice,
         )

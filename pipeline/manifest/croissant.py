@@ -164,9 +164,9 @@ def _own(made: Manifest, text: bytes) -> Node:
         {"@type": "prov:Entity", "prov:label": file.file, "contentSize": f"{file.num_bytes} B", "sha256": file.sha256}
         for file in made.source
     ]
-    options = [
-        {"@type": "PropertyValue", "name": name, "value": _plain(value)} for name, value in sorted(made.options.items())
-    ]
+    # A value that has parts as text, since an object would be a node of the graph.
+    plain = {n: json.dumps(v, sort_keys=True) if isinstance(v, dict | list) else v for n, v in made.options.items()}
+    options = [{"@type": "PropertyValue", "name": name, "value": value} for name, value in sorted(plain.items())]
     return {
         "@type": "sc:Dataset",
         "conformsTo": _CONFORMS,
@@ -178,11 +178,6 @@ def _own(made: Manifest, text: bytes) -> Node:
         "distribution": list(_distribution(made, text)),
         "recordSet": [*_splits(made), *_enumerations(made), *_records(made), *_columns(made)],
     }
-
-
-def _plain(value: Any) -> Any:
-    """Returns an option's value; one that has parts as text, since an object would be a node of the graph."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
 def _identifier(digest: str) -> str:

@@ -32,9 +32,9 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
     """
     found, wanted = folder(data_dir), with_version(data_dir)[1]
     if wanted is None or isinstance(data_dir, LocalPath | RemotePath):
-        return _load(found, found / naming.MANIFEST)
+        return load_file(found, found / naming.MANIFEST)
     older = {name: parsed for name in version_names(found) if (parsed := naming.parse_version_name(name))}
-    made, newest = _older(found, wanted, older), _load(found, found / naming.MANIFEST)
+    made, newest = _older(found, wanted, older), load_file(found, found / naming.MANIFEST)
     if made is None and _is_version(wanted, newest.version, newest.digest):
         return newest
     if made is not None and not newest.has_deleted(made):  # else a command was killed before it removed the last file
@@ -59,7 +59,7 @@ def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]
     """Returns the wanted version if it is one of the older ones, {name of its manifest: (number, digest)}."""
     for name, (number, digest) in older.items():
         if _is_version(wanted, number, digest):
-            made = _load(found, found / naming.VERSIONS / name)
+            made = load_file(found, found / naming.VERSIONS / name)
             if _is_version(wanted, made.version, made.digest):
                 return made
     return None
@@ -98,7 +98,8 @@ def _is_version(wanted: str, number: int, digest: str) -> bool:
     return int(wanted) == number if is_number else digest.startswith(wanted) or wanted.startswith(digest)
 
 
-def _load(found: StoragePath, path: StoragePath) -> Manifest:
+def load_file(found: StoragePath, path: StoragePath) -> Manifest:
+    """Returns the manifest in a file of the folder `found`; raises errors like `load`."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

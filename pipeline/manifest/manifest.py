@@ -242,8 +242,9 @@ class ShardInfo:
     @property
     def files(self) -> dict[str, str]:
         """The shard and its sidecars: {name in the data set's folder: CRC32C}."""
-        sidecars = zip(naming.sidecar_names(self.file), (self.offsets_crc32c, self.crcs_crc32c), strict=True)
-        return {self.file: self.crc32c} | {name: crc for name, crc in sidecars if crc is not None}
+        crcs = (self.crc32c, self.offsets_crc32c, self.crcs_crc32c)
+        each = zip((self.file, *naming.sidecar_names(self.file)), crcs, strict=True)
+        return {name: crc for name, crc in each if crc is not None}
 
     @property
     def is_seekable(self) -> bool:
@@ -488,6 +489,11 @@ class Manifest:
         if height is None or width is None or channels is None:
             raise UsageError(f"{self.dataset}: its images differ in size; convert it with --resize=HxW")
         return height, width, channels
+
+    @property
+    def num_examples(self) -> int:
+        """Records in all splits."""
+        return sum(split.num_examples for split in self.splits.values())
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:

@@ -18,7 +18,6 @@ import json
 import socket
 from collections.abc import Iterator
 
-from pipeline.errors import DataError
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import loading, naming
@@ -73,12 +72,7 @@ def older_in(place: StoragePath) -> Iterator[Manifest]:
       DataError: one cannot be read.
     """
     for name in loading.version_names(place):
-        path = place / naming.VERSIONS / name
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"cannot be read: {error}", path=path) from None
-        yield loading.parse(text, str(path))
+        yield loading.load_file(place, place / naming.VERSIONS / name)
 
 
 def is_newest(place: StoragePath, made: Manifest) -> bool:

@@ -158,11 +158,8 @@ class KeyLogWriter:
 
     def _write(self, line: Header | Entry) -> None:
         with self._named():
-            self._file.write(json.dumps(line, default=_fields, separators=(",", ":")).encode() + b"\n")
-
-
-def _fields(line: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(line).items() if value is not None}
+            fields = {name: value for name, value in vars(line).items() if value is not None}
+            self._file.write(json.dumps(fields, default=vars, separators=(",", ":")).encode() + b"\n")
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
@@ -174,21 +171,10 @@ def _cut_torn_line(path: pathlib.Path) -> None:
             file.truncate(end)
 
 
-def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
-    """Yields the file and line, the header in force, and the entry, or None if the line is itself a header.
-
-    A last line that was cut short is left out.
-
-    Raises:
-      DataError: the file cannot be read, or a line does not have the format.
-    """
-    return _read(path)
-
-
 def parts(path: pathlib.Path) -> list[Part]:
     """Returns the parts of a log. Only headers and the entries after them are parsed; raises errors like `read`."""
     found: list[Part] = []
-    for _, header, entry in _read(path, only_starts=True):
+    for _, header, entry in read(path, only_starts=True):
         if entry is None:
             found.append(Part(header, header.start))
         elif header.start is None:
@@ -196,7 +182,18 @@ def parts(path: pathlib.Path) -> list[Part]:
     return found
 
 
-def _read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, Header, Entry | None]]:
+def read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, Header, Entry | None]]:
+    """Yields the file and line, the header in force, and the entry, or None if the line is itself a header.
+
+    A last line that was cut short is left out.
+
+    Args:
+      path: file of the log.
+      only_starts: whether to leave out entries except the first after each header.
+
+    Raises:
+      DataError: the file cannot be read, or a line does not have the format.
+    """
     header: Header | None = None
     entry: Entry | None = None
     with named(path, "cannot be read"), opened(path) as file:

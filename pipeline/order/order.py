@@ -41,8 +41,45 @@ _OMITTED = ("view", _SKIPS)  # fields that are not stored if empty
 MIXTURE_VERSION = 1  # version of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
 
+class _Stored:
+    """What both kinds of specs have.
+
+    Attributes:
+      skip_steps: (first, end) of ranges of global steps that are not trained on.
+    """
+
+    skip_steps: Intervals
+
+    def is_skipped(self, step: int) -> bool:
+        """Returns whether a global step is not trained on."""
+        return covers(self.skip_steps, step)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields that are stored."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Returns the spec as one line of JSON with sorted keys."""
+        return json.dumps(self.fields(), sort_keys=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `to_json()`, hexadecimal, without the `AHEAD` fields, as future steps may change."""
+        rest = {name: value for name, value in self.fields().items() if name not in AHEAD}
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+    def later_changes(self, other: dict[str, Any], step: int) -> str | None:
+        """Returns text on the `AHEAD` fields of a stored spec that differ only from a step on; None if none do."""
+        mine, found = self.fields(), []
+        for name in AHEAD:
+            here, there = (_before(name, fields, MAX_STEP) for fields in (mine, other))
+            if here != there and _before(name, mine, step) == _before(name, other, step):
+                found.append(f"{name} was {there}, is {here}, which differ only from step {step} on")
+        return "; ".join(found) or None
+
+
 @dataclasses.dataclass(frozen=True)
-class OrderSpec:
+class OrderSpec(_Stored):
     """The arguments of the order. Two runs with equal specs see the same examples at the same steps.
 
     Attributes:
@@ -78,20 +115,6 @@ class OrderSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # or lists
 
-    def is_skipped(self, step: int) -> bool:
-        """Returns whether a global step is not trained on."""
-        return covers(self.skip_steps, step)
-
-    def to_json(self) -> str:
-        """Returns the spec as one line of JSON with sorted keys."""
-        return json.dumps(self.fields(), sort_keys=True)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal, without `skip_steps`, as future ones may change."""
-        rest = dataclasses.replace(self, skip_steps=())
-        return hashlib.sha256(rest.to_json().encode()).hexdigest()
-
     def fields(self) -> dict[str, Any]:
         """Returns the fields that are stored."""
         found: dict[str, Any] = as_json(self)
@@ -109,10 +132,6 @@ class OrderSpec:
             mine, begun = _only_begun(self.fields(), step), _only_begun(other, step)
             return _differing(mine, begun, step) if mine and begun else {"sources": (1, other["sources"])}
         return _differing(self.fields(), other, step)
-
-    def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns text on the `AHEAD` fields of a stored spec that differ only from a step on; None if none do."""
-        return _later_changes(self.fields(), other, step)
 
 
 def _only_begun(fields: dict[str, Any], step: int | None) -> dict[str, Any] | None:
@@ -151,15 +170,6 @@ def _before(name: str, fields: dict[str, Any], step: int) -> str:
         return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
     segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
     return segments_text(segments_before(segments, step))
-
-
-def _later_changes(mine: dict[str, Any], other: dict[str, Any], step: int) -> str | None:
-    found = []
-    for name in AHEAD:
-        here, there = (_before(name, fields, MAX_STEP) for fields in (mine, other))
-        if here != there and _before(name, mine, step) == _before(name, other, step):
-            found.append(f"{name} was {there}, is {here}, which differ only from step {step} on")
-    return "; ".join(found) or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +314,7 @@ def default_streams(
 
 
 @dataclasses.dataclass(frozen=True)
-class MixtureSpec:
+class MixtureSpec(_Stored):
     """The arguments of the order of several sources.
 
     Attributes:
@@ -318,10 +328,6 @@ class MixtureSpec:
     schedule: Segments = ()
     skip_steps: Intervals = ()
 
-    def is_skipped(self, step: int) -> bool:
-        """Returns whether a global step is not trained on."""
-        return covers(self.skip_steps, step)
-
     @property
     def shares(self) -> Shares:
         """Number of rows of each source in a step."""
@@ -332,15 +338,6 @@ class MixtureSpec:
     def global_batch_size(self) -> int:
         """G."""
         return sum(self.shares.rows_at(0))
-
-    def to_json(self) -> str:
-        """Returns the spec as one line of JSON with sorted keys."""
-        return json.dumps(self.fields(), sort_keys=True)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal, without the fields that may change ahead, as in `OrderSpec`."""
-        return hashlib.sha256(MixtureSpec(self.parts).to_json().encode()).hexdigest()
 
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} for the fields in which a stored spec differs, as in `OrderSpec`."""
@@ -366,10 +363,6 @@ class MixtureSpec:
             f"{unit_of(self.schedule)}; the rows of all sources and segments must have {wanted} as their greatest "
             f"common divisor{like}"
         )
-
-    def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns text on how the steps to skip and the schedule differ, as in `OrderSpec`."""
-        return _later_changes(self.fields(), other, step)
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields that are stored."""

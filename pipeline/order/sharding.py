@@ -6,6 +6,7 @@ import dataclasses
 import math
 import operator
 import sys
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from pipeline.errors import UsageError
@@ -61,17 +62,15 @@ def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_re
     virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
     if global_batch_size % num_replicas:  # no V works
         common = divisors(math.gcd(virtual_replicas, global_batch_size))
-        counts = sorted(sorted(common, key=lambda r: abs(r - num_replicas))[:2])
         raise UsageError(
             f"virtual_replicas={virtual_replicas}: the number of replicas, {num_replicas}, must divide it and "
-            f"global_batch_size={global_batch_size}; nearest that work: {' and '.join(map(str, counts))}"
+            f"global_batch_size={global_batch_size}; nearest that work: {_nearest(common, num_replicas)}"
         )
     if global_batch_size % virtual_replicas or virtual_replicas % num_replicas:
         working = (num_replicas * each for each in divisors(global_batch_size // num_replicas))
-        near = sorted(sorted(working, key=lambda v: abs(v - virtual_replicas))[:2])
         raise UsageError(
             f"virtual_replicas={virtual_replicas}: must divide global_batch_size={global_batch_size} and be a multiple "
-            f"of the number of replicas, {num_replicas}; nearest that work: {' and '.join(map(str, near))}"
+            f"of the number of replicas, {num_replicas}; nearest that work: {_nearest(working, virtual_replicas)}"
         )
 
 
@@ -80,10 +79,9 @@ def check_streams(global_batch_size: int, streams: int) -> None:
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if streams < 1 or global_batch_size % streams:
-        near = sorted(sorted(divisors(global_batch_size), key=lambda k: (abs(k - streams), k))[:2])
         raise UsageError(
             f"streams={streams} does not divide global_batch_size={global_batch_size}; "
-            f"nearest that work: {' and '.join(map(str, near))}"
+            f"nearest that work: {_nearest(divisors(global_batch_size), streams)}"
         )
 
 
@@ -104,10 +102,10 @@ def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas:
             f"{_nearest_multiples(global_batch_size, 2 * num_replicas)}"
         )
     if global_batch_size % (2 * streams):
-        near = sorted(sorted(divisors(global_batch_size // 2), key=lambda k: (abs(k - streams), k))[:2])
+        near = _nearest(divisors(global_batch_size // 2), streams)
         raise UsageError(
             f"{why} streams={streams} gives each {global_batch_size // streams} of global_batch_size="
-            f"{global_batch_size}, which is odd; nearest that work: {' and '.join(map(str, near))}"
+            f"{global_batch_size}, which is odd; nearest that work: {near}"
         )
 
 
@@ -115,6 +113,11 @@ def divisors(value: int) -> set[int]:
     """Returns the divisors of a number; beyond 2^40, only divisors up to 2^20 and their cofactors."""
     found = [k for k in range(1, min(math.isqrt(value), 1 << 20) + 1) if value % k == 0]
     return {*found, *(value // k for k in found)}
+
+
+def _nearest(working: Iterable[int], wanted: int) -> str:
+    """Returns the two numbers that are nearest to the wanted one, as text."""
+    return " and ".join(map(str, sorted(sorted(working, key=lambda n: (abs(n - wanted), n))[:2])))
 
 
 def _nearest_multiples(value: int, divisor: int) -> str:

@@ -21,7 +21,7 @@ import math
 import operator
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -43,8 +43,6 @@ _KEPT_EPOCHS = 2  # epochs whose positions stay in memory: the current one, and 
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: np.equal,
-    ast.NotEq: np.not_equal,
     ast.Lt: np.less,
     ast.LtE: np.less_equal,
     ast.Gt: np.greater,
@@ -252,7 +250,8 @@ class View:
         members = np.argsort(codes, kind="stable").astype(chosen.dtype)
         found, counts = np.unique(codes, return_counts=True)
         # A class that `where` leaves out on purpose is not missing.
-        is_chosen = isinstance(self.where, str) and name in _names_in(self.where)
+        nodes = ast.walk(_parsed(self.where)) if isinstance(self.where, str) else ()
+        is_chosen = any(isinstance(node, ast.Name) and node.id == name for node in nodes)
         is_chosen |= self.classes is not None and name == LABEL
         for code, text in enumerate(columns.names_of(name)):
             if code not in found and not is_chosen:
@@ -543,10 +542,6 @@ def _parsed(text: str) -> ast.expr:
         ) from None
 
 
-def _names_in(text: str) -> set[str]:
-    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
-
-
 class _Expression:
     """Evaluates an expression over whole columns. It may only contain listed constructs, and is never run as code."""
 
@@ -679,7 +674,7 @@ def checked_skips(given: Any) -> Intervals:
     Raises:
       UsageError: it is neither, or a pair is empty or negative.
     """
-    pairs = list(_pairs(given)) if isinstance(given, str) else given
+    pairs = [part.split(":") for part in given.split(",") if part.strip()] if isinstance(given, str) else given
     found: list[tuple[int, int]] = []
     try:
         whole: Any = int if isinstance(given, str) else operator.index
@@ -697,11 +692,6 @@ def checked_skips(given: Any) -> Intervals:
             f"skip_steps={given!r}: must be pairs of a first step and the one after the last, such as [(12300, 12360)]"
         ) from None
     return tuple(found)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, ...]]:
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        yield tuple(part.split(":"))
 
 
 def skipped_before(skips: Intervals, step: int) -> Intervals:

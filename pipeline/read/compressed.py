@@ -51,7 +51,7 @@ class ForwardReader:
             next(records, None)  # there are none left, but this checks the end of the file
         if len(found) < count:  # a read of all records is covered by the file's CRC
             crcs = [frame.crc for frame in taken]
-            self._sidecars.check_crcs(segment, range(start, stop), crcs, lambda i: taken[i].offset)
+            self._sidecars.check_crcs(segment, range(start, stop), crcs, [frame.offset for frame in taken])
         if stop == count:
             return found
         with self._lock:

@@ -19,7 +19,7 @@ from pipeline.manifest.splits import Selection
 from pipeline.order.order import I64
 from pipeline.order.views import consecutive
 from pipeline.read.rows_reader import ONCE
-from pipeline.read.window import RECORD, Columns
+from pipeline.read.window import RECORD, Columns, WindowReader
 
 _BUFFER = 1 << 20  # 1 MiB, read at once
 
@@ -53,7 +53,7 @@ PIECES, TIMES = tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None], tf.int
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphReader:
+class GraphReader(WindowReader):
     """Reads records of any kind with TensorFlow's own ops, in any process that runs the dataset: column `record`.
 
     Attributes:
@@ -67,10 +67,6 @@ class GraphReader:
     data_dir: PathLike
     selection: Selection
     is_chosen: bool = False
-
-    def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns the pieces; this reader does not fetch ahead."""
-        return pieces
 
     def joined(self, pieces: I64, times: I64 = ONCE) -> tuple[I64, I64]:
         """Joins nearby pieces of chosen records, including the records between them, for `read`.
@@ -102,7 +98,6 @@ class GraphReader:
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         """Returns the column `record` for pieces, and rows for times, from `joined`; see `WindowReader.read`."""
-        del row_of
         if self.is_chosen:
             ends = tf.cumsum(pieces[:, 2] - pieces[:, 1])
 
@@ -169,8 +164,8 @@ class GraphReader:
         stride = tf.gather(tf.constant([s.stride or 0 for s in shards], tf.int64), segment)
         if all(s.stride is not None or s.num_examples == 0 for s in shards):
             return stride * record
-        names = [str(folder(self.data_dir) / naming.offsets_name(shard.file)) for shard in shards]
-        file = tf.gather(tf.constant(names), segment)
+        files = [str(folder(self.data_dir) / naming.offsets_name(shard.file)) for shard in shards]
+        file = tf.gather(tf.constant(files), segment)
 
         def stored() -> tf.Tensor:
             return tf.io.decode_raw(tf.io.read_file(file), tf.int64)[record]

@@ -179,8 +179,7 @@ class RecordsReader:
         if not is_packed and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
             self.shards.check_crc(segment, crc32c.crc32c(memory.data))
         else:
-            whole = np.flatnonzero(good)
-            self.sidecars.check_crcs(segment, numbers[whole], crcs[whole], lambda i: int(begins[whole[i]]))
+            self.sidecars.check_crcs(segment, numbers[good], crcs[good], begins[good])
         bounds = np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1)
         return bounds, good
 

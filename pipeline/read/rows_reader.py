@@ -1,18 +1,16 @@
 """Reads raw images of the same shape, with labels and keys, into the rows of a matrix.
 
-Every byte is checked by the CRC of its record, and that CRC by the manifest's list of CRCs. Without a list, a shard
-that is read completely is checked by the manifest's CRC32C.
+Every byte is checked by the CRC of its record, and that CRC by the manifest's list of CRCs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,6 +69,21 @@ class _Task(NamedTuple):
     numbers: I64 | None = None
 
 
+class _Block(NamedTuple):
+    """Framed records that are read together. The next block may overwrite the frames.
+
+    Attributes:
+      numbers, offsets: number of each record in its shard, and byte offset there, int64 (m,).
+      places: begin of each frame, and the end, with `frames[0]` at the first one; int64 (m + 1,).
+      frames: uint8 (bytes,); None if the records are in a corrupt member that is skipped.
+    """
+
+    numbers: I64
+    offsets: I64
+    places: I64
+    frames: U8 | None
+
+
 @dataclasses.dataclass(frozen=True)
 class RowsReader:
     """Reads pieces of shards of raw images.
@@ -96,7 +109,7 @@ class RowsReader:
         """Returns the reader for a selection.
 
         Returns None if it does not have raw images, or has other features, labels that are not class numbers, or shards
-        without offsets.
+        without offsets or a list of CRCs.
         """
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
@@ -109,6 +122,8 @@ class RowsReader:
             return None
         for shard in (segment.shard for segment in shards.segments):
             if not shard.is_seekable or (shard.stride is not None and shard.stride < least):
+                return None
+            if shard.num_examples and shard.crcs_crc32c is None:
                 return None
         sidecars = Sidecars(shards)
         members = MemberReader(shards, sidecars) if any(packings) else None
@@ -175,64 +190,40 @@ class RowsReader:
         return tasks
 
     def _read_task(self, rows: Rows, task: _Task, row_of: I64) -> None:
-        """Reads records of one shard into their rows."""
-        opened = contextlib.nullcontext() if self.members else self.shards.opened(task.segment)
-        with opened as file:
-            if task.numbers is not None:
-                assert file
-                self._read_scattered(rows, file, task.segment, task.numbers, row_of)
-            done = 0
-            for segment, start, stop in task.parts:
-                self._read_part(rows, file, segment, start, stop, row_of[done : done + stop - start])
-                done += stop - start
+        """Reads records of one shard into their rows, a block at a time, and checks their CRCs."""
+        done = 0
+        for block in self._blocks(task):
+            to_rows = row_of[done : done + len(block.numbers)]
+            done += len(block.numbers)
+            if block.frames is None:
+                rows.good[to_rows] = False
+                continue
+            good, crcs = self._place(rows, block, block.frames, task.segment, to_rows)
+            self.sidecars.check_crcs(task.segment, block.numbers[good], crcs[good], block.offsets[good])
 
-    def _read_scattered(self, rows: Rows, file: OpenFile, segment: int, numbers: I64, row_of: I64) -> None:
-        """Reads records of a shard by their numbers into their rows, a block at a time, and checks their CRCs."""
+    def _blocks(self, task: _Task) -> Iterator[_Block]:
+        if self.members:
+            for run in itertools.chain.from_iterable(itertools.starmap(self.members.read, task.parts)):
+                numbers = np.arange(run.first, run.first + len(run.begins) - 1)
+                data = None if run.frames is None else np.frombuffer(run.frames, np.uint8)
+                yield _Block(numbers, run.begins[:-1], run.begins, data)
+            return
+        with self.shards.opened(task.segment) as file:
+            if task.numbers is not None:
+                yield from self._scattered(file, task.segment, task.numbers)
+            for part in task.parts:
+                yield from self._consecutive(file, *part)
+
+    def _scattered(self, file: OpenFile, segment: int, numbers: I64) -> Iterator[_Block]:
         begins = self._offsets(segment, numbers)
         sizes = self._offsets(segment, numbers + 1) - begins
-        ends = np.cumsum(sizes)
-        crcs, is_good = np.zeros(len(numbers), np.uint32), np.ones(len(numbers), bool)
-        for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(ends // _CHUNK)) + 1):
+        for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(np.cumsum(sizes) // _CHUNK)) + 1):
             places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[some])])
             block = np.empty(int(places[-1]), np.uint8)
             frames.read(file, begins[some], places, block)
-            where = list(zip(numbers[some].tolist(), begins[some].tolist(), strict=True))
-            is_good[some], crcs[some] = self._place(rows, block, places, segment, where.__getitem__, row_of[some])
-        good = np.flatnonzero(is_good)
-        self.sidecars.check_crcs(segment, numbers[good], crcs[good], lambda i: int(begins[good[i]]))
+            yield _Block(numbers[some], begins[some], places, block)
 
-    def _read_part(self, rows: Rows, file: OpenFile | None, segment: int, start: int, stop: int, row_of: I64) -> None:
-        """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
-        size = stop - start
-        by_file, crc = not self.members and self.shards.is_checked_whole(segment, size), 0
-        crcs, is_good, offsets = np.zeros(size, np.uint32), np.ones(size, bool), []
-        for first, begins, block in self._blocks(file, segment, start, stop):
-            run = slice(first - start, first - start + len(begins) - 1)
-            offsets.append(begins[:-1])
-            if block is None:
-                is_good[run] = rows.good[row_of[run]] = False
-                continue
-            is_good[run], crcs[run] = self._place(rows, block, begins, segment, _following(first, begins), row_of[run])
-            if by_file:
-                crc = crc32c.crc32c(block.data, crc)
-        if by_file and is_good.all():
-            self.shards.check_crc(segment, crc)
-        else:
-            good = np.flatnonzero(is_good)
-            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: int(np.concatenate(offsets)[good[i]]))
-
-    def _blocks(
-        self, file: OpenFile | None, segment: int, start: int, stop: int
-    ) -> Iterator[tuple[int, I64, U8 | None]]:
-        """Yields blocks: (first record, byte offset of each record and of the end, frames as uint8 (bytes,)).
-
-        The next block may overwrite the frames. They are None if the records are in a corrupt member that is skipped.
-        """
-        if file is None:
-            assert self.members
-            for run in self.members.read(segment, start, stop):
-                yield run.first, run.begins, None if run.frames is None else np.frombuffer(run.frames, np.uint8)
-            return
+    def _consecutive(self, file: OpenFile, segment: int, start: int, stop: int) -> Iterator[_Block]:
         begins = self._offsets(segment, np.arange(start, stop + 1))
         first, count, chunk = 0, stop - start, np.empty(0, np.uint8)
         while first < count:
@@ -244,7 +235,7 @@ class RowsReader:
                 chunk = np.empty(size, np.uint8)
             block = chunk[:size]
             file.read_into(block.data, offset)
-            yield start + first, begins[first : end + 1], block
+            yield _Block(np.arange(start + first, start + end), begins[first:end], begins[first : end + 1], block)
             first = end
 
     def _offsets(self, segment: int, numbers: I64) -> I64:
@@ -253,19 +244,17 @@ class RowsReader:
         return numbers * stride if stride is not None else self.sidecars.offsets(segment)[numbers]
 
     def _place(
-        self, rows: Rows, block: U8, begins: I64, segment: int, where: Callable[[int], tuple[int, int]], to_rows: I64
+        self, rows: Rows, block: _Block, data: U8, segment: int, to_rows: I64
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-        """Copies a block of framed records to their rows; returns a mask of good ones, and the CRC stored in each.
-
-        `where` returns a record's number in the shard and its byte offset, by its index in the block.
-        """
-        found = frames.unpack(block, begins, to_rows, rows.images, rows.labels)
+        """Copies a block's records to their rows; returns a mask of good ones, and the CRC stored in each."""
+        found = frames.unpack(data, block.places, to_rows, rows.images, rows.labels)
         if rows.keys is not None:
-            rows.keys[to_rows] = _keys_of(block, found.keys)
+            rows.keys[to_rows] = _keys_of(data, found.keys)
         is_good = found.problems == 0
         for i in found.problems.nonzero()[0].tolist():
-            frame = block[begins[i] - begins[0] : begins[i + 1] - begins[0]].data
-            is_good[i] = self._settle(rows, frame, int(found.problems[i]), segment, *where(i), int(to_rows[i]))
+            begin, end = block.places[i : i + 2] - block.places[0]
+            where = int(block.numbers[i]), int(block.offsets[i]), int(to_rows[i])
+            is_good[i] = self._settle(rows, data[begin:end].data, int(found.problems[i]), segment, *where)
         return is_good, found.crcs
 
     def _settle(
@@ -286,11 +275,6 @@ class RowsReader:
         if rows.keys is not None:
             rows.keys[row] = found["key"]
         return True
-
-
-def _following(first: int, begins: I64) -> Callable[[int], tuple[int, int]]:
-    """Returns a function from an index in a block to the record's number and byte offset."""
-    return lambda i: (first + i, int(begins[i]))
 
 
 def _copy(rows: Rows, sources: I64, targets: I64, with_good: bool = True) -> None:

@@ -93,7 +93,12 @@ def _count(more: CacheCounts) -> None:
 
 
 class Copies:
-    """The copies of one data set's files. Several threads may use it."""
+    """The copies of one data set's files. Several threads may use it.
+
+    Attributes:
+      right: identity of each copy that this process has checked.
+      unfit: files that are known to differ from the manifest, so that they have no copy.
+    """
 
     def __init__(
         self, data_dir: StoragePath, place: CacheFolder, skips: bool, check_running: Callable[[], None]
@@ -108,21 +113,9 @@ class Copies:
           check_running: function, called now and then, that raises an error to stop a fetch.
         """
         self._data_dir, self._place, self._skips, self._check_running = data_dir, place, skips, check_running
-        self._right: dict[Entry, Identity] = {}
-        self._unfit: set[Entry] = set()
+        self.right: dict[Entry, Identity] = {}
+        self.unfit: set[Entry] = set()
         self._told: set[str] = set()
-
-    def is_unfit(self, entry: Entry) -> bool:
-        """Returns whether a file is known to differ from the manifest, so that it has no copy."""
-        return entry in self._unfit
-
-    def is_right(self, entry: Entry, identity: Identity) -> bool:
-        """Returns whether this process has checked the copy with this identity."""
-        return self._right.get(entry) == identity
-
-    def has_checked(self, entry: Entry) -> bool:
-        """Returns whether this process has checked a copy of the file."""
-        return entry in self._right
 
     def copy_of(self, entry: Entry) -> io.FileIO | None:
         """Returns the copy of a file, which is kept while it is open; None if the original must be read.
@@ -154,7 +147,7 @@ class Copies:
 
     def damaged(self, entry: Entry, problem: str) -> DataError:
         """Removes a copy that has changed since it was checked, and returns an error about it."""
-        copy = self._place.opened(entry) if self._right.pop(entry, None) else None
+        copy = self._place.opened(entry) if self.right.pop(entry, None) else None
         if copy is not None:
             with copy:
                 self._place.remove(entry, copy)
@@ -171,11 +164,11 @@ class Copies:
         path = self._place.file(entry)
         with OpenFile(path, os.dup(copy.fileno())) as file:
             identity = file.identity()
-            if self.is_right(entry, identity):
+            if self.right.get(entry) == identity:
                 return copy
-            crc = _crc_of(file, identity.num_bytes)
+            crc = file.crc32c()
         if (identity.num_bytes, crc) == (entry.num_bytes, entry.crc32c):
-            self._right[entry] = identity
+            self.right[entry] = identity
             return copy
         found = f"{identity.num_bytes} bytes of CRC32C {crc}, not {entry.num_bytes} of {entry.crc32c}"
         _log.warning("%s: %s; this copy is removed and fetched again", path, found)
@@ -189,7 +182,7 @@ class Copies:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
                 # Noted first, so that a reader that finds the copy need not compute its CRC again.
-                self._right[entry] = Identity.of(os.fstat(draft.fileno()))
+                self.right[entry] = Identity.of(os.fstat(draft.fileno()))
                 self._place.publish(entry, draft)
         except BaseException:
             self._place.discard(entry, draft)
@@ -238,7 +231,7 @@ class Copies:
             command = f"{to_run('beam_jobs.validate')} {in_command(self._data_dir.url)}"
             advice = f"copy or convert the data again; to see all that is wrong: {command}"
             raise DataError(problem, path=path, advice=advice)
-        self._unfit.add(entry)
+        self.unfit.add(entry)
         self._uncached(f"{path}: {problem}")
 
     def _uncached(self, reason: str) -> None:
@@ -247,13 +240,6 @@ class Copies:
         if reason not in self._told:
             self._told.add(reason)
             _log.warning("cache_dir: %s; shards without a copy are read from %s itself", reason, self._data_dir)
-
-
-def _crc_of(file: OpenFile, num_bytes: int) -> str:
-    crc = 0
-    for offset in range(0, num_bytes, _BLOCK):
-        crc = crc32c.crc32c(file.read_at(offset, min(_BLOCK, num_bytes - offset)), crc)
-    return f"{crc:08x}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -307,7 +293,7 @@ class ShardCache:
         for entry in entries:
             with self._lock:
                 before = self._ahead.get(entry)
-                is_wanted = entry.num_bytes and not self.copies.is_unfit(entry)
+                is_wanted = entry.num_bytes and entry not in self.copies.unfit
                 if not is_wanted or (before and not before.is_in_vain) or len(self._ahead) >= _MOST_AHEAD:
                     continue
             job = self._begun(entry)
@@ -332,7 +318,7 @@ class ShardCache:
         Raises:
           DataError: the store cannot read the file, it differs from the manifest, or the copy has changed.
         """
-        if self.copies.is_unfit(entry) or not entry.num_bytes:
+        if entry in self.copies.unfit or not entry.num_bytes:
             yield None
             return
         job = self._begun(entry)
@@ -343,7 +329,7 @@ class ShardCache:
                 return
             with OpenFile(self._place.file(entry), os.dup(copy.fileno())) as file:
                 yield file
-                if not self.copies.is_right(entry, file.identity()):
+                if self.copies.right.get(entry) != file.identity():
                     raise self.copies.damaged(entry, "it was written to")
         finally:
             self._ended(job)

@@ -240,9 +240,11 @@ class Shards:
         found: list[tuple[int, int, int]] = []
         for segment, start, stop in pieces.tolist():
             taken = self.segments[segment]
-            is_whole = num_bytes is None or stop - start == taken.shard.num_examples
-            size = taken.shard.num_bytes if is_whole else num_bytes
-            found += [(segment, *run) for run in self.runs(segment, taken.start + start, taken.start + stop, size or 1)]
+            shard, first, end = taken.shard, taken.start + start, taken.start + stop
+            is_whole = num_bytes is None or stop - start == shard.num_examples
+            size = shard.num_bytes if is_whole else num_bytes
+            step = max(1, (size or 1) * shard.num_examples // max(1, shard.num_bytes))
+            found += [(segment, at, min(at + step, end)) for at in range(first, end, step)]
         return found
 
     def together(self, parts: list[tuple[int, int, int]], num_bytes: int) -> list[list[tuple[int, int, int]]]:
@@ -262,12 +264,6 @@ class Shards:
                 groups.append([(segment, start, stop)])
                 size = added
         return groups
-
-    def runs(self, segment: int, start: int, stop: int, num_bytes: int) -> list[tuple[int, int]]:
-        """Returns (first, end) of runs of about `num_bytes` each that make up a shard's records start..stop-1."""
-        shard = self.segments[segment].shard
-        step = max(1, num_bytes * shard.num_examples // max(1, shard.num_bytes))
-        return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
@@ -358,7 +354,7 @@ class Shards:
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
         """Raises DataError if a problem arose because the file, or its checked copy, has changed."""
-        if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
+        if self.cache and (entry := self._entry(self.cache, segment)) in self.cache.copies.right:
             raise self.cache.copies.damaged(entry, problem)
         self.check_same(segment, self.file(segment).identity())
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by name, size and CRC32C
-OFFSETS_NAME, CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
 
@@ -94,7 +93,7 @@ class Sidecars:
         segment: int,
         numbers: Sequence[int] | NDArray[np.int64],
         crcs: Sequence[int] | NDArray[np.uint32],
-        offset_of: Callable[[int], int],
+        offsets: Sequence[int] | NDArray[np.int64],
     ) -> None:
         """Checks intact records against the manifest's list of CRCs, if there is one.
 
@@ -102,13 +101,12 @@ class Sidecars:
           segment: segment that the records were read from.
           numbers: record numbers in its shard, (n,).
           crcs: masked CRC32C of each record, (n,).
-          offset_of: function that returns the byte offset of a record, given its index in `numbers`.
+          offsets: byte offset of each record, (n,).
 
         Raises:
           DataError: the shard is from another conversion, or the file of CRCs is missing or corrupt.
         """
-        shard = self._shards.segments[segment].shard
-        if shard.crcs_crc32c is None or not len(numbers):
+        if self._shards.segments[segment].shard.crcs_crc32c is None or not len(numbers):
             return
         listed = self._get(shard_crcs, segment)[numbers]
         wrong = np.flatnonzero(listed != crcs)
@@ -119,7 +117,7 @@ class Sidecars:
                 "it: this shard is of another conversion, or was written again",
                 path=self._shards.file(segment),
                 record=int(numbers[i]),
-                offset=offset_of(i),
+                offset=int(offsets[i]),
                 advice=_RECOVER,
             )
 
@@ -152,7 +150,7 @@ def shard_offsets(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener 
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     size = OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, naming.offsets_name, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
@@ -162,11 +160,10 @@ def shard_members(data_dir: str | StoragePath, shard: ShardInfo) -> MemberTable:
 
 def _shard_members(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     def parse(data: memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
-        del num_bytes
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     size = members.size_bound(shard.num_examples)
-    return _read(data_dir, OFFSETS_NAME, size, parse, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, naming.offsets_name, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_crcs(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
@@ -178,19 +175,19 @@ def shard_crcs(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | N
       DataError: the file of CRCs is missing or corrupt.
     """
     size = CRCS.itemsize * shard.num_examples
-    return _read(data_dir, CRCS_NAME, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
+    return _read(data_dir, naming.crcs_name, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
 
 
 def _read(
     data_dir: str | StoragePath,
-    kind: int,
+    name_of: Callable[[str], str],
     num_bytes: int,
     parse: Callable[[memoryview, int, int, str], NDArray[Any]],
     shard: ShardInfo,
     crc: str,
     opener: Opener | None,
 ) -> NDArray[Any]:
-    name = naming.sidecar_names(shard.file)[kind]
+    name = name_of(shard.file)
     file = folder(data_dir) / name
     try:
         size = file.identity().num_bytes

@@ -49,10 +49,7 @@ class PixelSums:
 
     def add(self, images: NDArray[np.uint8]) -> None:
         """Adds images, uint8 (n, height, width, channels), or a single one, (height, width, channels)."""
-        sums, squares = sums_of(images, self.channels)
-        self.pixels += images.size // self.channels
-        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
-        self.squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
+        self.merge(PixelSums(self.channels, images.size // self.channels, *sums_of(images, self.channels)))
 
     def merge(self, other: PixelSums) -> None:
         """Adds other sums with the same number of channels."""

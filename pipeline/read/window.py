@@ -34,7 +34,8 @@ class WindowReader(Protocol):
     assigns_rows: ClassVar[bool]
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Starts fetching the shards that `read` will need for some pieces, and returns the pieces unchanged."""
+        """Starts fetching the shards that `read` will need for some pieces, if it can, and returns these unchanged."""
+        return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         """Returns the columns for the records of pieces, with at least one row.

@@ -202,8 +202,9 @@ def of_records(
       DataError: a shard is missing, cut short or corrupt, or a record does not have the columns of the others.
     """
     found: dict[str, dict[str, Values]] = {}
-    total = sum(split.num_examples for split in manifest.splits.values())
-    with tqdm.tqdm(total=total, unit=" records", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
+    with tqdm.tqdm(
+        total=manifest.num_examples, unit=" records", unit_scale=True, delay=_SHOW_AFTER, disable=None
+    ) as bar:
         for split, info in manifest.splits.items():
             count, gathered = 0, {name: Gathered() for name in found}
             for shard in info.shards:

@@ -85,8 +85,16 @@ def _put(entry: Any, name: str, value: Value) -> None:
         entry.bytes_list.value.append(value)
     elif isinstance(value, _INTEGERS):
         entry.int64_list.value.append(int(value))
+    elif isinstance(value, np.ndarray | np.floating | float):
+        array = np.asarray(value, np.float32 if isinstance(value, float) else None)
+        if array.dtype not in (np.int64, np.float32):
+            raise TypeError(f"feature {name!r}: an array of {array.dtype}; must be int64 or float32")
+        values = entry.int64_list if array.dtype == np.int64 else entry.float_list
+        values.value.extend(array.ravel().tolist())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        entry.bytes_list.value.extend(value)
     else:
-        _extend(entry, name, value)
+        raise TypeError(f"feature {name!r}: {type(value).__name__}; must be bytes, an integer or an array")
 
 
 def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Values]:
@@ -196,21 +204,6 @@ def key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int
     if not isinstance(values, list) or len(values) != 1:
         raise DataError("not an Example with one key", path=file, record=number, offset=offset)
     return values[0]
-
-
-def _extend(entry: Any, name: str, value: Any) -> None:
-    if isinstance(value, np.ndarray | np.floating | float):
-        array = np.asarray(value, np.float32 if isinstance(value, float) else None)
-        if array.dtype == np.int64:
-            entry.int64_list.value.extend(array.ravel().tolist())
-            return
-        if array.dtype == np.float32:
-            entry.float_list.value.extend(array.ravel().tolist())
-            return
-        raise TypeError(f"feature {name!r}: an array of {array.dtype}; must be int64 or float32")
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f"feature {name!r}: {type(value).__name__}; must be bytes, an integer or an array")
-    entry.bytes_list.value.extend(value)
 
 
 @functools.cache
