@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import selectors
 import socket
@@ -146,7 +147,7 @@ async def _tell_chief(failure: Failure, seat: Seat) -> None:
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*tf_config.split_address(seat.chief_address))
                 with contextlib.closing(writer):
-                    messages.write_failure(writer, failure)
+                    messages.write(writer, {"rank": seat.rank, "name": seat.name, **messages.fields_of(failure.error)})
                     await messages.read_answer(reader)
                     return
         await asyncio.sleep(_RETRY_SECONDS)
@@ -390,7 +391,7 @@ class _Chief:
 
     def _tell(self, absent: str) -> None:
         for _, writer in self._others.values():
-            messages.write_waiting(writer, absent)
+            messages.write(writer, {"waiting": absent})
 
     def _absent(self) -> str:
         ranks = (rank for rank in range(1, self._cluster.size) if rank not in self._others)
@@ -488,7 +489,7 @@ class Client:
             reader, writer = await asyncio.open_connection(*self._address, limit=messages.MOST_BYTES)
         try:
             messages.expect_signs_of_life(writer)
-            messages.write_hello(writer, self.hello)
+            messages.write(writer, dataclasses.asdict(self.hello))
             return await self.answered(reader, writer)
         except BaseException:
             writer.close()
@@ -521,7 +522,7 @@ class _Worker(Client):
                     self.kept = {0: (writer.get_extra_info("socket").dup(), await _rest_of(reader))}
                 return answer
             except asyncio.CancelledError:
-                messages.write_waits_no_longer(writer)
+                writer.write(b"\n")  # for `messages.waits_no_longer`
                 raise
 
 

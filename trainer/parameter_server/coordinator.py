@@ -197,7 +197,7 @@ class Coordinator:
         if self._roles.chief_works and worker == 0:
             self._say(line)
         elif task in self._present:
-            self._loop.call_soon_threadsafe(messages.write_line, self._present[task][1], line)
+            self._loop.call_soon_threadsafe(messages.write, self._present[task][1], {"line": line})
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -212,7 +212,7 @@ class Coordinator:
         while True:
             self._stops.tick(self._silence)
             for _, writer in list(self._present.values()):
-                messages.write_sign(writer)
+                messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))
 
     async def _listen(self) -> None:
@@ -351,7 +351,7 @@ class Coordinator:
         absent = self._absent()
         if absent or self._error:
             for _, writer in self._present.values():
-                messages.write_waiting(writer, absent)
+                messages.write(writer, {"waiting": absent})
             return
         self._begin()
 

@@ -158,7 +158,7 @@ class WorkerClient(Client):
                     os.write(guard, b".")
             if self._interrupt.requested and until is None:
                 until = now + self._silence
-                messages.write_news(writer, "signal", self._interrupt.requested.name)
+                messages.write(writer, {"signal": self._interrupt.requested.name})
                 self._output.print(
                     f"{self._interrupt.reason}: told the chief; a second signal ends this process at once"
                 )
@@ -174,7 +174,7 @@ class WorkerClient(Client):
     async def _listen(self, reader: asyncio.StreamReader) -> PipelineError | None:
         """Prints what the chief sends, until it says how the job ended."""
         try:
-            while isinstance(said := await messages.read_line(reader, self._silence), str):
+            while isinstance(said := await messages.read_answer(reader, self._silence), str):
                 self._output.print(said)
         except messages.NOT_OURS as error:
             raise self._loss(isinstance(error, TimeoutError)) from None
@@ -224,11 +224,11 @@ class WorkerClient(Client):
         except BaseException as error:
             self._signs.cancel()
             if isinstance(error, asyncio.CancelledError):
-                messages.write_news(writer, "late")
+                messages.write(writer, {"late": ""})
             raise
 
     async def _live(self, writer: asyncio.StreamWriter) -> None:
         """Gives signs of life."""
         while True:
-            messages.write_sign(writer)
+            messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))
