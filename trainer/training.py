@@ -90,7 +90,7 @@ def run(
     ties = Ties(cluster)
     if cluster.size > 1:
         callbacks.phase("waiting for all workers", shown="")
-        with rendezvous.explaining(cluster.seat, config.run.join_timeout, output.live.aside):
+        with rendezvous.explaining(cluster, config.run.join_timeout, output.live.aside):
             described = description.of(config, plan)
         ties = rendezvous.meet(cluster, described, config.run.join_timeout)
     with ties, ties.told(), failures.in_one_line(cluster.size):

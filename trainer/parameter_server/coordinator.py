@@ -22,7 +22,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
 from trainer.cluster.stops import Stops, given_up
-from trainer.parameter_server.roles import PS, WORKER, Roles, Task
+from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
@@ -43,7 +43,7 @@ class Coordinator:
 
     def __init__(
         self,
-        roles: Roles,
+        roles: Cluster,
         expected: Callable[[Task], Description],
         port: socket.socket,
         timeout: float,
@@ -97,7 +97,7 @@ class Coordinator:
         self._thread.join()
         self._loop.close()
         if told and not self._begun:
-            rendezvous.tell_the_rest(self._roles.seat, told, self._told, self._timeout)
+            rendezvous.tell_the_rest(self._roles, told, self._told, self._timeout)
 
     def wait(self) -> None:
         """Waits until the job can begin, and begins it with the present processes; says regularly what it waits for.
@@ -228,8 +228,7 @@ class Coordinator:
         if isinstance(hello, Failure):
             self._failed(hello, writer)
             return
-        others = self._roles.others
-        task = others[hello.rank - 1] if hello.rank <= len(others) else None
+        task = self._roles.tasks[hello.rank] if hello.rank < self._roles.size else None
         if refused := self._refused(task, hello, writer):
             messages.write_end(writer, refused)
             self._told.add(hello.rank)
@@ -246,7 +245,7 @@ class Coordinator:
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
         """Ends the job because a process cannot begin; a job that has already begun continues without it."""
-        present = {self._roles.others.index(task) + 1 for task in self._present}
+        present = {self._roles.tasks.index(task) for task in self._present}
         with self._changed:
             if failure.rank not in present:  # otherwise it is another process with the same task
                 self._fail(failure.told)

@@ -24,6 +24,7 @@ from trainer.checkpoint import NotFiniteError
 from trainer.cluster import failures, rendezvous, strategies, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.strategies import Agreement
+from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 from trainer.config import TrainConfig
 from trainer.config.steps import period_of
 from trainer.loop import Action, Clocks, Progress, Spent
@@ -32,7 +33,7 @@ from trainer.parameter_server.compute import Compute, TurnBatches, check_optimiz
 from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task, gradients_of_step
+from trainer.parameter_server.roles import gradients_of_step
 from trainer.parameter_server.scheduling import Closures, Finished, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient
@@ -50,7 +51,7 @@ _REGISTERING_SECONDS = 15.0  # beyond the timeout: by then a stopped worker has 
 def run(
     config: TrainConfig,
     plan: Plan,
-    roles: Roles,
+    roles: Cluster,
     interrupt: Interrupt,
     task: type[tasks.Task],
     output: Output,
@@ -68,7 +69,7 @@ def run(
       UsageError: the config does not fit the cluster, or the checkpoint in the run's folder.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
-    with rendezvous.explaining(roles.seat, timeout, output.live.aside):
+    with rendezvous.explaining(roles, timeout, output.live.aside):
         strategies.configure(config)
         expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
     tf.get_logger().setLevel("CRITICAL")  # for a lost worker, TensorFlow logs many lines and the coordinator one
@@ -76,9 +77,8 @@ def run(
     def expected_of(task: Task) -> description.Description:
         return described(roles, expected[task.job])
 
-    chief = Task(CHIEF)
     callbacks.phase("waiting for all processes", shown="")
-    port = tf_config.listen(roles.address(chief), roles.name(chief), roles.source_of(chief))
+    port = tf_config.listen(roles.address(roles.mine), roles.name(roles.mine), roles.source_of(roles.mine))
     needed = gradients_of_step(config, len(roles.workers))
     say, on_lost = output.line, callbacks.on_lost
     with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:
@@ -87,7 +87,7 @@ def run(
             return ParameterServerRun(config, plan, roles, coordinator, interrupt, output, callbacks).run(task)
 
 
-def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
+def serve(config: TrainConfig, plan: Plan | None, roles: Cluster, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
     """Serves the chief as a worker or parameter server; see `WorkerClient.serve`.
 
     Args:
@@ -98,7 +98,7 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
       heartbeat: heartbeat of this process.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
-    with rendezvous.explaining(roles.seat, timeout):
+    with rendezvous.explaining(roles, timeout):
         strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     output = Output(is_timed=config.output.log_time)
@@ -109,13 +109,13 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat, output).serve()
 
 
-def described(roles: Roles, rest: description.Description) -> description.Description:
+def described(roles: Cluster, rest: description.Description) -> description.Description:
     """Returns the description of a process, including its cluster."""
     return [{"cluster": f"a cluster of {roles}"}, *rest]
 
 
 @contextlib.contextmanager
-def _in_one_line(coordinator: Coordinator, roles: Roles) -> Iterator[None]:
+def _in_one_line(coordinator: Coordinator, roles: Cluster) -> Iterator[None]:
     """Converts TensorFlow's errors to PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
@@ -142,7 +142,7 @@ class ParameterServerRun(Run):
         self,
         config: TrainConfig,
         plan: Plan,
-        roles: Roles,
+        roles: Cluster,
         coordinator: Coordinator,
         interrupt: Interrupt,
         output: Output,

@@ -16,8 +16,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import tf_config
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.launching.job import CLUSTERS, Job
-from trainer.launching.job import tf_config as tf_config_of
+from trainer.launching.job import Job
 from trainer.launching.local.process import Task
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -211,8 +210,8 @@ class Placement:
         found = []
         for task in tasks:
             variables = {}
-            if self.job.strategy in CLUSTERS:
-                variables[tf_config.VARIABLE] = tf_config_of(addresses, task.role, task.index)
+            if self.job.strategy in tf_config.JOBS:
+                variables[tf_config.VARIABLE] = tf_config.text_of(addresses, tf_config.Task(task.role, task.index))
             if self.has_gpus:
                 variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
             found.append(variables)

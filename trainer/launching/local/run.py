@@ -14,8 +14,9 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan, run_folder
 from trainer.checkpoint import files, fresh
 from trainer.cluster import tf_config
+from trainer.config.meaning import MULTIWORKER
 from trainer.journal import STATUS, State
-from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
+from trainer.launching.job import Job, check_sharing, shared, sharing
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports, divide_gpus, visible_gpus
