@@ -76,16 +76,12 @@ def _composed(recipe: Composed, images: keras.KerasTensor, statistics: ImageStat
     return functools.reduce(lambda given, one: preprocess(one, given, statistics), recipe.recipes, images)
 
 
-@preprocess.register
-def _augmentation(recipe: Augmentation, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe, statistics
-    return images
-
-
-@preprocess.register
-def _normalize(recipe: Normalize, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe
-    return _normalised(images, statistics)
+@preprocess.register(Augmentation | Unaugmented | Normalize | PadCropFlip | CroppingRecipe)
+def _normalised(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    if not recipe.normalizes:
+        return images
+    mean, std = np.asarray(statistics.mean, np.float32), np.asarray(statistics.std, np.float32)
+    return ops.divide(ops.subtract(_floats(images), mean), np.maximum(std, np.float32(_LEAST_STD)))
 
 
 @preprocess.register
@@ -99,25 +95,9 @@ def _resize(recipe: Resize, images: keras.KerasTensor, statistics: ImageStatisti
 
 
 @preprocess.register
-def _unaugmented(recipe: Unaugmented, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe, statistics
-    return images
-
-
-@preprocess.register
 def _shift(recipe: Shift, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
     del recipe, statistics
     return ops.divide(_floats(images), 255.0)
-
-
-@preprocess.register
-def _pad_crop_flip(recipe: PadCropFlip, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    return _normalised(images, statistics) if recipe.normalize else images
-
-
-@preprocess.register
-def _cropping(recipe: CroppingRecipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    return _normalised(images, statistics) if recipe.normalize else images
 
 
 @preprocess.register
@@ -141,11 +121,6 @@ def _cifar10_tutorial(
 
 def _floats(images: keras.KerasTensor) -> keras.KerasTensor:
     return ops.cast(images, "float32")
-
-
-def _normalised(images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    mean, std = np.asarray(statistics.mean, np.float32), np.asarray(statistics.std, np.float32)
-    return ops.divide(ops.subtract(_floats(images), mean), np.maximum(std, np.float32(_LEAST_STD)))
 
 
 @dataclasses.dataclass(frozen=True)
