@@ -27,6 +27,7 @@ from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import check, check_all, check_ending, check_needs, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
+from pipeline.files.fields import finite
 from pipeline.manifest import succession
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports, loop
@@ -543,32 +544,25 @@ class _Shown:
         epoch, at = divmod(self.step, training.steps_per_epoch)
         rows = [
             {
-                "loss": _number(float(self.losses[row.row])),
+                "loss": float(self.losses[row.row]),
                 "stands_out": bool(self.stands_out[row.row]),
                 **step_rows.json_of(row, names),
             }
             for row in self.rows
         ]
-        rule = {"median": _number(self.judged.median), "mad": _number(self.judged.deviation / _OF_MAD)}
-        return {
+        rule = {"median": self.judged.median, "mad": self.judged.deviation / _OF_MAD, "bound": self.judged.bound}
+        found = {
             **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
             **{"from": self.replay.origin, "from_step": self.replay.first},
             "replicas": self.replay.strategy.num_replicas_in_sync,
             **({"phase": self._phase()[0]} if self._phase() else {}),
-            "values": {name: _number(value) for name, value in self.values.items()},
-            "norm": _number(self.norm),
-            "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},
-            **{**rule, "bound": _number(self.judged.bound), "rows": rows},
+            **{"values": self.values, "norm": self.norm, "norms_before": self.norms, **rule, "rows": rows},
         }
+        return {name: finite(value) for name, value in found.items()}
 
 
 def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
-
-
-def _number(value: float) -> float | None:
-    """Returns a number as JSON has it, which lacks NaN and infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _verify(config: ReplayConfig) -> None:

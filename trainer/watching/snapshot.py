@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from pipeline.files.fields import finite
 from trainer.journal import Event
 
 LATE = 5.0  # seconds after which a heartbeat, sent about once per second, is missed
@@ -235,15 +236,7 @@ class Snapshot:
 
 def as_json(snapshots: Sequence[Snapshot]) -> str:
     """Returns the runs as JSON: an object with the list `runs`, in which numbers that JSON lacks are null."""
-    return json.dumps({"version": 1, "runs": [_plain(dataclasses.asdict(one)) for one in snapshots]}, indent=1)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    return json.dumps({"version": 1, "runs": finite([dataclasses.asdict(one) for one in snapshots])}, indent=1)
 
 
 def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
-from pipeline.files.fields import from_json
+from pipeline.files.fields import finite, from_json
 from pipeline.files.reading import content_of
 from pipeline.order_flags import order_in
 from trainer import config as configs
@@ -104,8 +104,8 @@ class RunSource:
         return {
             tag: {
                 "steps": one.steps,
-                "times": [round(when, 2) if math.isfinite(when) else None for when in one.times],
-                "values": [value if math.isfinite(value) else None for value in one.values],
+                "times": [when and round(when, 2) for when in finite(one.times)],
+                "values": finite(one.values),
             }
             for tag, one in thinned.items()
         }
