@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
-from pipeline.files.fields import finite, from_json
+from pipeline.files.fields import finite
 from pipeline.files.reading import content_of
 from pipeline.order_flags import order_in
 from trainer import config as configs
@@ -29,7 +29,7 @@ from trainer.checkpoint.best import Ranking
 from trainer.checkpoint.files import steps_in
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.journal import STATUS, Beat, Event, JobReport, ProcessReport, events_in, parsed
+from trainer.journal import STATUS, Beat, Event, JobReport, ProcessReport, events_in, told
 from trainer.run_folder import RunFolder
 from trainer.watching import reading
 from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start
@@ -168,9 +168,9 @@ class RunSource:
         config = self._config(status)
         data = self._data_of(config, now) if config else "the flags of the run are not known yet"
         known = data if isinstance(data, reading.Data) else None
-        told = status or _UNTOLD
-        step = _greatest([told.step, *(one.step for one in members), self._last_logged()])
-        last_step = _greatest([told.last_step, *(beat.last_step for beat in beats.values())])
+        job = status or _UNTOLD
+        step = _greatest([job.step, *(one.step for one in members), self._last_logged()])
+        last_step = _greatest([job.last_step, *(beat.last_step for beat in beats.values())])
         if last_step is None and known:
             last_step = known.last_step
         saved = self._checkpoints()
@@ -189,7 +189,7 @@ class RunSource:
             else None
         )
         readings, note = self._readings(config, data, step, members)
-        error = told.error or next((one.error for one in members if one.error), None)
+        error = job.error or next((one.error for one in members if one.error), None)
         return Snapshot(
             run=self.name,
             time=now,
@@ -205,11 +205,11 @@ class RunSource:
             examples_per_second=speed,
             input_wait=wait,
             seconds_left=left,
-            restarts=told.restarts,
-            max_restarts=told.max_restarts,
+            restarts=job.restarts,
+            max_restarts=job.max_restarts,
             error=error,
-            elastic=told.elastic,
-            lost=told.lost,
+            elastic=job.elastic,
+            lost=job.lost,
             members=tuple(members),
             straggler=straggler_of(members, not is_asynchronous),
             ledger={
@@ -248,7 +248,7 @@ class RunSource:
 
     def _status(self) -> JobReport | None:
         """Returns the launcher's status; None if there is none that can be read."""
-        return self._told(JobReport, self.folder.launch / STATUS, STATUS, f"a status of {name_of('trainer.launch')}")
+        return self._told(JobReport, self.folder.launch / STATUS, f"a status of {name_of('trainer.launch')}")
 
     def _beats(self) -> dict[str, Beat]:
         """Returns the last heartbeats by file name: `worker-1`."""
@@ -256,17 +256,21 @@ class RunSource:
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
                 if _PROCESS.fullmatch(path.stem):
-                    found[path.stem] = self._told(Beat, path, f"heartbeats/{path.name}", "a heartbeat")
+                    found[path.stem] = self._told(Beat, path, "a heartbeat")
         return {name: beat for name, beat in found.items() if beat}
 
-    def _told(self, kind: type[_Told], path: pathlib.Path, name: str, what: str) -> _Told | None:
+    def _told(self, kind: type[_Told], path: pathlib.Path, what: str) -> _Told | None:
         """Returns what a process tells in a file; records problems with the file, unless it is missing."""
-        content = self._json(path)
+        name = str(path.relative_to(self.folder.launch))
         try:
-            return None if content is None else from_json(kind, content, is_exact=False)
+            return told(kind, content_of(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._problems[name] = f"cannot be read: {error.strerror}"
         except ValueError:
             self._problems[name] = f"is not {what}"
-            return None
+        return None
 
     def _members(self, status: JobReport | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
         processes = status.processes if status else [ProcessReport(name.replace("-", " ")) for name in beats]
@@ -399,8 +403,8 @@ class RunSource:
 
         None if they are not known.
         """
-        told = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
-        return told or self._stored_flags() or self._launched_flags(status)
+        begun = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
+        return begun or self._stored_flags() or self._launched_flags(status)
 
     def _stored_flags(self) -> Mapping[str, Any] | None:
         path = self.folder.config
@@ -451,23 +455,6 @@ class RunSource:
 
     def _last_logged(self) -> int | None:
         return max((one.steps[-1] for one in self._events_series().values() if one.steps), default=None)
-
-    def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
-        """Returns the JSON object in a file; records problems with the file, unless it is missing."""
-        try:
-            content = parsed(content_of(path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._problems[path.name] = f"cannot be read: {error.strerror}"
-            return None
-        except ValueError:
-            self._problems[path.name] = "is not JSON; it may be half written"
-            return None
-        if not isinstance(content, dict):
-            self._problems[path.name] = "is not a JSON object"
-            return None
-        return content
 
     def _all_problems(self) -> tuple[str, ...]:
         found = dict(self._problems)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from pipeline.commands.text import count_of
+from trainer import journal
 from trainer.checkpoint.files import path_of, steps_in
 from trainer.journal import JobReport, ProcessReport, State
 from trainer.launching.local.group import Cause, Group
@@ -175,7 +176,7 @@ class Reporter:
         """Sets the state and reports it immediately."""
         self._state = state
         report = self.records.report(state, self._lost(), exit_code)
-        report.write(self._folder)
+        journal.write(report, self._folder / journal.STATUS)
         self.screen.update(report)
         self._written = time.monotonic()
 
@@ -191,7 +192,7 @@ class Reporter:
             report = self.records.report(self._state, self._lost())
             self.screen.update(report)
             if is_due:
-                report.write(self._folder)
+                journal.write(report, self._folder / journal.STATUS)
 
 
 _AT_START = 2  # consecutive failures at start-up after which a slot is lost
