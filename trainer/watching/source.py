@@ -36,6 +36,7 @@ from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start
 from trainer.watching.snapshot import LATE, Change, EvaluationRow, Member, Snapshot, straggler_of
 
 _UNTOLD = JobReport(time=0.0, processes=())  # where there is no launcher
+_UNHEARD = Beat(pid=0, time=0.0, phase="")  # of a process without a heartbeat
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
 _PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files are for a scheduler's script
@@ -176,7 +177,6 @@ class RunSource:
         saved = self._checkpoints()
         step = _greatest([step, max(saved, default=None)])
         is_asynchronous = config is not None and config.run.strategy == PARAMETER_SERVER and not config.aggregation.sync
-        members = self._with_own_steps(members, beats)
         speed, wait = self._speeds(members)
         evaluations, metric = self._evaluations(config)
         in_epoch = known.steps_per_epoch if known else None
@@ -274,23 +274,39 @@ class RunSource:
 
     def _members(self, status: JobReport | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
         processes = status.processes if status else [ProcessReport(name.replace("-", " ")) for name in beats]
-        return [_member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
+        return [self._member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
 
-    def _with_own_steps(self, members: list[Member], beats: Mapping[str, Beat]) -> list[Member]:
-        """Adds the steps of asynchronous workers, which the chief writes as scalars."""
-        found = list(members)
-        for i, one in enumerate(members):
-            steps, seconds = (
-                self._series.get(f"worker/{one.index}/{name}", Series()) if one.role == "worker" else Series()
-                for name in ("steps", "seconds_per_step")
-            )
-            beat = beats.get(one.name.replace(" ", "-"))
-            if steps.last is not None:
-                found[i] = dataclasses.replace(one, steps=int(steps.last))
-            # The speed of an earlier process says nothing about this one.
-            if seconds.last is not None and (beat is None or seconds.times[-1] >= beat.started):
-                found[i] = dataclasses.replace(found[i], seconds_per_step=seconds.last)
-        return found
+    def _member(self, one: ProcessReport, beat: Beat | None, now: float) -> Member:
+        """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat.
+
+        The chief writes the steps of asynchronous workers as scalars.
+        """
+        (role, index), heard = _numbered(one.name.replace(" ", "-")), beat or _UNHEARD
+        steps, seconds = (
+            self._series.get(f"worker/{index}/{name}", Series()) if (one.role or role) == "worker" else Series()
+            for name in ("steps", "seconds_per_step")
+        )
+        # The speed of an earlier process says nothing about this one.
+        is_own = seconds.last is not None and seconds.times[-1] >= heard.started
+        return Member(
+            name=one.name,
+            role=one.role or role,
+            index=index,
+            host=heard.host,
+            devices=heard.devices,
+            pid=one.pid or heard.pid or None,
+            state=_state_of_process(one, beat, now),
+            phase=one.phase or heard.phase,
+            step=_greatest([one.step, heard.step]),
+            heartbeat=beat.time if beat else None,
+            restarts=one.restarts,
+            error=one.last_error or heard.error or None,
+            examples_per_second=heard.examples_per_second,
+            seconds_per_step=seconds.last if is_own else heard.seconds_per_step,
+            waited_per_step=heard.waited_per_step,
+            exchanged_per_step=heard.exchanged_per_step,
+            steps=None if steps.last is None else int(steps.last),
+        )
 
     def _speeds(self, members: Sequence[Member]) -> tuple[float | None, float | None]:
         """Returns the job's examples per second and input wait: the chief's, or the last values logged."""
@@ -501,34 +517,14 @@ def _is_alive(beat: Beat, now: float) -> bool:
     return beat.exit_code is None and now - beat.time <= LATE + beat.quiet
 
 
-def _member(one: ProcessReport, beat: Beat | None, now: float) -> Member:
-    """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat."""
-    role, number = _numbered(one.name.replace(" ", "-"))
-    state = "running"
+def _state_of_process(one: ProcessReport, beat: Beat | None, now: float) -> str:
     if beat and beat.exit_code is not None:
-        state = {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
-    elif one.state == "ended":
-        state = "failed" if one.last_error else "ended"
-    elif beat and not _is_alive(beat, now):
-        state = "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
-    return Member(
-        name=one.name,
-        role=one.role or role,
-        index=number,
-        host=beat.host if beat else "",
-        devices=beat.devices if beat else (),
-        pid=one.pid or (beat.pid if beat else None),
-        state=state,
-        phase=one.phase or (beat.phase if beat else ""),
-        step=_greatest([one.step, beat.step if beat else None]),
-        heartbeat=beat.time if beat else None,
-        restarts=one.restarts,
-        error=one.last_error or (beat.error if beat else None) or None,
-        examples_per_second=beat.examples_per_second if beat else None,
-        seconds_per_step=beat.seconds_per_step if beat else None,
-        waited_per_step=beat.waited_per_step if beat else None,
-        exchanged_per_step=beat.exchanged_per_step if beat else None,
-    )
+        return {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
+    if one.state == "ended":
+        return "failed" if one.last_error else "ended"
+    if beat and not _is_alive(beat, now):
+        return "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
+    return "running"
 
 
 def _runs(pid: int) -> bool:
