@@ -86,7 +86,6 @@ class ReplayConfig:
     json: bool = flag(False, "print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(
             lambda: check(self), self._check_one, lambda: check_ending("png", self.png, ".png"), lambda: self.span
         )

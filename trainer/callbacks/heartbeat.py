@@ -131,7 +131,6 @@ class Heartbeat(Callback):
             self._evaluates = True
 
     def __enter__(self) -> Self:
-        """Starts beating."""
         if self._path:
             self._start()
         return self

@@ -196,11 +196,9 @@ class Ties:
         self._peers = {rank: _Peer(cluster.names[rank], *connection) for rank, connection in connections.items()}
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes the connections."""
         self.close()
 
     def close(self) -> None:

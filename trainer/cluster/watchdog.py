@@ -59,7 +59,6 @@ class Watchdog:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -96,7 +96,6 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
-    """Returns whether `num_workers` with `per_worker` replicas each can share a batch."""
     return shared(order) % (num_workers * per_worker) == 0
 
 

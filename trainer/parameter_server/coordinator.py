@@ -84,7 +84,6 @@ class Coordinator:
         self._stops = Stops()
 
     def __enter__(self) -> Self:
-        """Starts serving."""
         self._thread.start()
         return self
 
@@ -356,7 +355,6 @@ class Coordinator:
 
     @property
     def _can_begin(self) -> bool:
-        """Whether enough processes are present."""
         workers = sum(task.job == WORKER for task in self._present)
         return workers >= self._least and len(self._present) - workers == len(self._roles.ps)
 

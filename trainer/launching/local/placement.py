@@ -120,11 +120,9 @@ class Ports:
         self._held.clear()
 
     def __enter__(self) -> Ports:
-        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Frees the ports."""
         self.free()
 
 

@@ -52,7 +52,6 @@ class Stopping:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores the former handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
