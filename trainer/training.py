@@ -465,7 +465,7 @@ class AllReduceRun(Run):
 
     def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop
-        answer = Action(0, self._answer)
+        answer = Action(Period(), self._answer)
         return loop.train(
             inner_loop,
             start,
@@ -508,8 +508,7 @@ class _Saver(Callback):
 
     def actions(self) -> list[Action]:
         """Returns the actions that save."""
-        steps, seconds, soonest = self._period
         return [
-            Action(steps, lambda progress: self._save(), seconds=seconds, soonest=soonest, pauses=True),
-            Action(0, self._save_now, asked=self._asked, pauses=True),
+            Action(self._period, lambda progress: self._save(), pauses=True),
+            Action(Period(), self._save_now, asked=self._asked, pauses=True),
         ]
