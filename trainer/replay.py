@@ -32,8 +32,11 @@ from pipeline.manifest import succession
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports, loop
 from trainer import plan as plans
+from trainer.callbacks.base import Callbacks
+from trainer.callbacks.terminal import Output
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
+from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, meaning
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import ClusterFlags
@@ -41,7 +44,6 @@ from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from pipeline.request import Request
     from trainer.checkpoint.reader import Record
     from trainer.task import Task
 
@@ -154,27 +156,26 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
-        from pipeline.batch.batches import best_place  # noqa: PLC0415, as in `main`
-        from pipeline.distribution import replicas_are_on_cpus  # noqa: PLC0415, as in `main`
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
-        from trainer.checkpoint.manager import CheckpointManager, parts_of  # noqa: PLC0415, as in `main`
+        from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
-        from trainer.step import state, train_step  # noqa: PLC0415, as in `main`
+        from trainer.cluster.rendezvous import Ties  # noqa: PLC0415, as in `main`
         from trainer.task import Task  # noqa: PLC0415, as in `main`
+        from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task)
         strategies.configure(config)
-        self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-        place = best_place(plan.inputs, not replicas_are_on_cpus(self.strategy))
-        config, plan = self.config, self.plan = plans.settled(config, plan, place)
-        self.state = state.planned(config, plan, self.strategy, task)
-        self.stepper = train_step.create(self.strategy, self.state, config, plan.training, plan.inputs)
-        say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
-        # As a worker that is not the chief: it writes nothing.
-        self._checkpoints = CheckpointManager(config, plan.training, {}, self.state, parts, is_chief=False, say=say)
-        if changes := resume.code_changes(record.content, config):
+        alone, output = tf_config.ALONE, Output(rank=1)  # as a worker that is not the chief: it writes nothing
+        run = AllReduceRun(config, plan, alone, Ties(alone), Interrupt(COMMAND), output, Callbacks())
+        run.build(task)
+        self.config, self.plan = run.config, run.plan
+        self.strategy, self.state, self.stepper = run.strategy, run.state, run.stepper
+        self._batches = functools.partial(loop.Batches, run.plan, run.batches)
+        say, training = functools.partial(print, file=sys.stderr), run.plan.training
+        self._checkpoints = CheckpointManager(run.config, training, {}, run.state, run.parts, is_chief=False, say=say)
+        if changes := resume.code_changes(record.content, run.config):
             say(f"changed since {record.path.name}: {'; '.join(changes)}")
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
@@ -283,15 +284,6 @@ class Replay:
             "averages/values": [f"the average of {name}" for name in weights],
         }
         return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
-
-    def _batches(self, **options: Any) -> loop.Batches:
-        from pipeline.distribution import distribute_request  # noqa: PLC0415, as in `main`
-
-        def make(request: Request) -> Any:
-            order = self.config.order
-            return distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True)
-
-        return loop.Batches(self.plan, make, **options)
 
 
 def _check_finite(result: Any) -> None:
