@@ -36,6 +36,16 @@ class Task:
     job: str
     index: int = 0
 
+    @property
+    def file(self) -> str:
+        """Its name in file names: `worker-1`, `chief`."""
+        return f"{self.job}-{self.index}" if self.job in (WORKER, PS) else self.job
+
+    @property
+    def name(self) -> str:
+        """Its name without its address: `worker 1`, `chief`."""
+        return self.file.replace("-", " ")
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
@@ -99,9 +109,8 @@ class Cluster:
     @property
     def file(self) -> str:
         """Name of this process in file names, as in TF_CONFIG: `worker-1`, `chief`."""
-        if self.is_chief:
-            return CHIEF if self.ps or not self.chief_works else f"{WORKER}-0"
-        return f"{self.mine.job}-{self.mine.index}"
+        is_worker = self.is_chief and self.chief_works and not self.ps
+        return (Task(WORKER) if is_worker else self.mine).file
 
     def address(self, task: Task) -> str:
         """Returns the `host:port` of a process."""
@@ -111,8 +120,7 @@ class Cluster:
 
     def name(self, task: Task) -> str:
         """Returns the name of a process in messages: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
-        who = "the chief" if task.job == CHIEF else f"{task.job} {task.index}"
-        return f"{who} ({self.address(task)})"
+        return f"{'the ' if task.job == CHIEF else ''}{task.name} ({self.address(task)})"
 
     def source_of(self, task: Task) -> str:
         """Returns the source of a process's address: `--ps_hosts` or TF_CONFIG."""

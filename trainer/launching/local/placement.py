@@ -198,18 +198,18 @@ class Placement:
 
     def gpus_of(self, task: Task) -> tuple[str, ...]:
         """Returns the GPUs of a task."""
-        return self.shares[task.slot] if task.role == "worker" else ()
+        return self.shares[task.slot] if task.job == "worker" else ()
 
     def environments(self, tasks: Sequence[Task], ports: Sequence[int]) -> list[dict[str, str]]:
         """Returns the environment variables of each task."""
         addresses: dict[str, list[str]] = {}
         for task, port in zip(tasks, ports, strict=True):
-            addresses.setdefault(task.role, []).append(f"{HOST}:{port}")
+            addresses.setdefault(task.job, []).append(f"{HOST}:{port}")
         found = []
         for task in tasks:
             variables = {}
             if self.job.strategy in tf_config.JOBS:
-                variables[tf_config.VARIABLE] = tf_config.text_of(addresses, tf_config.Task(task.role, task.index))
+                variables[tf_config.VARIABLE] = tf_config.text_of(addresses, task)
             if self.has_gpus:
                 variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
             found.append(variables)

@@ -121,7 +121,7 @@ class Records:
         task, beat = process.task, process.monitor.beat
         return ProcessReport(
             name=task.name,
-            role=task.role,
+            role=task.job,
             index=task.index,
             slot=task.slot,
             gpus=self._placement.gpus_of(task),
@@ -139,7 +139,7 @@ class Records:
 
 
 def _place(task: Task) -> tuple[str, int]:
-    return task.role, task.slot
+    return task.job, task.slot
 
 
 _EVERY = 1.0  # seconds between reports

@@ -188,7 +188,7 @@ class Workers(RuleBasedStateMachine):
     @invariant()
     def those_run_that_should(self):
         self.workers.look_after(self.group.poll())
-        workers = [one for one in self.group.processes if one.task.role == "worker"]
+        workers = [one for one in self.group.processes if one.task.job == "worker"]
         assert {one.task.slot for one in workers if one.exit_status is None} == self.running
         assert [self.launch.records.restarts_of(one.task) for one in workers] == [self.restarts[i] for i in range(3)]
         assert self.group.failed == self.failed
