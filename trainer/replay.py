@@ -159,7 +159,6 @@ class Replay:
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
         from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
-        from trainer.cluster.rendezvous import Ties  # noqa: PLC0415, as in `main`
         from trainer.task import Task  # noqa: PLC0415, as in `main`
         from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
 
@@ -167,13 +166,13 @@ class Replay:
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task)
         strategies.configure(config)
-        alone, output = tf_config.ALONE, Output(rank=1)  # as a worker that is not the chief: it writes nothing
-        run = AllReduceRun(config, plan, alone, Ties(alone), Interrupt(COMMAND), output, Callbacks())
+        run = AllReduceRun(config, plan, tf_config.ALONE, Interrupt(COMMAND), Output(rank=1), Callbacks())
         run.build(task)
         self.config, self.plan = run.config, run.plan
         self.strategy, self.state, self.stepper = run.strategy, run.state, run.stepper
         self._batches = functools.partial(loop.Batches, run.plan, run.batches)
         say, training = functools.partial(print, file=sys.stderr), run.plan.training
+        # As a worker that is not the chief: it writes nothing.
         self._checkpoints = CheckpointManager(run.config, training, {}, run.state, run.parts, is_chief=False, say=say)
         if changes := resume.code_changes(record.content, run.config):
             say(f"changed since {record.path.name}: {'; '.join(changes)}")

@@ -150,10 +150,10 @@ def _train(
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow logs it
         with lazy_imports.loading():
-            from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
-            from trainer.task import Task  # noqa: PLC0415
+            from trainer.task import Task  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.training import AllReduceRun  # noqa: PLC0415
 
-        return training.run(config, plan, cluster, signals, given or Task, output, callbacks)
+        return AllReduceRun(config, plan, cluster, signals, output, callbacks).run(given or Task)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:

@@ -117,11 +117,11 @@ def _lead(
         callbacks = Callbacks(live, heartbeat)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():
-            from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.parameter_server.training import ParameterServerRun  # noqa: PLC0415, it loads TensorFlow
             from trainer.task import Task  # noqa: PLC0415
 
         output = Output(0, live, config.output.log_time)
-        return training.run(config, plan, roles, interrupt, found or Task, output, callbacks)
+        return ParameterServerRun(config, plan, roles, interrupt, output, callbacks).run(found or Task)
 
 
 def _serve(
