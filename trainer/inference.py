@@ -25,7 +25,7 @@ from trainer.config import TrainConfig
 from trainer.config.trained import CheckpointFlags
 from trainer.step import state
 from trainer.step.state import Forward, TrainState
-from trainer.task import DataSpec, Task, data_spec_of
+from trainer.task import DataSpec, Task, data_spec_of, gives_probabilities
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,6 +90,10 @@ class Trained:
         """Returns the model as evaluations call it, a function of features, with the weights that it has now."""
         kinds = self.model.trainable_variables, self.model.non_trainable_variables
         return self.state.evaluating(*([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
+
+    def probabilities(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns the probabilities in the outputs of a model of classes, float32."""
+        return tf.cast(outputs if gives_probabilities(self.model) else tf.nn.softmax(outputs), tf.float32)
 
     def __str__(self) -> str:
         """Name and checkpoint, for messages."""

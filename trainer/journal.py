@@ -107,11 +107,6 @@ class JobReport:
     error: str | None = None
     processes: tuple[ProcessReport, ...]
 
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes the file atomically: a reader sees either the old one or the new one."""
-        with contextlib.suppress(OSError):  # e.g. a full disk; the job continues without the file
-            replace(folder / STATUS, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")
-
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
@@ -172,6 +167,13 @@ class Beat:
             return told(cls, content_of(path))
         except (OSError, ValueError):
             return None
+
+
+def write(report: JobReport | Beat, path: pathlib.Path) -> None:
+    """Replaces a file atomically; if that cannot be written, e.g. on a full disk, the job continues without it."""
+    indent, end = (1, "\n") if isinstance(report, JobReport) else (None, "")
+    with contextlib.suppress(OSError):
+        replace(path, json.dumps(dataclasses.asdict(report), indent=indent) + end, ".new")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -119,32 +118,28 @@ class Action:
     """Something to do between inner loops, at some steps.
 
     Attributes:
-      every: due at each multiple of this number of steps, rounded up; 0: never.
+      period: due at its steps, and after the first inner loop that ends when its clock says so.
       do: does it.
-      seconds, soonest: also due after the first inner loop that ends this long after it was last done, as `Period`
-        says; 0: never.
       at: further steps at which it is due.
       asked: function that says whether it is due after an inner loop, too, until it is done; None: never.
       needs: the summaries of the step that it shows; see `LoopResult`.
       pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
     """
 
-    every: Fraction | int
+    period: Period
     do: Callable[[Progress], None]
-    seconds: float = 0.0
     at: tuple[int, ...] = ()
     asked: Callable[[], bool] | None = None
     needs: frozenset[str] = _NO_SUMMARIES
     pauses: bool = False
-    soonest: float = 0.0
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
-        return min([Period(self.every).next_after(step), *(at for at in self.at if at > step)])
+        return min([self.period.next_after(step), *(at for at in self.at if at > step)])
 
     def is_due(self, step: int) -> bool:
         """Whether a step is one of its steps."""
-        return Period(self.every).is_due(step) or step in self.at
+        return self.period.is_due(step) or step in self.at
 
 
 class Clocks:
@@ -160,7 +155,7 @@ class Clocks:
         action, done = self._actions[number], self._done[number]
         if action.asked is not None and action.asked():
             return True
-        wait = Period(seconds=action.seconds, soonest=action.soonest).wait_after(done - self._began)
+        wait = action.period.wait_after(done - self._began)
         return bool(wait) and time.monotonic() - done >= wait
 
     def due(self) -> list[int]:

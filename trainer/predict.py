@@ -34,11 +34,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, _DESCRIPTION, PredictConfig, argv)
     commandline.require("tensorflow")
     paths = [] if inputs.are_records(config.inputs) else inputs.image_files(config.inputs)
-    found = files.candidates(pathlib.Path(config.model_dir), config.checkpoint) if config.model_dir is not None else []
+    if config.model_dir is not None:
+        files.candidates(pathlib.Path(config.model_dir), config.checkpoint)
     with lazy_imports.loading():
         from trainer.exporting import answers  # noqa: PLC0415, here because it loads TensorFlow
 
-    answers.run(config, paths, found)
+    answers.run(config, paths)
 
 
 def entry_point() -> NoReturn:

@@ -27,12 +27,16 @@ from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import check, check_all, check_ending, check_needs, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
+from pipeline.files.fields import finite
 from pipeline.manifest import succession
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports, loop
 from trainer import plan as plans
+from trainer.callbacks.base import Callbacks
+from trainer.callbacks.terminal import Output
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
+from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, meaning
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import ClusterFlags
@@ -40,7 +44,6 @@ from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from pipeline.request import Request
     from trainer.checkpoint.reader import Record
     from trainer.task import Task
 
@@ -85,7 +88,6 @@ class ReplayConfig:
     json: bool = flag(False, "print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(
             lambda: check(self), self._check_one, lambda: check_ending("png", self.png, ".png"), lambda: self.span
         )
@@ -154,27 +156,25 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
-        from pipeline.batch.batches import best_place  # noqa: PLC0415, as in `main`
-        from pipeline.distribution import replicas_are_on_cpus  # noqa: PLC0415, as in `main`
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
-        from trainer.checkpoint.manager import CheckpointManager, parts_of  # noqa: PLC0415, as in `main`
+        from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
-        from trainer.step import state, train_step  # noqa: PLC0415, as in `main`
         from trainer.task import Task  # noqa: PLC0415, as in `main`
+        from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task)
         strategies.configure(config)
-        self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-        place = best_place(plan.inputs, not replicas_are_on_cpus(self.strategy))
-        config, plan = self.config, self.plan = plans.settled(config, plan, place)
-        self.state = state.planned(config, plan, self.strategy, task)
-        self.stepper = train_step.create(self.strategy, self.state, config, plan.training, plan.inputs)
-        say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
+        run = AllReduceRun(config, plan, tf_config.ALONE, Interrupt(COMMAND), Output(rank=1), Callbacks())
+        run.build(task)
+        self.config, self.plan = run.config, run.plan
+        self.strategy, self.state, self.stepper = run.strategy, run.state, run.stepper
+        self._batches = functools.partial(loop.Batches, run.plan, run.batches)
+        say, training = functools.partial(print, file=sys.stderr), run.plan.training
         # As a worker that is not the chief: it writes nothing.
-        self._checkpoints = CheckpointManager(config, plan.training, {}, self.state, parts, is_chief=False, say=say)
-        if changes := resume.code_changes(record.content, config):
+        self._checkpoints = CheckpointManager(run.config, training, {}, run.state, run.parts, is_chief=False, say=say)
+        if changes := resume.code_changes(record.content, run.config):
             say(f"changed since {record.path.name}: {'; '.join(changes)}")
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
@@ -283,15 +283,6 @@ class Replay:
             "averages/values": [f"the average of {name}" for name in weights],
         }
         return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
-
-    def _batches(self, **options: Any) -> loop.Batches:
-        from pipeline.distribution import distribute_request  # noqa: PLC0415, as in `main`
-
-        def make(request: Request) -> Any:
-            order = self.config.order
-            return distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True)
-
-        return loop.Batches(self.plan, make, **options)
 
 
 def _check_finite(result: Any) -> None:
@@ -543,32 +534,25 @@ class _Shown:
         epoch, at = divmod(self.step, training.steps_per_epoch)
         rows = [
             {
-                "loss": _number(float(self.losses[row.row])),
+                "loss": float(self.losses[row.row]),
                 "stands_out": bool(self.stands_out[row.row]),
                 **step_rows.json_of(row, names),
             }
             for row in self.rows
         ]
-        rule = {"median": _number(self.judged.median), "mad": _number(self.judged.deviation / _OF_MAD)}
-        return {
+        rule = {"median": self.judged.median, "mad": self.judged.deviation / _OF_MAD, "bound": self.judged.bound}
+        found = {
             **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
             **{"from": self.replay.origin, "from_step": self.replay.first},
             "replicas": self.replay.strategy.num_replicas_in_sync,
             **({"phase": self._phase()[0]} if self._phase() else {}),
-            "values": {name: _number(value) for name, value in self.values.items()},
-            "norm": _number(self.norm),
-            "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},
-            **{**rule, "bound": _number(self.judged.bound), "rows": rows},
+            **{"values": self.values, "norm": self.norm, "norms_before": self.norms, **rule, "rows": rows},
         }
+        return {name: finite(value) for name, value in found.items()}
 
 
 def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
-
-
-def _number(value: float) -> float | None:
-    """Returns a number as JSON has it, which lacks NaN and infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _verify(config: ReplayConfig) -> None:

@@ -22,10 +22,9 @@ from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
 from trainer.cluster import interrupt, tf_config
 from trainer.config import TrainConfig, meaning
-from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.config.model import name_of_code
 from trainer.config.run import ClusterFlags, RunFlags
-from trainer.parameter_server import roles
 
 if TYPE_CHECKING:
     from trainer.task import Evaluation, Task
@@ -63,19 +62,19 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
     try:
         yield
     except UsageError:
-        if (seat := _seat(argv)) is None:
+        if (cluster := _told_cluster(argv)) is None:
             raise
         timeout = RunFlags.join_timeout
         with contextlib.suppress(ValueError):
             timeout = float(configs.values(argv, "join_timeout").get("join_timeout", timeout))
         from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
 
-        with rendezvous.explaining(seat, timeout):
+        with rendezvous.explaining(cluster, timeout):
             raise
 
 
-def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
-    """Returns the place of this process in its job; None if it is alone or the flags do not tell."""
+def _told_cluster(argv: Sequence[str] | None) -> tf_config.Cluster | None:
+    """Returns the processes of the job; None if this one is alone or the flags do not tell."""
     names = [field.name for field in dataclasses.fields(ClusterFlags)]
     with contextlib.suppress(UsageError, ValueError):
         values: dict[str, Any] = configs.values(argv, "strategy", *names)
@@ -83,12 +82,8 @@ def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
         if "task_index" in values:
             values["task_index"] = int(values["task_index"])
         flags = ClusterFlags(**values)
-        if strategy == PARAMETER_SERVER:
-            return roles.of(flags).seat
-        if strategy == "multiworker" and flags.given:
-            return tf_config.parse(tf_config.of_flags(flags, strategy), tf_config.HOSTS_FLAG).seat
-        if strategy == "multiworker" and (cluster := tf_config.from_environment()):
-            return cluster.seat
+        if strategy in tf_config.JOBS:
+            return tf_config.of(flags, strategy)
     return None
 
 
@@ -128,7 +123,7 @@ def _train(
     from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
 
     callbacks, output = Callbacks(live, heartbeat), Output(cluster.rank, live, config.output.log_time)
-    with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
+    with rendezvous.explaining(cluster, config.run.join_timeout, live.aside):
         if config.model.task and given is None:
             callbacks.phase("loading TensorFlow")
             given = lazy_imports.load_task(config.model.task)
@@ -149,16 +144,16 @@ def _train(
     only_job = run_folder.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):
         heartbeat.keep_in(config.run.folder, cluster.file, cluster.is_chief)
-        with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
+        with rendezvous.explaining(cluster, config.run.join_timeout, live.aside):
             config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow logs it
         with lazy_imports.loading():
-            from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
-            from trainer.task import Task  # noqa: PLC0415
+            from trainer.task import Task  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.training import AllReduceRun  # noqa: PLC0415
 
-        return training.run(config, plan, cluster, signals, given or Task, output, callbacks)
+        return AllReduceRun(config, plan, cluster, signals, output, callbacks).run(given or Task)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
@@ -170,14 +165,13 @@ def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
 
 def _cluster(config: TrainConfig) -> tf_config.Cluster:
     strategy, flags = config.run.strategy, config.cluster
-    if flags.given:  # only with --strategy=multiworker; TensorFlow reads the variable
-        os.environ[tf_config.VARIABLE] = tf_config.of_flags(flags, strategy)
-        return tf_config.parse(os.environ[tf_config.VARIABLE], tf_config.HOSTS_FLAG)
-    if strategy != "multiworker":
+    if strategy != MULTIWORKER:
         tf_config.check_alone(strategy)
         return tf_config.ALONE
-    cluster = tf_config.from_environment()
-    if cluster is None:
+    cluster = tf_config.of(flags, strategy)
+    if flags.given:  # TensorFlow reads the variable
+        os.environ[tf_config.VARIABLE] = tf_config.of_flags(flags, strategy)
+    elif cluster is None:
         os.environ.pop(tf_config.VARIABLE, None)  # it may be set but empty, which TensorFlow cannot read
         print(f"{tf_config.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
     return cluster or tf_config.ALONE

@@ -58,45 +58,6 @@ Batches: TypeAlias = Mapping[str, Iterable[tuple[Any, ...]]]  # {name: one pass 
 TrainLoop: TypeAlias = Callable[[Sequence[Action]], bool]  # trains to the last step; returns whether it was stopped
 
 
-def run(
-    config: TrainConfig,
-    plan: Plan,
-    cluster: Cluster,
-    interrupt: Interrupt,
-    task: type[Task],
-    output: Output,
-    callbacks: Callbacks,
-) -> Evaluation | None:
-    """Trains to the end of the plan and evaluates, on replicas that sum their gradients.
-
-    Args:
-      config, plan: flags of the run, and what it reads.
-      cluster: workers of the job, of which this process is one.
-      interrupt: flag that says whether a signal came.
-      task: class of the task.
-      output: prints the lines.
-      callbacks: those that already follow the run; all others are added.
-
-    Returns:
-      The last evaluation, or None if the config asks for none.
-
-    Raises:
-      RerunError: stopped by a signal, with the state saved, or another worker was lost.
-      DataError: a loss or weight is not finite, or the data cannot be read.
-      UsageError: the config does not fit this machine or the checkpoint in the run's folder.
-    """
-    strategies.configure(config, cluster.is_chief)
-    config = config.with_mode("on" if train_step.is_compiled(config) else "off")  # as checkpoints store it
-    ties = Ties(cluster)
-    if cluster.size > 1:
-        callbacks.phase("waiting for all workers", shown="")
-        with rendezvous.explaining(cluster.seat, config.run.join_timeout, output.live.aside):
-            described = description.of(config, plan)
-        ties = rendezvous.meet(cluster, described, config.run.join_timeout)
-    with ties, ties.told(), failures.in_one_line(cluster.size):
-        return AllReduceRun(config, plan, cluster, ties, interrupt, output, callbacks).run(task)
-
-
 class _EpochSteps(Protocol):
     """The sums over an epoch, such as `trainer.checkpoint.manager.EpochSums`."""
 
@@ -139,17 +100,38 @@ class Run(abc.ABC):
         self,
         config: TrainConfig,
         plan: Plan,
+        cluster: Cluster,
         interrupt: Interrupt,
         output: Output,
         callbacks: Callbacks,
-        is_chief: bool,
     ) -> None:
-        self.config, self.plan, self.interrupt = config, plan, interrupt
-        self.output, self.callbacks, self.is_chief = output, callbacks, is_chief
+        """Does nothing yet.
+
+        Args:
+          config, plan: flags of the run, and what it reads.
+          cluster: processes of the job, of which this is one.
+          interrupt: flag that says whether a signal came.
+          output: prints the lines.
+          callbacks: those that already follow the run; all others are added.
+        """
+        self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
+        self.output, self.callbacks, self.is_chief = output, callbacks, cluster.is_chief
         self.evaluations: Evaluations | None = None
 
     def run(self, task: type[Task]) -> Evaluation | None:
-        """Builds the model, restores or initializes it, trains, evaluates."""
+        """Builds the model, restores or initializes it, trains to the end of the plan and evaluates.
+
+        Args:
+          task: class of the task.
+
+        Returns:
+          The last evaluation, or None if the config asks for none.
+
+        Raises:
+          RerunError: stopped by a signal, with the state saved, or another process was lost or did not come.
+          DataError: a loss or weight is not finite, or the data cannot be read.
+          UsageError: the config does not fit this machine, the cluster or the checkpoint in the run's folder.
+        """
         if odd := uncalled(task):
             self.output.line(odd)
         self.build(task)
@@ -338,23 +320,19 @@ class Run(abc.ABC):
 class AllReduceRun(Run):
     """A run of one process or several workers, whose replicas sum their gradients in every step."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        plan: Plan,
-        cluster: Cluster,
-        ties: Ties,
-        interrupt: Interrupt,
-        output: Output,
-        callbacks: Callbacks,
-    ) -> None:
-        super().__init__(config, plan, interrupt, output, callbacks, cluster.is_chief)
-        self.cluster, self.ties = cluster, ties
-        self._watchdog = Watchdog(config.run.collective_timeout, cluster)
-
     def run(self, task: type[Task]) -> Evaluation | None:
-        """Makes the run, and gives up workers that no longer answer."""
-        with self._watchdog:
+        """Meets the other workers, makes the run with them, and gives up those that no longer answer; see `Run.run`."""
+        cluster, timeout = self.cluster, self.config.run.join_timeout
+        strategies.configure(self.config, self.is_chief)
+        is_compiled = train_step.is_compiled(self.config)
+        self.config = self.config.with_mode("on" if is_compiled else "off")  # as checkpoints store it
+        self.ties, self._watchdog = Ties(cluster), Watchdog(self.config.run.collective_timeout, cluster)
+        if cluster.size > 1:
+            self.callbacks.phase("waiting for all workers", shown="")
+            with rendezvous.explaining(cluster, timeout, self.output.live.aside):
+                described = description.of(self.config, self.plan)
+            self.ties = rendezvous.meet(cluster, described, timeout)
+        with self.ties, self.ties.told(), failures.in_one_line(cluster.size), self._watchdog:
             return super().run(task)
 
     def connect(self) -> None:
@@ -465,7 +443,7 @@ class AllReduceRun(Run):
 
     def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop
-        answer = Action(0, self._answer)
+        answer = Action(Period(), self._answer)
         return loop.train(
             inner_loop,
             start,
@@ -508,8 +486,7 @@ class _Saver(Callback):
 
     def actions(self) -> list[Action]:
         """Returns the actions that save."""
-        steps, seconds, soonest = self._period
         return [
-            Action(steps, lambda progress: self._save(), seconds=seconds, soonest=soonest, pauses=True),
-            Action(0, self._save_now, asked=self._asked, pauses=True),
+            Action(self._period, lambda progress: self._save(), pauses=True),
+            Action(Period(), self._save_now, asked=self._asked, pauses=True),
         ]

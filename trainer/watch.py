@@ -48,7 +48,6 @@ class WatchConfig:
     json: bool = flag(False, "print what is known about the runs as JSON, and end")
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(lambda: check(self), self._check_runs)
 
     def _check_runs(self) -> None:

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 OPTIONAL = "optional"  # metadata of fields that files of earlier releases lack
@@ -74,6 +74,15 @@ def as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: as_json(part) for name, part in value.items()}
     return tuple(map(as_json, value)) if isinstance(value, tuple) else value
+
+
+def finite(value: Any) -> Any:
+    """Returns a value for JSON, with None for the numbers that it lacks: NaN and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): finite(one) for name, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:

@@ -246,7 +246,7 @@ JOINS = """
 import os, sys, time
 from trainer import config, description, plan
 from trainer.cluster import rendezvous, tf_config
-parsed, cluster = config.parse(sys.argv[2:]), tf_config.from_environment()
+parsed, cluster = config.parse(sys.argv[2:]), tf_config.parse(os.environ["TF_CONFIG"])
 rendezvous.meet(cluster, description.of(parsed, plan.make(parsed, cluster.size)), 60)
 if sys.argv[1] == "hangs":
     time.sleep(600)

@@ -95,7 +95,7 @@ class Evaluations(Callback):
         self._latest: tuple[int, Evaluation] | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._period.steps, self.during, seconds=self._period.seconds, pauses=True)]
+        return [Action(self._period, self.during, pauses=True)]
 
     def is_due(self, step: int) -> bool:
         """Returns whether a step will be evaluated, as far as that does not depend on the clock."""

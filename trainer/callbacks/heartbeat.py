@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from pipeline.errors import EXIT_DATA, PipelineError, line_of
-from pipeline.files.write import replace
+from trainer import journal
 from trainer.callbacks.base import Callback, Phase
 from trainer.journal import Beat
 from trainer.loop import Progress
@@ -132,7 +131,6 @@ class Heartbeat(Callback):
             self._evaluates = True
 
     def __enter__(self) -> Self:
-        """Starts beating."""
         if self._path:
             self._start()
         return self
@@ -174,8 +172,7 @@ class Heartbeat(Callback):
         while not is_last:
             with self._lock:  # held by `__exit__` until the last beat is complete
                 is_last, beat = self._ended.is_set(), self._beat
-            with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
-                replace(path, json.dumps(dataclasses.asdict(beat)), ".new")
+            journal.write(beat, path)  # unless the chief has not made the folder yet
             self._ended.wait(_BETWEEN)
 
     def _write(self) -> None:
@@ -184,8 +181,7 @@ class Heartbeat(Callback):
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
         if self._path:
-            with contextlib.suppress(OSError):  # a full disk: the launcher reports the silence
-                replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
+            journal.write(self._beat, self._path)  # unless the disk is full: the launcher reports the silence
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the fields of `Beat` that average over the last beats."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 import time
 from typing import Any
 
 from pipeline import errors
 from pipeline.errors import UsageError, reason_of
+from pipeline.files.fields import finite
 from pipeline.files.reading import content_of, opened
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback
@@ -70,8 +70,7 @@ class MetricsFile(Callback):
         """
         if step == self._start_step and tuple(values) in self._at_start:
             return  # a finished run that repeats its evaluation
-        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **numbers})}\n".encode()
+        line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **finite(values)})}\n".encode()
         if not self._is_begun:
             self._begin(line)
         with errors.named(str(self._path), "cannot be written to"):

@@ -144,7 +144,7 @@ class PhaseLine(Callback):
         self._state, self._output, self._callbacks = state, output, callbacks
 
     def actions(self) -> list[Action]:
-        return [Action(0, self.print, at=tuple(self._state.phases.starts[1:]))]
+        return [Action(Period(), self.print, at=tuple(self._state.phases.starts[1:]))]
 
     def print(self, progress: Progress) -> None:
         """Prints the line of the phase that begins."""
@@ -177,7 +177,7 @@ class LogLine(Callback):
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._period.steps, self.print, seconds=self._period.seconds)]
+        return [Action(self._period, self.print)]
 
     def print(self, progress: Progress) -> None:
         """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""
@@ -215,7 +215,7 @@ class EpochLine(Callback):
         self._held: tuple[int, str] | None = None  # step, and the line that its evaluation will complete
 
     def actions(self) -> list[Action]:
-        return [Action(self._steps_per_epoch, self.print)]
+        return [Action(Period(self._steps_per_epoch), self.print)]
 
     def print(self, progress: Progress) -> None:
         """Prints the line for the epoch that ends with a step, or leaves that to the step's evaluation."""

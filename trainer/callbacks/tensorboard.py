@@ -71,7 +71,7 @@ class TrainScalars(Callback):
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._period.steps, self.write, seconds=self._period.seconds, needs=frozenset({NORM}))]
+        return [Action(self._period, self.write, needs=frozenset({NORM}))]
 
     def write(self, progress: Progress) -> None:
         """Writes the scalars of a step, whose summaries must include NORM."""
@@ -155,7 +155,7 @@ class TensorBoard(Callback):
     def actions(self) -> list[Action]:
         """Returns the actions that write flags, graph, histograms and images; a new run also writes them at step 1."""
         first = () if self._start_step else (1,)
-        found = [Action(0, self._write_start, at=(self._start_step + 1,))]
+        found = [Action(Period(), self._write_start, at=(self._start_step + 1,))]
         shown = [
             (self._flags.histogram_every, HISTOGRAMS, self._write_histograms),
             (self._flags.activation_every, ACTIVATIONS, self._write_activations),
@@ -164,9 +164,9 @@ class TensorBoard(Callback):
             shown.append((self._flags.image_every, IMAGES, self._write_images))
         for every, summary, write in shown:
             if every:
-                steps, seconds, _ = period_of(every, self._steps_per_epoch)
+                period = period_of(every, self._steps_per_epoch)
                 pauses = summary == HISTOGRAMS and self._read_histograms is not None
-                found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary}), pauses=pauses))
+                found.append(Action(period, write, at=first, needs=frozenset({summary}), pauses=pauses))
         return found
 
     def _write_start(self, progress: Progress) -> None:
@@ -219,7 +219,7 @@ class Profiler(Callback):
         self._steps, self._folder, self._writes, self._records = steps, folder, writes, False
 
     def actions(self) -> list[Action]:
-        return [Action(0, self._switch, at=self._steps)] if self._steps else []
+        return [Action(Period(), self._switch, at=self._steps)] if self._steps else []
 
     def _switch(self, progress: Progress) -> None:
         assert self._steps is not None

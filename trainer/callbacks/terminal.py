@@ -79,11 +79,9 @@ class LiveLine(Callback):
             self._draw(text)
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Removes the line."""
         with self._lock:
             self._draw("")
             self._closed.set()

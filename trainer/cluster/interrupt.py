@@ -86,7 +86,6 @@ class Interrupt:
         self._listen()
 
     def __enter__(self) -> Interrupt:
-        """Takes over signal handling."""
         self._stderr = os.dup(2)  # file descriptor 2 may be redirected later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -97,7 +96,6 @@ class Interrupt:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores signal handling."""
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

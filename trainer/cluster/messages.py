@@ -167,33 +167,19 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
 
 
 async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
-    """Returns the names that the chief waits for; or the error that ends all workers; or None: they may continue.
+    """Returns what the chief says: whom it waits for, or a line to print; or how the meeting or the job ends.
+
+    The end is an error, or None: before the job begins, this process may continue; later, the job has succeeded.
 
     Args:
       reader: stream from the chief.
       within: seconds within which at least a sign of life must come; None: the chief sends none.
 
-    Raises one of NOT_OURS.
-    """
-    message = await _read(reader, within)
-    if "waiting" in message:
-        return str(message["waiting"])
-    return error_of(message)
-
-
-async def read_line(reader: asyncio.StreamReader, within: float) -> str | PipelineError | None:
-    """Returns a line to print, from a chief whose job has begun; or how the job ended: an error, None for success.
-
-    Args:
-      reader: stream from the chief.
-      within: seconds within which at least a sign of life must come.
-
     Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
     """
     message = await _read(reader, within)
-    if "line" in message:
-        return str(message["line"])
-    return error_of(message)
+    text = message.get("waiting", message.get("line"))
+    return error_of(message) if text is None else str(text)
 
 
 async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, str]:
@@ -220,44 +206,14 @@ async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
         return False
 
 
-def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
-    """Sends a worker's first message."""
-    _write(writer, dataclasses.asdict(hello))
-
-
-def write_failure(writer: asyncio.StreamWriter, failure: Failure) -> None:
-    """Sends why a worker cannot begin."""
-    _write(writer, {"rank": failure.rank, "name": failure.name, **fields_of(failure.error)})
-
-
-def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:
-    """Tells the other side that a worker ran out of time."""
-    writer.write(b"\n")
-
-
-def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
-    """Sends the names that the chief waits for."""
-    _write(writer, {"waiting": awaited})
+def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Sends a message, a line of JSON."""
+    writer.write(json.dumps(message).encode() + b"\n")
 
 
 def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
     """Tells a worker that all may continue, or the error that ends it."""
-    _write(writer, fields_of(error))
-
-
-def write_news(writer: asyncio.StreamWriter, kind: str, value: str = "") -> None:
-    """Sends news for `read_news`."""
-    _write(writer, {kind: value})
-
-
-def write_sign(writer: asyncio.StreamWriter) -> None:
-    """Sends a sign of life."""
-    _write(writer, SIGN)
-
-
-def write_line(writer: asyncio.StreamWriter, line: str) -> None:
-    """Sends a line to print."""
-    _write(writer, {"line": line})
+    write(writer, fields_of(error))
 
 
 def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
@@ -284,7 +240,3 @@ async def _read(reader: asyncio.StreamReader, within: float | None = None) -> di
             raise ValueError("not an object")
         if message != SIGN:
             return message
-
-
-def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")

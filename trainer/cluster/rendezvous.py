@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import selectors
 import socket
@@ -25,7 +26,7 @@ from typing import Any, Self, TypeAlias
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError, reason_of
 from trainer.cluster import messages, tf_config
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
-from trainer.cluster.tf_config import Cluster, Seat
+from trainer.cluster.tf_config import Cluster
 
 NOTICE_SECONDS = 10.0  # between lines about whom a worker is waiting for
 _FIRST_NOTICE_SECONDS = 0.5
@@ -63,23 +64,25 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
       RerunError: a worker did not come in time.
     """
     listed = f"{cluster.size} workers in {cluster.source} ({', '.join(cluster.addresses)})"
-    jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
-    hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
-    with explaining(cluster.seat, timeout):
-        port = tf_config.listen(cluster.addresses[cluster.rank], hello.name, cluster.source)
+    jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_address else ''}"}
+    hello = Hello(cluster.rank, cluster.name(cluster.mine), [jobs, *description])
+    with explaining(cluster, timeout):
+        port = tf_config.listen(cluster.address(cluster.mine), hello.name, cluster.source)
     with port:  # a worker keeps its port until TensorFlow takes it
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
         outcome = asyncio.run(side.meet())
     if outcome:
         if isinstance(side, _Chief):
-            tell_the_rest(cluster.seat, outcome, side.told, timeout)
+            tell_the_rest(cluster, outcome, side.told, timeout)
         raise outcome
     return Ties(cluster, side.kept)
 
 
 @contextlib.contextmanager
 def explaining(
-    seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    cluster: Cluster,
+    timeout: float,
+    aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[None]:
     """Context for work before a process meets the others: if it fails, they are told why.
 
@@ -87,48 +90,50 @@ def explaining(
     at once. Those that come too late wait for --join_timeout, as for a process that was never started.
 
     Args:
-      seat: place of this process in the meeting.
+      cluster: processes of the job.
       timeout: seconds that the others wait; telling them ends after that.
       aside: context in which a line may be printed.
     """
     try:
         yield
     except Exception as error:
-        if seat.size > 1:
+        if cluster.size > 1:
             with contextlib.suppress(OSError, UsageError):  # another process has the chief's port
-                asyncio.run(_explain(_of_any(error), seat, timeout, aside))
+                asyncio.run(_explain(_of_any(error), cluster, timeout, aside))
         raise
 
 
-def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeout: float) -> None:
+def tell_the_rest(cluster: Cluster, error: PipelineError, told: Collection[int], timeout: float) -> None:
     """Tells late workers, who would wait for --join_timeout, why the chief has given up the job.
 
     Args:
-      seat: place of the chief in the meeting.
+      cluster: processes of the job.
       error: error that ended the others; if it asks for a rerun, nobody is told.
       told: ranks of the workers that know.
       timeout: seconds that the others wait, as in `explaining`.
     """
-    if error.exit_code != EXIT_RERUN and len(told) < seat.size - 1:
+    if error.exit_code != EXIT_RERUN and len(told) < cluster.size - 1:
         with contextlib.suppress(OSError, UsageError):  # another process has taken the port
-            asyncio.run(_explain(error, seat, timeout, contextlib.nullcontext, error, told))
+            asyncio.run(_explain(error, cluster, timeout, contextlib.nullcontext, error, told))
 
 
 async def _explain(
     error: PipelineError,
-    seat: Seat,
+    cluster: Cluster,
     timeout: float,
     aside: Callable[[], contextlib.AbstractContextManager[None]],
     for_others: PipelineError | None = None,
     told: Collection[int] = (),
 ) -> None:
     """Tells the others why the job cannot begin, for a bounded time; prints a line if that takes a while."""
-    failure = Failure(seat.rank, seat.name, error)
-    if seat.rank:
-        telling = asyncio.create_task(_tell_chief(failure, seat))
+    mine = cluster.mine
+    failure = Failure(cluster.rank, cluster.name(mine), error)
+    if cluster.is_chief:
+        port = tf_config.listen(cluster.address(mine), cluster.name(mine), cluster.source_of(mine))
+        untold = set(range(1, cluster.size)) - set(told)
+        telling = asyncio.create_task(_tell_others(for_others or failure.told, untold, port))
     else:
-        port = tf_config.listen(seat.chief_address, seat.name, seat.source)
-        telling = asyncio.create_task(_tell_others(for_others or failure.told, seat, port, told))
+        telling = asyncio.create_task(_tell_chief(failure, cluster.addresses[0]))
     seconds = min(timeout, _EXPLAINING_SECONDS)
     notice = min(seconds, _FIRST_NOTICE_SECONDS)
     if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
@@ -139,22 +144,23 @@ async def _explain(
     await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell_chief(failure: Failure, seat: Seat) -> None:
+async def _tell_chief(failure: Failure, address: str) -> None:
     """Returns once the chief has answered."""
     while True:
         with contextlib.suppress(*messages.NOT_OURS):  # not listening yet, or another program has its port
             async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_connection(*tf_config.split_address(seat.chief_address))
+                reader, writer = await asyncio.open_connection(*tf_config.split_address(address))
                 with contextlib.closing(writer):
-                    messages.write_failure(writer, failure)
+                    said = {"rank": failure.rank, "name": failure.name, **messages.fields_of(failure.error)}
+                    messages.write(writer, said)
                     await messages.read_answer(reader)
                     return
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, told: Collection[int]) -> None:
+async def _tell_others(error: PipelineError, untold: set[int], port: socket.socket) -> None:
     """Returns once all others have been told."""
-    untold, all_told = set(range(1, seat.size)) - set(told), asyncio.Event()
+    all_told = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if one := await greeting(reader, writer):
@@ -187,14 +193,12 @@ class Ties:
     def __init__(self, cluster: Cluster, connections: Mapping[int, _Connection] = {}) -> None:
         """Takes over connections, by rank of the other side; a single worker has none."""
         self._cluster = cluster
-        self._peers = {rank: _Peer(cluster.name(rank), *connection) for rank, connection in connections.items()}
+        self._peers = {rank: _Peer(cluster.names[rank], *connection) for rank, connection in connections.items()}
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes the connections."""
         self.close()
 
     def close(self) -> None:
@@ -245,7 +249,7 @@ class Ties:
             return
         theirs = {rank: self._answer(peer, timeout)["has"] for rank, peer in self._peers.items()}
         said = [
-            f"{self._cluster.name(rank)} has {found}"
+            f"{self._cluster.names[rank]} has {found}"
             for rank, one in theirs.items()
             if (found := difference(mine, one))
         ]
@@ -292,7 +296,7 @@ class Ties:
 
     def _tell(self, error: PipelineError) -> None:
         for peer in self._peers.values():
-            peer.send({"left": messages.fields_of(error), "name": self._cluster.name(self._cluster.rank)})
+            peer.send({"left": messages.fields_of(error), "name": self._cluster.name(self._cluster.mine)})
 
 
 class _Peer:
@@ -390,11 +394,10 @@ class _Chief:
 
     def _tell(self, absent: str) -> None:
         for _, writer in self._others.values():
-            messages.write_waiting(writer, absent)
+            messages.write(writer, {"waiting": absent})
 
     def _absent(self) -> str:
-        ranks = (rank for rank in range(1, self._cluster.size) if rank not in self._others)
-        return shortened([self._cluster.name(rank) for rank in ranks])
+        return shortened([name for rank, name in enumerate(self._cluster.names) if rank and rank not in self._others])
 
 
 class Server:
@@ -488,7 +491,7 @@ class Client:
             reader, writer = await asyncio.open_connection(*self._address, limit=messages.MOST_BYTES)
         try:
             messages.expect_signs_of_life(writer)
-            messages.write_hello(writer, self.hello)
+            messages.write(writer, dataclasses.asdict(self.hello))
             return await self.answered(reader, writer)
         except BaseException:
             writer.close()
@@ -509,7 +512,7 @@ class _Worker(Client):
     """A worker's side, which keeps the connection for its `Ties`."""
 
     def __init__(self, cluster: Cluster, hello: Hello, timeout: float) -> None:
-        super().__init__(hello, cluster.name(0), cluster.addresses[0], timeout)
+        super().__init__(hello, cluster.names[0], cluster.addresses[0], timeout)
         self.kept: dict[int, _Connection] = {}
 
     async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
@@ -521,7 +524,7 @@ class _Worker(Client):
                     self.kept = {0: (writer.get_extra_info("socket").dup(), await _rest_of(reader))}
                 return answer
             except asyncio.CancelledError:
-                messages.write_waits_no_longer(writer)
+                writer.write(b"\n")  # for `messages.waits_no_longer`
                 raise
 
 

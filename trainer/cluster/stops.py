@@ -13,7 +13,6 @@ class Stops:
     """The last stop of this process, detected by a ticking thread whose next tick comes too late."""
 
     def __init__(self) -> None:
-        """Starts ticking."""
         self._ticked = time.monotonic()
         self._gap, self._until = 0.0, self._ticked
 

@@ -212,7 +212,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
         ) from None
     except tf.errors.UnknownError as error:
         if runtime.is_port_taken(error):
-            address, name = cluster.addresses[cluster.rank], cluster.name(cluster.rank)
+            address, name = cluster.address(cluster.mine), cluster.name(cluster.mine)
             reason = "was taken by another process; end that process or use another port"
             raise tf_config.unusable_port(address, name, cluster.source, reason) from None
         raise

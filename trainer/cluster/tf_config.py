@@ -9,10 +9,12 @@ import json
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, reason_of
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.config.run import ClusterFlags
 
 VARIABLE = "TF_CONFIG"
@@ -23,78 +25,131 @@ _FLAGS = {"chief": "--chief_host", "worker": "--worker_hosts", "ps": "--ps_hosts
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
+CHIEF, WORKER, PS = "chief", "worker", "ps"
+JOBS = {MULTIWORKER: (CHIEF, WORKER), PARAMETER_SERVER: (CHIEF, WORKER, PS)}  # by strategy
+
+
 @dataclasses.dataclass(frozen=True)
-class Seat:
-    """The place of a process in the meeting at the chief's address.
+class Task:
+    """A process of the job, such as (`worker`, 1)."""
 
-    Attributes:
-      rank: rank of this process, 0..size-1; 0 is the chief.
-      size: number of processes in the job.
-      name: name of this process in messages.
-      chief_address: address of the chief, `host:port`.
-      source: origin of that address: TF_CONFIG, or a flag.
-    """
+    job: str
+    index: int = 0
 
-    rank: int
-    size: int
-    name: str
-    chief_address: str
-    source: str
+    @property
+    def file(self) -> str:
+        """Its name in file names: `worker-1`, `chief`."""
+        return f"{self.job}-{self.index}" if self.job in (WORKER, PS) else self.job
+
+    @property
+    def name(self) -> str:
+        """Its name without its address: `worker 1`, `chief`."""
+        return self.file.replace("-", " ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a job, and which one this process is.
+    """The processes of a job, and which one this is.
 
     Attributes:
-      addresses: `host:port` of each worker, the chief first.
-      rank: rank of this process, 0..size-1; 0 is the chief, which writes.
-      chief_job: whether TF_CONFIG has a job `chief`, so that its workers are counted without the chief.
+      workers: `host:port` of each worker.
+      rank: rank of this process among all; 0 is the chief, which writes checkpoints, logs and lines.
+      ps: `host:port` of each parameter server.
+      chief_address: address of a chief that has a job of its own; None if worker 0's process is the chief.
       source: origin of the cluster: TF_CONFIG, or a flag.
     """
 
-    addresses: tuple[str, ...] = ("localhost",)
+    workers: tuple[str, ...] = ("localhost",)
     rank: int = 0
-    chief_job: bool = False
+    ps: tuple[str, ...] = ()
+    chief_address: str | None = None
     source: str = VARIABLE
 
     @property
-    def size(self) -> int:
-        """Number of workers."""
-        return len(self.addresses)
+    def chief_works(self) -> bool:
+        """Whether the chief's process is also worker 0."""
+        return self.chief_address is None
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints, logs and lines."""
+        """Whether this process is the chief's."""
         return self.rank == 0
 
     @property
-    def file(self) -> str:
-        """Name of this process in file names: `worker-1`, as in TF_CONFIG."""
-        return f"worker-{self.rank - self.chief_job}" if self.rank or not self.chief_job else "chief"
+    def others(self) -> list[Task]:
+        """All processes except the chief's, by rank."""
+        workers = range(1 if self.chief_works else 0, len(self.workers))
+        return [*(Task(WORKER, i) for i in workers), *(Task(PS, i) for i in range(len(self.ps)))]
 
     @property
-    def seat(self) -> Seat:
-        """Place of this process in the meeting."""
-        return Seat(self.rank, self.size, self.name(self.rank), self.addresses[0], self.source)
+    def tasks(self) -> list[Task]:
+        """All processes, by rank."""
+        return [Task(CHIEF), *self.others]
 
-    def name(self, rank: int) -> str:
-        """Returns the name of a worker in messages: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
-        who = f"worker {rank - self.chief_job}" if rank else "the chief"
-        return f"{who} ({self.addresses[rank]})"
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self.tasks)
+
+    @property
+    def mine(self) -> Task:
+        """This process."""
+        return self.tasks[self.rank]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` of all processes, by rank."""
+        return tuple(map(self.address, self.tasks))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all processes in messages, by rank."""
+        return list(map(self.name, self.tasks))
+
+    @property
+    def file(self) -> str:
+        """Name of this process in file names, as in TF_CONFIG: `worker-1`, `chief`."""
+        is_worker = self.is_chief and self.chief_works and not self.ps
+        return (Task(WORKER) if is_worker else self.mine).file
+
+    def address(self, task: Task) -> str:
+        """Returns the `host:port` of a process."""
+        if task.job == CHIEF:
+            return self.chief_address or self.workers[0]
+        return (self.workers if task.job == WORKER else self.ps)[task.index]
+
+    def name(self, task: Task) -> str:
+        """Returns the name of a process in messages: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
+        return f"{'the ' if task.job == CHIEF else ''}{task.name} ({self.address(task)})"
+
+    def source_of(self, task: Task) -> str:
+        """Returns the source of a process's address: `--ps_hosts` or TF_CONFIG."""
+        return _source_of(WORKER if task.job == CHIEF and self.chief_works else task.job, self.source)
+
+    def __str__(self) -> str:
+        """All processes, for messages."""
+        chief = f"chief {self.chief_address}, " if self.chief_address else ""
+        workers = f"{count_of(len(self.workers), 'worker')} {', '.join(self.workers)}"
+        return f"{chief}{workers}, {len(self.ps)} ps {', '.join(self.ps)}"
 
 
 ALONE = Cluster()
 
 
-def from_environment() -> Cluster | None:
-    """Returns the cluster in the environment's TF_CONFIG; None if it is not set.
+def of(flags: ClusterFlags, strategy: str) -> Cluster | None:
+    """Returns the cluster that flags give, or else the environment's TF_CONFIG; None if neither does.
+
+    Args:
+      flags: the flags.
+      strategy: multiworker or parameter_server.
 
     Raises:
-      UsageError: it cannot be used.
+      UsageError: both do, or it cannot be used.
     """
+    if flags.given:
+        return parse(of_flags(flags, strategy), strategy, HOSTS_FLAG)
     text = os.environ.get(VARIABLE, "").strip()
-    return parse(text) if text else None
+    return parse(text, strategy) if text else None
 
 
 def check_alone(strategy: str) -> None:
@@ -116,36 +171,17 @@ def check_alone(strategy: str) -> None:
         )
 
 
-def parse(text: str, source: str = VARIABLE) -> Cluster:
-    """Parses a TF_CONFIG text with the jobs `chief` (one, optional) and `worker`.
+def parse(text: str, strategy: str = MULTIWORKER, source: str = VARIABLE) -> Cluster:
+    """Parses a TF_CONFIG text with the jobs `chief` (one, optional), `worker` and, for parameter servers, `ps`.
 
     Args:
       text: content of TF_CONFIG.
+      strategy: multiworker or parameter_server.
       source: origin of the text, for messages.
 
     Raises:
-      UsageError: it is not JSON, lacks the cluster or the task, has another kind of task or an index outside of the
-        job, or has an address that is not host:port or occurs twice.
-    """
-    jobs, kind, index = parse_jobs(text, ("chief", "worker"), "multiworker", source)
-    chiefs, workers = jobs.get("chief", ()), jobs.get("worker", ())
-    rank = index + (len(chiefs) if kind == "worker" else 0)
-    return Cluster((*chiefs, *workers), rank, bool(chiefs), source)
-
-
-def parse_jobs(
-    text: str, known: Sequence[str], strategy: str, source: str = VARIABLE
-) -> tuple[dict[str, tuple[str, ...]], str, int]:
-    """Returns the addresses of each job in a TF_CONFIG text, and this process's job and index.
-
-    Args:
-      text: content of TF_CONFIG.
-      known: jobs that it may contain.
-      strategy: strategy that uses them, for messages.
-      source: origin of the text, for messages.
-
-    Raises:
-      UsageError: see `parse`.
+      UsageError: it is not JSON, lacks the cluster, a job or the task, has another kind of task or an index outside of
+        the job, or has an address that is not host:port or occurs twice.
     """
     try:
         content = json.loads(text)
@@ -153,14 +189,21 @@ def parse_jobs(
         raise UsageError(f"{source} is not valid JSON ({error}); it looks like {_EXAMPLE}") from None
     jobs, task = _part(content, "cluster", source), _part(content, "task", source)
     for job, addresses in jobs.items():
-        _check_job(job, addresses, known, strategy, source)
+        _check_job(job, addresses, strategy, source)
     _check_different(jobs, source)
     kind, index = task.get("type"), _index(task.get("index"), source)
     if not isinstance(kind, str) or kind not in jobs:
         raise UsageError(f"{source}: task type {kind!r}, but cluster has {', '.join(jobs)}")
     if not 0 <= index < len(jobs[kind]):
         raise UsageError(f"{source}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
-    return {job: tuple(addresses) for job, addresses in jobs.items()}, kind, index
+    for needed in (WORKER, PS) if strategy == PARAMETER_SERVER else ():
+        if needed not in jobs:
+            raise UsageError(f"{source}: --strategy={strategy} needs a {needed} at least; it has {', '.join(jobs)}")
+    workers, servers = (tuple(jobs.get(job, ())) for job in (WORKER, PS))
+    chief = jobs[CHIEF][0] if CHIEF in jobs else None
+    tasks, mine = Cluster(workers, 0, servers, chief).tasks, Task(kind, index)
+    # Worker 0 is not among them if its process is the chief.
+    return Cluster(workers, tasks.index(mine) if mine in tasks else 0, servers, chief, source)
 
 
 def _part(content: Any, name: str, source: str) -> dict[str, Any]:
@@ -170,21 +213,22 @@ def _part(content: Any, name: str, source: str) -> dict[str, Any]:
     return part
 
 
-def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, source: str) -> None:
+def _check_job(job: str, addresses: Any, strategy: str, source: str) -> None:
+    known = JOBS[strategy]
     if job not in known:
         raise UsageError(
             f"{source}: job {job!r} in cluster: --strategy={strategy} has only {', '.join(known[:-1])} and {known[-1]}"
         )
-    source = source_of(job, source)
+    source = _source_of(job, source)
     if not isinstance(addresses, list) or not addresses:
         raise UsageError(f"{source}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
     for address in addresses:
         _check_address(job, address, source)
-    if job == "chief" and len(addresses) > 1:
+    if job == CHIEF and len(addresses) > 1:
         raise UsageError(f"{source}: {len(addresses)} chiefs in cluster; at most one is allowed")
 
 
-def source_of(job: str, source: str) -> str:
+def _source_of(job: str, source: str) -> str:
     """Returns the origin of a job's addresses: its own flag if flags name the cluster, else TF_CONFIG."""
     return _FLAGS.get(job, source) if source in _FLAGS.values() else source
 
@@ -219,7 +263,7 @@ def _check_different(jobs: dict[str, list[str]], source: str) -> None:
                 same = (
                     f"{address!r} is listed 2 times" if first == address else f"{first!r} and {address!r} are the same"
                 )
-                raise UsageError(f"{source_of(job, source)}: {same}; each process needs its own host:port")
+                raise UsageError(f"{_source_of(job, source)}: {same}; each process needs its own host:port")
             seen[_machine(host), int(port)] = job, address
 
 
@@ -273,10 +317,15 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
         raise UsageError(f"--job_name={job}: say which of its {count} processes this is: --task_index=0 and up")
     if index is not None and index >= count:
         raise UsageError(f"--task_index={index}: --job_name={job} has {count}, numbered from 0")
-    text = json.dumps({"cluster": jobs, "task": {"type": job, "index": index or 0}})
+    text = text_of(jobs, Task(job, index or 0))
     if os.environ.get(VARIABLE, "").strip() not in ("", text):  # if equal, set by an earlier run in this process
         raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
     return text
+
+
+def text_of(jobs: Mapping[str, Sequence[str]], task: Task) -> str:
+    """Returns the TF_CONFIG of a process, given host:port of each process, by job."""
+    return json.dumps({"cluster": jobs, "task": {"type": task.job, "index": task.index}})
 
 
 def split_address(address: str) -> tuple[str, int]:

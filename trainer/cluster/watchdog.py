@@ -59,7 +59,6 @@ class Watchdog:
         self._thread.start()
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -74,7 +73,7 @@ class Watchdog:
         self._thread.join()
         stopped = self._stops.recent(min(self._timeout, _MISSED))
         if stopped and isinstance(error, tf.errors.OpError) and not runtime.is_own(error):
-            name = self._cluster.name(self._cluster.rank)
+            name = self._cluster.name(self._cluster.mine)
             raise LostError(
                 f"{name} was stopped, or stuck, for {stopped:.0f} s, and has lost the "
                 f"others since ({runtime.first_line(error)}); rerun the same commands on all {self._cluster.size} to "

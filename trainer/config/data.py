@@ -163,7 +163,6 @@ class OrderFlags:
     allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(
             lambda: check(self),
             self._check_streams,

@@ -13,7 +13,7 @@ from pipeline.files.paths import with_version
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.order_flags import OrderFlags
 
-PARAMETER_SERVER = "parameter_server"
+MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"  # strategies of several processes
 _Said = TypeVar("_Said")
 
 

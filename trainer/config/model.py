@@ -129,7 +129,6 @@ class ModelFlags:
         return [name.partition(":")[0] for name in own]
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_model, self._check_task, lambda: self.class_weights)
 
     @property
@@ -250,7 +249,6 @@ class OptimizerFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         checks = (self._check_optimizer, self._check_stairs, self._check_smooth, self._check_phases)
         check_all(lambda: check(self), *checks)
 

@@ -96,7 +96,6 @@ class RunFlags:
         return RunFolder(pathlib.Path(self.model_dir))
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_replicas, self._check_all_reduce)
 
     def _check_all_reduce(self) -> None:
@@ -151,7 +150,6 @@ class ClusterFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         why = "needs --worker_hosts=host:port,... as well"
         check_all(lambda: check(self), lambda: check_needs(self, worker_hosts=why))
 
@@ -182,6 +180,5 @@ class AggregationFlags:
     max_staleness: int = flag(0, "how many steps old a gradient may be and still count", least=0, needs="sync")
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         why = "needs --sync; without it, each gradient is a step by itself"
         check_all(lambda: check(self), lambda: check_needs(self, sync=why))

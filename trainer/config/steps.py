@@ -179,7 +179,6 @@ class StepFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_ranked, self._check_length, self._check_clocks)
 
     def _check_ranked(self) -> None:
@@ -282,7 +281,6 @@ class OutputFlags:
     log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(lambda: check(self), lambda: self.profiled)
 
     @property

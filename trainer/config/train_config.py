@@ -72,7 +72,6 @@ class TrainConfig:
     aggregation: AggregationFlags
 
     def __post_init__(self) -> None:
-        """Checks values of several groups together."""
         check_all(
             *(self._check_cluster, self._check_aggregation, self._check_parts, self._check_parameter_server),
             *(self._check_virtual_replicas, self._check_headspace, self._check_ranked),

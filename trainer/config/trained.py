@@ -63,7 +63,6 @@ class CheckpointFlags:
         return {name: value for name, value in values.items() if value is not None}
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(
             lambda: check(self),
             lambda: self._check_folder("model_dir"),
@@ -104,7 +103,6 @@ class EvaluateConfig(CheckpointFlags):
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(
             super().__post_init__,
             lambda: self._check_folder("output"),
@@ -184,7 +182,6 @@ class ExportConfig(CheckpointFlags, _Required):
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
         check_all(
             super().__post_init__,
             lambda: self._check_folder("output"),

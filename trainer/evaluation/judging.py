@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.batch.compose import make_dataset
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError
+from pipeline.files.fields import finite
 from pipeline.random_access import RandomAccess
 from pipeline.resolved import ResolvedRequest
 from trainer.inference import Trained
@@ -332,7 +333,7 @@ class Report:
             "accuracy": self.accuracy,
             "loss": self.loss,
             "classes": [
-                {"name": name, "examples": int(support), "precision": _number(precision), "recall": _number(recall)}
+                {"name": name, "examples": int(support), "precision": finite(precision), "recall": finite(recall)}
                 for name, support, precision, recall in columns
             ],
             "confusion": self.matrix.tolist(),
@@ -342,10 +343,6 @@ class Report:
 
 def _shares(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
-
-
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def summary(report: Report) -> list[str]:

@@ -24,23 +24,21 @@ from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, named, to_run
 from pipeline.files import write
 from trainer.cluster import failures
-from trainer.config.trained import ARRAYS, CheckpointFlags, PredictConfig
+from trainer.config.trained import ARRAYS, PredictConfig
 from trainer.exporting import inputs
 from trainer.exporting.inputs import ImageFile, Record, RecordFile
 from trainer.exporting.predictions import FILE, PROBLEM, RECORD, Prediction, Predictor
-from trainer.inference import build_first
 
 CLASS_NAMES = "class_names"  # array beside those of the outputs
 _MOST_NAMED = 3  # files in an error
 
 
-def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
+def run(config: PredictConfig, paths: Sequence[str]) -> None:
     """Prints or writes the predictions that the flags ask for.
 
     Args:
       config: the flags.
       paths: image files; none if records are given.
-      found: the checkpoints to choose from; none with --exported.
 
     Raises:
       PipelineError: whatever a user can cause. If some files cannot be read, the others have been answered before.
@@ -50,9 +48,8 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
             predictor = Predictor.of_export(config.exported)
         else:
             assert config.model_dir is not None
-            flags = CheckpointFlags(config.model_dir, config.checkpoint, config.weights, config.data_dir)
-            trained = build_first(found, flags, lambda line: print(line, file=sys.stderr))
-            predictor = Predictor.of_trained(trained, config.eval_copies)
+            chosen = {"checkpoint": config.checkpoint, "weights": config.weights, "data_dir": config.data_dir}
+            predictor = Predictor.of_run(config.model_dir, **chosen, eval_copies=config.eval_copies)
         _check(predictor, config, are_records=not paths)
         records: Sequence[RecordFile] = [] if paths else inputs.record_files(config.inputs, config.split)
         left_out = list[tuple[str, str]]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from pipeline.commands.text import count_of
 from pipeline.decode.images import decode_file
 from pipeline.decode.records import ExampleParser
 from pipeline.errors import DataError, UsageError, named, root_cause
+from pipeline.files.write import temporary_name
 from pipeline.manifest.manifest import UPRIGHT
 from trainer.cluster import failures
 from trainer.config.trained import EXPORT, FORMATS, ExportConfig, Format
@@ -35,7 +35,6 @@ from trainer.exporting.formats import README, readme_of
 from trainer.exporting.parsed import Parsed, parsed, row_bytes
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
-from trainer.task import gives_probabilities
 
 _TOLERANCE = 1e-4
 _MOST_OUTPUT = 256 << 20  # 256 MiB of outputs for the examples
@@ -65,11 +64,11 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
         output = pathlib.Path(config.output)
         with named(f"--output={output}", "cannot be written"):
             output.parent.mkdir(parents=True, exist_ok=True)
-            partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+            partial = output.parent / temporary_name(output.name)
+            partial.mkdir()
         try:
             _write_all(config, formats, trained, model, partial)
             with named(f"--output={output}", "cannot be written"):
-                partial.chmod(0o777 & ~_umask())
                 partial.rename(output)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -193,12 +192,6 @@ def _about(
     }
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 _TIMEOUT = 600.0  # seconds for each file
 
 
@@ -228,7 +221,7 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
     if served.fitting and any_size:
         return [image[None] for image in images]
     if served.fitting:
-        images = [served.fitting.fit(tf.constant(image[None])).numpy()[0] for image in images]
+        images = [served.fit(image) for image in images]
     if rows is None:
         return [np.stack(images)]
     filled = [*images, *[images[-1]] * (-len(images) % rows)]
@@ -318,13 +311,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
     """Returns the trained model's probabilities for the first images of the split, fed as the run feeds them."""
-    is_done = gives_probabilities(trained.model)
-
-    @tf.function(autograph=False)
-    def probabilities(features: Any) -> tf.Tensor:
-        outputs = trained.forward()(features)
-        return outputs if is_done else tf.nn.softmax(outputs)
-
+    probabilities = tf.function(lambda features: trained.probabilities(trained.forward()(features)), autograph=False)
     rows = _real_rows(make_dataset(trained.split.request), lambda batch: probabilities(batch[0]), count)
     return np.stack(list(rows))
 

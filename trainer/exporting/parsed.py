@@ -366,7 +366,7 @@ def _outputs(
         return {"probabilities": shares(outputs)}
     if not names:
         return named(outputs, OUTPUTS, getattr(trained.model, "output_names", None) or ())
-    probabilities = tf.cast(outputs if gives_probabilities(trained.model) else tf.nn.softmax(outputs), tf.float32)
+    probabilities = trained.probabilities(outputs)
     numbers = tf.argmax(probabilities, axis=-1)
     return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
 

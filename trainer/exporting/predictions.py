@@ -31,7 +31,7 @@ from trainer.config.trained import EXPORT, CheckpointFlags
 from trainer.exporting import inputs, reading
 from trainer.exporting.inputs import Record, RecordFile
 from trainer.exporting.parsed import ImageFeature, parsed
-from trainer.exporting.served import Augmented, Served, served
+from trainer.exporting.served import Augmented, served
 from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
@@ -166,37 +166,10 @@ class Predictor:
             names, kinds = of_records.class_names, of_records.kinds
             return cls(str(trained), names, None, of_records.answers, image=of_records.image, kinds=kinds)
         model = served(trained)
-        if (copies := eval_copies or trained.config.data.eval_copies) > 1:
-            return cls._of_copies(trained, Augmented(trained, model, copies), model)
-        fitting = model.fitting
-        compute = tf.function(
-            model.core, autograph=False, input_signature=[tf.TensorSpec((None, *model.core_shape), tf.uint8)]
-        )
-        return cls(
-            str(trained),
-            model.class_names,
-            model.core_shape,
-            lambda batch: np.asarray(compute(tf.constant(batch))),
-            None if fitting is None else (lambda image: np.asarray(fitting.fit(tf.constant(image[None])))[0]),
-            trained.pixel_rule,
-        )
-
-    @classmethod
-    def _of_copies(cls, trained: Trained, augmented: Augmented, model: Served) -> Predictor:
-        fitting, size = model.fitting, model.core_shape[:2]
-
-        def fit(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-            own = np.asarray(fitting.fit(tf.constant(image[None])))[0] if fitting else images.resized(image, size)
-            return augmented.fit(image, own)
-
-        return cls(
-            str(trained),
-            model.class_names,
-            model.core_shape,
-            augmented.probabilities,
-            fit,
-            trained.pixel_rule,
-        )
+        copies = eval_copies or trained.config.data.eval_copies
+        asked = Augmented(trained, model, copies) if copies > 1 else model
+        shape = model.core_shape
+        return cls(str(trained), model.class_names, shape, asked.probabilities, asked.fit, trained.pixel_rule)
 
     @classmethod
     def of_export(cls, path: str | os.PathLike[str]) -> Predictor:
@@ -208,10 +181,14 @@ class Predictor:
         """
         about, kind, file = _exported(pathlib.Path(path))
         if "records" in about:
-            image = about["records"].get("image")  # earlier exports have none
-            if image:
+            if image := about["records"].get("image"):
                 image = ImageFeature(**{**image, "pixel_rule": PixelRule(**image["pixel_rule"])})
-            return cls._of_program(file, about["class_names"], image, about["records"].get("outputs"))
+            try:
+                compute = reading.program(str(file))
+            except Exception as error:  # whatever a damaged file leads to
+                raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
+            kinds = about["records"].get("outputs")
+            return cls(str(file), about["class_names"], None, compute, image=image, kinds=kinds)
         if kind == "onnx":
             commandline.require("onnxruntime")
         _, height, width, channels = about["files"][kind]["images"]
@@ -238,19 +215,6 @@ class Predictor:
         fit = (lambda image: image) if any_size else None
         rule = PixelRule(**about["preprocessing"].get("pixel_rule", {}))  # earlier exports say nothing of it
         return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
-
-    @classmethod
-    def _of_program(
-        cls,
-        file: pathlib.Path,
-        class_names: Sequence[str],
-        image: ImageFeature | None,
-        kinds: Mapping[str, Sequence[Any]] | None,
-    ) -> Predictor:
-        try:
-            return cls(str(file), class_names, None, reading.program(str(file)), image=image, kinds=kinds)
-        except Exception as error:  # whatever a damaged file leads to
-            raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
 
     def probabilities(self, pictures: Sequence[NDArray[np.uint8]] | Sequence[bytes]) -> NDArray[np.float32]:
         """Returns the probabilities of images, or of records: float32 (n, classes).

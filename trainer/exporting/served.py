@@ -35,6 +35,7 @@ from pipeline.augmentation.pixels import Normalize
 from pipeline.batch.batches import augmenter_of, recipe_of
 from pipeline.decode.images import Stretched, resize
 from pipeline.errors import UsageError
+from pipeline.images import resized
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.request import Request
 from trainer.inference import Trained
@@ -76,16 +77,12 @@ def _composed(recipe: Composed, images: keras.KerasTensor, statistics: ImageStat
     return functools.reduce(lambda given, one: preprocess(one, given, statistics), recipe.recipes, images)
 
 
-@preprocess.register
-def _augmentation(recipe: Augmentation, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe, statistics
-    return images
-
-
-@preprocess.register
-def _normalize(recipe: Normalize, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe
-    return _normalised(images, statistics)
+@preprocess.register(Augmentation | Unaugmented | Normalize | PadCropFlip | CroppingRecipe)
+def _normalised(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    if not recipe.normalizes:
+        return images
+    mean, std = np.asarray(statistics.mean, np.float32), np.asarray(statistics.std, np.float32)
+    return ops.divide(ops.subtract(_floats(images), mean), np.maximum(std, np.float32(_LEAST_STD)))
 
 
 @preprocess.register
@@ -99,25 +96,9 @@ def _resize(recipe: Resize, images: keras.KerasTensor, statistics: ImageStatisti
 
 
 @preprocess.register
-def _unaugmented(recipe: Unaugmented, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe, statistics
-    return images
-
-
-@preprocess.register
 def _shift(recipe: Shift, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
     del recipe, statistics
     return ops.divide(_floats(images), 255.0)
-
-
-@preprocess.register
-def _pad_crop_flip(recipe: PadCropFlip, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    return _normalised(images, statistics) if recipe.normalize else images
-
-
-@preprocess.register
-def _cropping(recipe: CroppingRecipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    return _normalised(images, statistics) if recipe.normalize else images
 
 
 @preprocess.register
@@ -143,11 +124,6 @@ def _floats(images: keras.KerasTensor) -> keras.KerasTensor:
     return ops.cast(images, "float32")
 
 
-def _normalised(images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    mean, std = np.asarray(statistics.mean, np.float32), np.asarray(statistics.std, np.float32)
-    return ops.divide(ops.subtract(_floats(images), mean), np.maximum(std, np.float32(_LEAST_STD)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Fitting:
     """Brings raw images of any size to that of the model, as the input does when it decodes them.
@@ -169,6 +145,10 @@ class Fitting:
         stretched = lambda: tf.map_fn(lambda part: resize(part, size), parts, fn_output_signature=spec)  # noqa: E731
         fitted = tf.cond(tf.logical_and(height == size[0], width == size[1]), lambda: parts, stretched)
         return tf.ensure_shape(fitted, (None, *size, self.channels))
+
+    def fit_one(self, image: NDArray[np.uint8], key: int = 0) -> NDArray[np.uint8]:
+        """Returns `fit` of one image."""
+        return np.asarray(self.fit(tf.constant(image[None]), key))[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,6 +178,17 @@ class Served:
         fitted = f" of any size, fitted to {height}x{width}" if self.fitting else f" of {height}x{width}x{channels}"
         outputs = f"probabilities, class and class_name of {len(self.class_names)} classes"
         return f"in: uint8 images{fitted}; out: {outputs}"
+
+    def fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns an image of any size in that of the core, as the run's input brings it there."""
+        return self.fitting.fit_one(image) if self.fitting else resized(image, self.core_shape[:2])
+
+    @functools.cached_property
+    def probabilities(self) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+        """A function from images of the core's size, uint8 (n, ...), to their probabilities, float32 (n, classes)."""
+        spec = tf.TensorSpec((None, *self.core_shape), tf.uint8)
+        core = tf.function(self.core, autograph=False, input_signature=[spec])
+        return lambda batch: np.asarray(core(tf.constant(batch)))
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a SavedModel."""
@@ -255,18 +246,13 @@ class Augmented:
         features = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
         self._of_features = keras.Model(features, _probabilities(trained, features))
 
-    def fit(self, image: NDArray[np.uint8], evaluated: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the copies in the model's size before their augmentation, uint8 (copies, height, width, channels).
-
-        Args:
-          image: image of any size.
-          evaluated: the same in the model's size, as an evaluation gets it.
-        """
+    def fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns the copies of an image before their augmentation: uint8 (copies, height, width, channels)."""
+        evaluated = self._model.fit(image)
         if self._cropping is None:
             return np.stack([evaluated] * (1 + len(self._keys)))
         fitting = Fitting(self._cropping.crop(training=True), image.shape[2])
-        parts = [np.asarray(fitting.fit(tf.constant(image[None]), key))[0] for key in self._keys]
-        return np.stack([evaluated, *parts])
+        return np.stack([evaluated, *(fitting.fit_one(image, key) for key in self._keys)])
 
     def probabilities(self, copies: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Returns the mean probabilities, float32 (n, classes), of the results of `fit`, stacked."""

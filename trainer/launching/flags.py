@@ -54,7 +54,6 @@ class ProcessFlags:
     env: list[str] | None = flag(None, "variable of each process", metavar="NAME=VALUE", repeated=True)
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(
             *(lambda: self.variables, lambda: check(self), lambda: check_most(self)),
             *(self._check_name, self._check_memory),
@@ -174,7 +173,6 @@ class JobFlags:
     target: str = flag("local")  # help text in `launch_flags`
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(lambda: check(self), lambda: check_most(self))
 
 
@@ -217,7 +215,6 @@ class RestartFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(lambda: check(self), lambda: check_most(self), lambda: self.elastic_range)
 
     @property
@@ -250,7 +247,6 @@ class LaunchFlags:
         return getattr(self, self.job.target)
 
     def __post_init__(self) -> None:
-        """Checks values of several groups together."""
         check = SCHEDULERS[self.job.target].check if self.job.target in SCHEDULERS else None
         check_all(lambda: check and check(self, self.own), self._check_target)
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pipeline.commands import aliases
 from pipeline.commands.flags import check_all, check_name, flags_of
 from pipeline.errors import UsageError
 from pipeline.order.sharding import divisors
 from trainer import config as configs
+from trainer.cluster import tf_config
 from trainer.config import TrainConfig
 from trainer.config.data import OrderFlags
-from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.config.run import STRATEGIES, ClusterFlags
 from trainer.launching.flags import LaunchFlags, RestartFlags, launch_flags
 from trainer.run_folder import RunFolder
-
-MULTIWORKER = "multiworker"
-CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells about each other
-_VARIABLE = "TF_CONFIG"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,20 +95,7 @@ def check_flags(flags: Sequence[str]) -> None:
     check_all(lambda: _check_not_set_here(flags), lambda: configs.parse(flags, unsettled=("strategy", *places)))
 
 
-def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> str:
-    """Returns the TF_CONFIG of a process.
-
-    Args:
-      addresses: host:port of each process, by role.
-      role: `worker`, `chief` or `ps`.
-      index: number of this process among those of its role.
-    """
-    cluster = {name: list(hosts) for name, hosts in addresses.items()}
-    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-
-
 def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
-    """Returns whether `num_workers` with `per_worker` replicas each can share a batch."""
     return shared(order) % (num_workers * per_worker) == 0
 
 
@@ -148,7 +131,7 @@ def _check_not_set_here(flags: Sequence[str]) -> None:
         name = token.partition("=")[0].lstrip("-")
         if token.startswith("--") and name in flags_of(launch_flags()):
             raise UsageError(f"{token}: is a flag of the launcher; give it before --")
-        if name == _VARIABLE or aliases.TODAY.get(name, name) in told:
+        if name == tf_config.VARIABLE or aliases.TODAY.get(name, name) in told:
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
 
 

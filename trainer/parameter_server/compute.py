@@ -32,6 +32,7 @@ from pipeline.read.window import RECORD, RECORD_ID, Columns, gather
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
+from trainer.step import optimizers
 from trainer.step.gradients import Contribution, Gradients
 from trainer.step.measures import WEIGHT, divisor
 from trainer.step.state import TrainState
@@ -401,19 +402,6 @@ def is_finite(computed: Contribution, norm: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(total) & tf.math.is_finite(norm)
 
 
-class _Given:
-    """Stands in for the variable that counts updates."""
-
-    def __init__(self, count: tf.Tensor) -> None:
-        self.value = count
-
-    def __add__(self, more: int) -> tf.Tensor:
-        return self.value + more
-
-    def assign_add(self, value: int) -> None:
-        """Does nothing: the chief sets the count when it saves."""
-
-
 def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
     """Raises UsageError if an optimizer cannot apply the gradients of several workers concurrently."""
     name = optimizer.name
@@ -440,7 +428,7 @@ def numbered(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor, rate: tf
       rate: learning rate, float32 scalar; None for the optimizer's own, or its schedule's at this count.
     """
     before: dict[str, Any] = {name: optimizer.__dict__[name] for name in (_COUNT, _RATE)}
-    optimizer.__dict__[_COUNT] = _Given(updates)
+    optimizer.__dict__[_COUNT] = optimizers.Count(updates)  # the chief sets it when it saves
     if rate is not None:
         optimizer.__dict__[_RATE] = rate
     elif isinstance(before[_RATE], keras.optimizers.schedules.LearningRateSchedule):

@@ -20,8 +20,8 @@ from tensorflow.core.protobuf.tensorflow_server_pb2 import ServerDef  # type: ig
 
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import tf_config
+from trainer.cluster.tf_config import CHIEF, PS, WORKER, Cluster, Task
 from trainer.parameter_server.coordinator import Coordinator
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.worker_client import start_server
 from trainer.runtime import cluster_coordinator, context, remote
 
@@ -38,7 +38,7 @@ _ENVIRONMENT = {  # as set by tf.distribute.ParameterServerStrategy when it conn
 class Members:
     """The workers that currently take part. TensorFlow has a thread per worker, which asks here whether to continue."""
 
-    def __init__(self, roles: Roles, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
+    def __init__(self, roles: Cluster, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
         """Starts without workers; `admit` adds them.
 
         Args:
@@ -138,7 +138,7 @@ class Members:
 
 
 def connect(
-    roles: Roles, coordinator: Coordinator
+    roles: Cluster, coordinator: Coordinator
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
     """Returns the strategy, TensorFlow's coordinator, the workers that take part, and an object to keep alive as long.
 
@@ -152,7 +152,7 @@ def connect(
     Raises:
       UsageError: a worker has several GPUs.
     """
-    address = roles.address(Task(CHIEF)).rpartition(":")[0]
+    address = roles.addresses[0].rpartition(":")[0]
     workers, server = list(roles.workers), None
     if roles.chief_works:
         workers[0] = f"{address}:{tf_config.free_port()}"

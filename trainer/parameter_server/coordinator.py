@@ -22,7 +22,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
 from trainer.cluster.stops import Stops, given_up
-from trainer.parameter_server.roles import PS, WORKER, Roles, Task
+from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
@@ -43,7 +43,7 @@ class Coordinator:
 
     def __init__(
         self,
-        roles: Roles,
+        roles: Cluster,
         expected: Callable[[Task], Description],
         port: socket.socket,
         timeout: float,
@@ -84,7 +84,6 @@ class Coordinator:
         self._stops = Stops()
 
     def __enter__(self) -> Self:
-        """Starts serving."""
         self._thread.start()
         return self
 
@@ -97,7 +96,7 @@ class Coordinator:
         self._thread.join()
         self._loop.close()
         if told and not self._begun:
-            rendezvous.tell_the_rest(self._roles.seat, told, self._told, self._timeout)
+            rendezvous.tell_the_rest(self._roles, told, self._told, self._timeout)
 
     def wait(self) -> None:
         """Waits until the job can begin, and begins it with the present processes; says regularly what it waits for.
@@ -197,7 +196,7 @@ class Coordinator:
         if self._roles.chief_works and worker == 0:
             self._say(line)
         elif task in self._present:
-            self._loop.call_soon_threadsafe(messages.write_line, self._present[task][1], line)
+            self._loop.call_soon_threadsafe(messages.write, self._present[task][1], {"line": line})
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -212,7 +211,7 @@ class Coordinator:
         while True:
             self._stops.tick(self._silence)
             for _, writer in list(self._present.values()):
-                messages.write_sign(writer)
+                messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))
 
     async def _listen(self) -> None:
@@ -228,8 +227,7 @@ class Coordinator:
         if isinstance(hello, Failure):
             self._failed(hello, writer)
             return
-        others = self._roles.others
-        task = others[hello.rank - 1] if hello.rank <= len(others) else None
+        task = self._roles.tasks[hello.rank] if hello.rank < self._roles.size else None
         if refused := self._refused(task, hello, writer):
             messages.write_end(writer, refused)
             self._told.add(hello.rank)
@@ -246,7 +244,7 @@ class Coordinator:
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
         """Ends the job because a process cannot begin; a job that has already begun continues without it."""
-        present = {self._roles.others.index(task) + 1 for task in self._present}
+        present = {self._roles.tasks.index(task) for task in self._present}
         with self._changed:
             if failure.rank not in present:  # otherwise it is another process with the same task
                 self._fail(failure.told)
@@ -351,13 +349,12 @@ class Coordinator:
         absent = self._absent()
         if absent or self._error:
             for _, writer in self._present.values():
-                messages.write_waiting(writer, absent)
+                messages.write(writer, {"waiting": absent})
             return
         self._begin()
 
     @property
     def _can_begin(self) -> bool:
-        """Whether enough processes are present."""
         workers = sum(task.job == WORKER for task in self._present)
         return workers >= self._least and len(self._present) - workers == len(self._roles.ps)
 

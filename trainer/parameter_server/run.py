@@ -21,10 +21,10 @@ from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
 from trainer.cluster import rendezvous
 from trainer.cluster.interrupt import Interrupt
+from trainer.cluster.tf_config import PS, WORKER, Cluster
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.parameter_server import roles as processes
-from trainer.parameter_server.roles import PS, WORKER, Roles
 
 if TYPE_CHECKING:
     from trainer.task import Task
@@ -94,13 +94,13 @@ def ends_at_once() -> Iterator[None]:
 
 def _lead(
     config: TrainConfig,
-    roles: Roles,
+    roles: Cluster,
     task: type[Task] | None,
     interrupt: Interrupt,
     live: LiveLine,
     heartbeat: Heartbeat,
 ) -> Any:
-    with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
+    with rendezvous.explaining(roles, config.run.join_timeout, live.aside):
         processes.gradients_of_step(config, len(roles.workers))
         config = data_versions.settled(config, task, print)
         plan, found = _plan(config, roles, task)
@@ -112,22 +112,22 @@ def _lead(
     # first.
     with run_folder.held(config.run.folder), fresh.advised(config):
         heartbeat.keep_in(config.run.folder, roles.file, is_chief=True)
-        with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
+        with rendezvous.explaining(roles, config.run.join_timeout, live.aside):
             config = fresh.begin(config)
         callbacks = Callbacks(live, heartbeat)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():
-            from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.parameter_server.training import ParameterServerRun  # noqa: PLC0415, it loads TensorFlow
             from trainer.task import Task  # noqa: PLC0415
 
         output = Output(0, live, config.output.log_time)
-        return training.run(config, plan, roles, interrupt, found or Task, output, callbacks)
+        return ParameterServerRun(config, plan, roles, interrupt, output, callbacks).run(found or Task)
 
 
 def _serve(
-    config: TrainConfig, roles: Roles, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
+    config: TrainConfig, roles: Cluster, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
 ) -> None:
-    with rendezvous.explaining(roles.seat, config.run.join_timeout):
+    with rendezvous.explaining(roles, config.run.join_timeout):
         processes.gradients_of_step(config, len(roles.workers))
         config = data_versions.settled(config, task, lambda line: None)
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
@@ -139,7 +139,7 @@ def _serve(
     training.serve(fresh.begin(config, is_chief=False), plan, roles, interrupt, heartbeat)
 
 
-def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
+def _plan(config: TrainConfig, roles: Cluster, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task class."""
     found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, task=found)

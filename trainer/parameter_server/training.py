@@ -17,13 +17,14 @@ from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.request import Request
 from trainer import description, runtime
 from trainer import task as tasks
-from trainer.callbacks.base import Callback, Callbacks
+from trainer.callbacks.base import Callback
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import NotFiniteError
 from trainer.cluster import failures, rendezvous, strategies, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.strategies import Agreement
+from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 from trainer.config import TrainConfig
 from trainer.config.steps import period_of
 from trainer.loop import Action, Clocks, Progress, Spent
@@ -32,7 +33,7 @@ from trainer.parameter_server.compute import Compute, TurnBatches, check_optimiz
 from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task, gradients_of_step
+from trainer.parameter_server.roles import gradients_of_step
 from trainer.parameter_server.scheduling import Closures, Finished, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient
@@ -47,47 +48,7 @@ from trainer.training import Batches, Run, TrainLoop
 _REGISTERING_SECONDS = 15.0  # beyond the timeout: by then a stopped worker has been killed, or given up
 
 
-def run(
-    config: TrainConfig,
-    plan: Plan,
-    roles: Roles,
-    interrupt: Interrupt,
-    task: type[tasks.Task],
-    output: Output,
-    callbacks: Callbacks,
-) -> Evaluation | None:
-    """Trains to the end of the plan and evaluates, as the chief of a job.
-
-    Returns:
-      The last evaluation, or None if the config asks for none.
-
-    Raises:
-      RerunError: a signal stopped the run, and the state is saved; a parameter server was lost; or a process did not
-        come.
-      DataError: a loss or weight is not finite, or the data cannot be read.
-      UsageError: the config does not fit the cluster, or the checkpoint in the run's folder.
-    """
-    timeout, silence = config.run.join_timeout, config.run.collective_timeout
-    with rendezvous.explaining(roles.seat, timeout, output.live.aside):
-        strategies.configure(config)
-        expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
-    tf.get_logger().setLevel("CRITICAL")  # for a lost worker, TensorFlow logs many lines and the coordinator one
-
-    def expected_of(task: Task) -> description.Description:
-        return described(roles, expected[task.job])
-
-    chief = Task(CHIEF)
-    callbacks.phase("waiting for all processes", shown="")
-    port = tf_config.listen(roles.address(chief), roles.name(chief), roles.source_of(chief))
-    needed = gradients_of_step(config, len(roles.workers))
-    say, on_lost = output.line, callbacks.on_lost
-    with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:
-        coordinator.wait()
-        with _in_one_line(coordinator, roles), runtime.registering_within(silence + _REGISTERING_SECONDS):
-            return ParameterServerRun(config, plan, roles, coordinator, interrupt, output, callbacks).run(task)
-
-
-def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
+def serve(config: TrainConfig, plan: Plan | None, roles: Cluster, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
     """Serves the chief as a worker or parameter server; see `WorkerClient.serve`.
 
     Args:
@@ -98,7 +59,7 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
       heartbeat: heartbeat of this process.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
-    with rendezvous.explaining(roles.seat, timeout):
+    with rendezvous.explaining(roles, timeout):
         strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     output = Output(is_timed=config.output.log_time)
@@ -109,13 +70,13 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat, output).serve()
 
 
-def described(roles: Roles, rest: description.Description) -> description.Description:
+def described(roles: Cluster, rest: description.Description) -> description.Description:
     """Returns the description of a process, including its cluster."""
     return [{"cluster": f"a cluster of {roles}"}, *rest]
 
 
 @contextlib.contextmanager
-def _in_one_line(coordinator: Coordinator, roles: Roles) -> Iterator[None]:
+def _in_one_line(coordinator: Coordinator, roles: Cluster) -> Iterator[None]:
     """Converts TensorFlow's errors to PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
@@ -138,23 +99,32 @@ class ParameterServerRun(Run):
 
     epoch: EpochSums
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        plan: Plan,
-        roles: Roles,
-        coordinator: Coordinator,
-        interrupt: Interrupt,
-        output: Output,
-        callbacks: Callbacks,
-    ) -> None:
-        super().__init__(config, plan, interrupt, output, callbacks, is_chief=True)
-        self.roles, self.coordinator = roles, coordinator
+    def run(self, task: type[tasks.Task]) -> Evaluation | None:
+        """Waits for the other processes, and makes the run with them, as the chief; see `Run.run`."""
+        config, cluster, callbacks = self.config, self.cluster, self.callbacks
+        timeout, silence = config.run.join_timeout, config.run.collective_timeout
+        with rendezvous.explaining(cluster, timeout, self.output.live.aside):
+            strategies.configure(config)
+            expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, self.plan)}
+        tf.get_logger().setLevel("CRITICAL")  # for a lost worker, TensorFlow logs many lines and the coordinator one
+
+        def expected_of(task: Task) -> description.Description:
+            return described(cluster, expected[task.job])
+
+        callbacks.phase("waiting for all processes", shown="")
+        mine, needed = cluster.mine, gradients_of_step(config, len(cluster.workers))
+        port = tf_config.listen(cluster.address(mine), cluster.name(mine), cluster.source_of(mine))
+        with Coordinator(
+            cluster, expected_of, port, timeout, silence, needed, self.interrupt, self.output.line, callbacks.on_lost
+        ) as self.coordinator:
+            self.coordinator.wait()
+            with _in_one_line(self.coordinator, cluster), runtime.registering_within(silence + _REGISTERING_SECONDS):
+                return super().run(task)
 
     def connect(self) -> None:
         """Connects the chief to TensorFlow's servers; it decides alone, so there is nothing to agree on."""
         self.callbacks.phase("connecting")
-        self.strategy, self.cluster, self.members, self._server = connect(self.roles, self.coordinator)
+        self.strategy, self.remote, self.members, self._server = connect(self.cluster, self.coordinator)
         self.agreement = Agreement(self.strategy, tf_config.ALONE)
 
     def build_step(self) -> None:
@@ -165,20 +135,20 @@ class ParameterServerRun(Run):
         self.averages = Averages(plan.training.spec.is_skipped)
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]
-        num_workers = len(self.roles.workers)
+        num_workers = len(self.cluster.workers)
         lines = self.lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
         needed = gradients_of_step(config, num_workers)
         batches = TurnBatches(plan.training, needed)
         with self.strategy.scope():
             self.ledger = Ledger()
-        columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
+        columns = iter(self.remote.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
         augment = train_step.augmentation(plan.training)
         compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, plan.training.spec.skip_steps)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)
-        closures = Closures(self.cluster, self.coordinator.check_soon)
+        closures = Closures(self.remote, self.coordinator.check_soon)
         self.scheduler: Scheduler
         if flags.sync:
             how = f"synchronous by {needed} of {count_of(num_workers, 'gradient')}"
@@ -188,8 +158,8 @@ class ParameterServerRun(Run):
             how = "asynchronous"
             blocks = Asynchronous(self.state, batches, compute, self.ledger, self.rows)
             self.scheduler = AsyncScheduler(blocks, closures, columns, num_workers, config.steps.steps_per_loop, lines)
-        self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.roles.ps)} ps, {how}"
-        gpu = strategies.first_gpu() if self.roles.chief_works else None
+        self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.cluster.ps)} ps, {how}"
+        gpu = strategies.first_gpu() if self.cluster.chief_works else None
         self.callbacks.on_devices([gpu or "CPU:0"])
         if gpu:
             self.where = self.here = f"{self.where}; worker 0 here {gpu}"

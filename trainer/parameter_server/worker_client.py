@@ -22,7 +22,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Hello
 from trainer.cluster.rendezvous import Client
 from trainer.cluster.stops import Stops, given_up
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
+from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
 _POLL_SECONDS = 0.1  # between checks for a signal
 # Runs in another process, so that stopping the worker does not stop it. It reads a byte per sign of life. If none
@@ -45,7 +45,7 @@ if missed == 2 and os.getppid() == parent:
 """
 
 
-def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Server:
+def start_server(roles: Cluster, address: str | None = None) -> tf.distribute.Server:
     """Returns TensorFlow's server of this process.
 
     Args:
@@ -90,7 +90,7 @@ class WorkerClient(Client):
 
     def __init__(
         self,
-        roles: Roles,
+        roles: Cluster,
         description: Description,
         join_timeout: float,
         silence: float,
@@ -111,8 +111,8 @@ class WorkerClient(Client):
           output: output for lines.
         """
         self._roles, mine = roles, roles.mine
-        hello, chief = Hello(roles.others.index(mine) + 1, roles.name(mine), description), Task(CHIEF)
-        super().__init__(hello, roles.name(chief), roles.address(chief), join_timeout)
+        hello = Hello(roles.rank, roles.name(mine), description)
+        super().__init__(hello, roles.names[0], roles.addresses[0], join_timeout)
         self._silence, self._interrupt, self._heartbeat, self._output = silence, interrupt, heartbeat, output
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._stops = Stops()
@@ -126,7 +126,7 @@ class WorkerClient(Client):
           UsageError: this process differs from the chief, or its port cannot be used.
         """
         self._heartbeat.on_phase(Phase("waiting for all processes"))
-        with rendezvous.explaining(self._roles.seat, self.timeout):
+        with rendezvous.explaining(self._roles, self.timeout):
             server = start_server(self._roles)
         asyncio.run(self._attend())
         del server  # keeps listening as long as the process lives
@@ -158,7 +158,7 @@ class WorkerClient(Client):
                     os.write(guard, b".")
             if self._interrupt.requested and until is None:
                 until = now + self._silence
-                messages.write_news(writer, "signal", self._interrupt.requested.name)
+                messages.write(writer, {"signal": self._interrupt.requested.name})
                 self._output.print(
                     f"{self._interrupt.reason}: told the chief; a second signal ends this process at once"
                 )
@@ -174,7 +174,7 @@ class WorkerClient(Client):
     async def _listen(self, reader: asyncio.StreamReader) -> PipelineError | None:
         """Prints what the chief sends, until it says how the job ended."""
         try:
-            while isinstance(said := await messages.read_line(reader, self._silence), str):
+            while isinstance(said := await messages.read_answer(reader, self._silence), str):
                 self._output.print(said)
         except messages.NOT_OURS as error:
             raise self._loss(isinstance(error, TimeoutError)) from None
@@ -224,11 +224,11 @@ class WorkerClient(Client):
         except BaseException as error:
             self._signs.cancel()
             if isinstance(error, asyncio.CancelledError):
-                messages.write_news(writer, "late")
+                messages.write(writer, {"late": ""})
             raise
 
     async def _live(self, writer: asyncio.StreamWriter) -> None:
         """Gives signs of life."""
         while True:
-            messages.write_sign(writer)
+            messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))

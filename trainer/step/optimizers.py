@@ -99,7 +99,7 @@ def apply(
     def apply_each(gradients: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable]) -> None:
         for of_group, members in groups.items():
             if members:
-                vars(inner)["_iterations"] = counted if of_group is None else _Count(trained.count_of(of_group, step))
+                vars(inner)["_iterations"] = counted if of_group is None else Count(trained.count_of(of_group, step))
                 update([gradients[i] for i in members], [trainable_variables[i] for i in members])
         if not groups[None]:
             counted.assign_add(1)
@@ -112,8 +112,8 @@ def apply(
         vars(inner)["_iterations"] = counted
 
 
-class _Count:
-    """A number of updates in the place of an optimizer's variable, which follows from the step and is not stored."""
+class Count:
+    """A number of updates in the place of an optimizer's variable, known from the step."""
 
     def __init__(self, value: tf.Tensor) -> None:
         self._value = value

@@ -619,10 +619,6 @@ class TrainStep:
     def _local(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)
 
-    def _first(self, value: Any) -> Any:
-        """Returns the first replica's values, given values that are the same on all replicas."""
-        return tf.nest.map_structure(lambda one: self._local(one)[0], value)
-
 
 def is_compiled(config: TrainConfig) -> bool:
     """Returns whether XLA compiles the step: as --jit_compile says, or where this process has GPUs.

@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from pipeline.files.fields import finite
 from trainer.journal import Event
 
 LATE = 5.0  # seconds after which a heartbeat, sent about once per second, is missed
@@ -18,23 +19,12 @@ _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # escapes in Pro
 class Member:
     """A process of the job.
 
-    Attributes:
-      name: `worker 1`.
-      role, index: role and index as in TF_CONFIG.
-      host: name of its machine; empty if unknown.
-      devices: devices that it computes on.
-      pid: process id of its newest process.
+    Attributes: as in `trainer.journal.ProcessReport` and `trainer.journal.Beat`, but for
       state: `running`; `silent`, its heartbeats are missing; `gone`, its process is no longer running either; at the
         end `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
-      phase: what it is doing, or did last.
-      step: global step.
       heartbeat: writing time of its last heartbeat, in seconds since 1970; None before the first.
-      restarts: number of restarts; None if nobody counts them.
-      error: error of its last failure.
-      examples_per_second: speed of the whole job, as this process measures it.
-      seconds_per_step, waited_per_step, exchanged_per_step: step time, averaged over the last seconds; the part of it
-        spent waiting for the worker's own batches; and the part spent waiting for all-reduces, partly while computing.
-        For an asynchronous worker they refer to its own steps, and the last is missing.
+      seconds_per_step, waited_per_step, exchanged_per_step: for an asynchronous worker, of its own steps, and the last
+        is missing.
       steps: number of steps that an asynchronous worker has made; None for others.
     """
 
@@ -168,16 +158,11 @@ class Snapshot:
         without signs of life or of an end; `gone`, if a process died without a message; `nothing`, if there is no run
         yet; `unknown`, if the files contain something that the page cannot show.
       kind: strategy of the run.
-      step, last_step, saved_step: global steps: the current one, the last of the run, and that of the newest
-        checkpoint.
+      step, last_step, saved_step, restarts, max_restarts, error, elastic, lost: as in `trainer.journal.JobReport`.
       epoch, epochs: number of passes over the training data, so far and in total.
       loss, accuracy: means over the epoch so far.
       examples_per_second, input_wait: speed, and share of the time spent waiting for batches, over the last seconds.
       seconds_left: seconds until the last step at this speed.
-      restarts, max_restarts: number of restarts of the whole group, and its maximum.
-      error: first cause of the last failure.
-      elastic: minimum and maximum number of workers.
-      lost: slots of workers that are given up for now.
       members: processes of the job.
       straggler: process that the others wait for; None if there is none.
       ledger: tally of an asynchronous job's steps, up to its last pause.
@@ -235,15 +220,7 @@ class Snapshot:
 
 def as_json(snapshots: Sequence[Snapshot]) -> str:
     """Returns the runs as JSON: an object with the list `runs`, in which numbers that JSON lacks are null."""
-    return json.dumps({"version": 1, "runs": [_plain(dataclasses.asdict(one)) for one in snapshots]}, indent=1)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    return json.dumps({"version": 1, "runs": finite([dataclasses.asdict(one) for one in snapshots])}, indent=1)
 
 
 def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
-from pipeline.files.fields import from_json
+from pipeline.files.fields import finite
 from pipeline.files.reading import content_of
 from pipeline.order_flags import order_in
 from trainer import config as configs
@@ -29,13 +29,14 @@ from trainer.checkpoint.best import Ranking
 from trainer.checkpoint.files import steps_in
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.journal import STATUS, Beat, Event, JobReport, ProcessReport, events_in, parsed
+from trainer.journal import STATUS, Beat, Event, JobReport, ProcessReport, events_in, told
 from trainer.run_folder import RunFolder
 from trainer.watching import reading
 from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start
 from trainer.watching.snapshot import LATE, Change, EvaluationRow, Member, Snapshot, straggler_of
 
 _UNTOLD = JobReport(time=0.0, processes=())  # where there is no launcher
+_UNHEARD = Beat(pid=0, time=0.0, phase="")  # of a process without a heartbeat
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
 _PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files are for a scheduler's script
@@ -104,8 +105,8 @@ class RunSource:
         return {
             tag: {
                 "steps": one.steps,
-                "times": [round(when, 2) if math.isfinite(when) else None for when in one.times],
-                "values": [value if math.isfinite(value) else None for value in one.values],
+                "times": [when and round(when, 2) for when in finite(one.times)],
+                "values": finite(one.values),
             }
             for tag, one in thinned.items()
         }
@@ -168,15 +169,14 @@ class RunSource:
         config = self._config(status)
         data = self._data_of(config, now) if config else "the flags of the run are not known yet"
         known = data if isinstance(data, reading.Data) else None
-        told = status or _UNTOLD
-        step = _greatest([told.step, *(one.step for one in members), self._last_logged()])
-        last_step = _greatest([told.last_step, *(beat.last_step for beat in beats.values())])
+        job = status or _UNTOLD
+        step = _greatest([job.step, *(one.step for one in members), self._last_logged()])
+        last_step = _greatest([job.last_step, *(beat.last_step for beat in beats.values())])
         if last_step is None and known:
             last_step = known.last_step
         saved = self._checkpoints()
         step = _greatest([step, max(saved, default=None)])
         is_asynchronous = config is not None and config.run.strategy == PARAMETER_SERVER and not config.aggregation.sync
-        members = self._with_own_steps(members, beats)
         speed, wait = self._speeds(members)
         evaluations, metric = self._evaluations(config)
         in_epoch = known.steps_per_epoch if known else None
@@ -189,7 +189,7 @@ class RunSource:
             else None
         )
         readings, note = self._readings(config, data, step, members)
-        error = told.error or next((one.error for one in members if one.error), None)
+        error = job.error or next((one.error for one in members if one.error), None)
         return Snapshot(
             run=self.name,
             time=now,
@@ -205,11 +205,11 @@ class RunSource:
             examples_per_second=speed,
             input_wait=wait,
             seconds_left=left,
-            restarts=told.restarts,
-            max_restarts=told.max_restarts,
+            restarts=job.restarts,
+            max_restarts=job.max_restarts,
             error=error,
-            elastic=told.elastic,
-            lost=told.lost,
+            elastic=job.elastic,
+            lost=job.lost,
             members=tuple(members),
             straggler=straggler_of(members, not is_asynchronous),
             ledger={
@@ -248,7 +248,7 @@ class RunSource:
 
     def _status(self) -> JobReport | None:
         """Returns the launcher's status; None if there is none that can be read."""
-        return self._told(JobReport, self.folder.launch / STATUS, STATUS, f"a status of {name_of('trainer.launch')}")
+        return self._told(JobReport, self.folder.launch / STATUS, f"a status of {name_of('trainer.launch')}")
 
     def _beats(self) -> dict[str, Beat]:
         """Returns the last heartbeats by file name: `worker-1`."""
@@ -256,37 +256,57 @@ class RunSource:
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
                 if _PROCESS.fullmatch(path.stem):
-                    found[path.stem] = self._told(Beat, path, f"heartbeats/{path.name}", "a heartbeat")
+                    found[path.stem] = self._told(Beat, path, "a heartbeat")
         return {name: beat for name, beat in found.items() if beat}
 
-    def _told(self, kind: type[_Told], path: pathlib.Path, name: str, what: str) -> _Told | None:
+    def _told(self, kind: type[_Told], path: pathlib.Path, what: str) -> _Told | None:
         """Returns what a process tells in a file; records problems with the file, unless it is missing."""
-        content = self._json(path)
+        name = str(path.relative_to(self.folder.launch))
         try:
-            return None if content is None else from_json(kind, content, is_exact=False)
+            return told(kind, content_of(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._problems[name] = f"cannot be read: {error.strerror}"
         except ValueError:
             self._problems[name] = f"is not {what}"
-            return None
+        return None
 
     def _members(self, status: JobReport | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
         processes = status.processes if status else [ProcessReport(name.replace("-", " ")) for name in beats]
-        return [_member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
+        return [self._member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
 
-    def _with_own_steps(self, members: list[Member], beats: Mapping[str, Beat]) -> list[Member]:
-        """Adds the steps of asynchronous workers, which the chief writes as scalars."""
-        found = list(members)
-        for i, one in enumerate(members):
-            steps, seconds = (
-                self._series.get(f"worker/{one.index}/{name}", Series()) if one.role == "worker" else Series()
-                for name in ("steps", "seconds_per_step")
-            )
-            beat = beats.get(one.name.replace(" ", "-"))
-            if steps.last is not None:
-                found[i] = dataclasses.replace(one, steps=int(steps.last))
-            # The speed of an earlier process says nothing about this one.
-            if seconds.last is not None and (beat is None or seconds.times[-1] >= beat.started):
-                found[i] = dataclasses.replace(found[i], seconds_per_step=seconds.last)
-        return found
+    def _member(self, one: ProcessReport, beat: Beat | None, now: float) -> Member:
+        """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat.
+
+        The chief writes the steps of asynchronous workers as scalars.
+        """
+        (role, index), heard = _numbered(one.name.replace(" ", "-")), beat or _UNHEARD
+        steps, seconds = (
+            self._series.get(f"worker/{index}/{name}", Series()) if (one.role or role) == "worker" else Series()
+            for name in ("steps", "seconds_per_step")
+        )
+        # The speed of an earlier process says nothing about this one.
+        is_own = seconds.last is not None and seconds.times[-1] >= heard.started
+        return Member(
+            name=one.name,
+            role=one.role or role,
+            index=index,
+            host=heard.host,
+            devices=heard.devices,
+            pid=one.pid or heard.pid or None,
+            state=_state_of_process(one, beat, now),
+            phase=one.phase or heard.phase,
+            step=_greatest([one.step, heard.step]),
+            heartbeat=beat.time if beat else None,
+            restarts=one.restarts,
+            error=one.last_error or heard.error or None,
+            examples_per_second=heard.examples_per_second,
+            seconds_per_step=seconds.last if is_own else heard.seconds_per_step,
+            waited_per_step=heard.waited_per_step,
+            exchanged_per_step=heard.exchanged_per_step,
+            steps=None if steps.last is None else int(steps.last),
+        )
 
     def _speeds(self, members: Sequence[Member]) -> tuple[float | None, float | None]:
         """Returns the job's examples per second and input wait: the chief's, or the last values logged."""
@@ -399,8 +419,8 @@ class RunSource:
 
         None if they are not known.
         """
-        told = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
-        return told or self._stored_flags() or self._launched_flags(status)
+        begun = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
+        return begun or self._stored_flags() or self._launched_flags(status)
 
     def _stored_flags(self) -> Mapping[str, Any] | None:
         path = self.folder.config
@@ -452,23 +472,6 @@ class RunSource:
     def _last_logged(self) -> int | None:
         return max((one.steps[-1] for one in self._events_series().values() if one.steps), default=None)
 
-    def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
-        """Returns the JSON object in a file; records problems with the file, unless it is missing."""
-        try:
-            content = parsed(content_of(path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._problems[path.name] = f"cannot be read: {error.strerror}"
-            return None
-        except ValueError:
-            self._problems[path.name] = "is not JSON; it may be half written"
-            return None
-        if not isinstance(content, dict):
-            self._problems[path.name] = "is not a JSON object"
-            return None
-        return content
-
     def _all_problems(self) -> tuple[str, ...]:
         found = dict(self._problems)
         found |= self._events.problems | self._evaluate.problems | (self._lines[1].problems if self._lines else {})
@@ -514,34 +517,14 @@ def _is_alive(beat: Beat, now: float) -> bool:
     return beat.exit_code is None and now - beat.time <= LATE + beat.quiet
 
 
-def _member(one: ProcessReport, beat: Beat | None, now: float) -> Member:
-    """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat."""
-    role, number = _numbered(one.name.replace(" ", "-"))
-    state = "running"
+def _state_of_process(one: ProcessReport, beat: Beat | None, now: float) -> str:
     if beat and beat.exit_code is not None:
-        state = {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
-    elif one.state == "ended":
-        state = "failed" if one.last_error else "ended"
-    elif beat and not _is_alive(beat, now):
-        state = "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
-    return Member(
-        name=one.name,
-        role=one.role or role,
-        index=number,
-        host=beat.host if beat else "",
-        devices=beat.devices if beat else (),
-        pid=one.pid or (beat.pid if beat else None),
-        state=state,
-        phase=one.phase or (beat.phase if beat else ""),
-        step=_greatest([one.step, beat.step if beat else None]),
-        heartbeat=beat.time if beat else None,
-        restarts=one.restarts,
-        error=one.last_error or (beat.error if beat else None) or None,
-        examples_per_second=beat.examples_per_second if beat else None,
-        seconds_per_step=beat.seconds_per_step if beat else None,
-        waited_per_step=beat.waited_per_step if beat else None,
-        exchanged_per_step=beat.exchanged_per_step if beat else None,
-    )
+        return {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
+    if one.state == "ended":
+        return "failed" if one.last_error else "ended"
+    if beat and not _is_alive(beat, now):
+        return "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
+    return "running"
 
 
 def _runs(pid: int) -> bool:

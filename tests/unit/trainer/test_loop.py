@@ -10,6 +10,7 @@ from pipeline.errors import PipelineError
 from pipeline.order.key_log import Header, KeyLogWriter
 from trainer import loop
 from trainer.config.phases import Phases
+from trainer.config.steps import Period
 from trainer.loop import Action, NotFiniteError
 
 KEYS = [f"k{i}" for i in range(8)]
@@ -101,7 +102,7 @@ def train(inner, start, last, steps_per_loop, actions, agree=lambda due: (False,
 
 
 def recorder(name, every, log):
-    return Action(every, lambda progress: log.append((name, progress.step)))
+    return Action(Period(every), lambda progress: log.append((name, progress.step)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_by_the_clock_saves_are_frequent_at_first_and_any_worker_may_ask_for_the
         now[0] += 10.0 * steps
         return inner(steps, needs)
 
-    save = Action(100, lambda progress: saved.append(progress.step), seconds=300.0, soonest=60.0)
+    save = Action(Period(100, 300.0, 60.0), lambda progress: saved.append(progress.step))
     train(slow, 0, 130, 1, [save], lambda due: (False, set(due)))
     assert saved == [7, 15, 31, 62, 93, 100]  # a step after it is due, since all workers agree first
 
@@ -161,7 +162,7 @@ def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
         return inner_loop(steps, needs)
 
     seen = []
-    train(timed, 0, 20, 4, [Action(10, seen.append)])
+    train(timed, 0, 20, 4, [Action(Period(10), seen.append)])
     assert [(*p.spent[:2], p.compiling.seconds) for p in seen] == [(10, 105.0, 100.5), (20, 110.0, 100.5)]
     assert [seen[0].since(None)[:2], seen[1].since(seen[0])[:2]] == [(9, 4.5), (10, 5.0)]
 
@@ -176,7 +177,7 @@ def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_t
         compiled.add(summaries)
         return inner_loop(steps, summaries)
 
-    train(timed, 0, 15, 20, [Action(5, seen.append, needs=frozenset({"norm"}))])
+    train(timed, 0, 15, 20, [Action(Period(5), seen.append, needs=frozenset({"norm"}))])
     # Waits 0.25 per call, and exchanges half of that.
     assert [p.since(None) for p in seen] == [(3, 1.5, 0.25, 0.125), (8, 4.0, 0.75, 0.375), (13, 6.5, 1.25, 0.625)]
     assert seen[1].since(seen[0]) == (5, 2.5, 0.5, 0.25)
@@ -202,8 +203,8 @@ def test_only_the_last_update_before_an_action_computes_what_it_shows_by_itself(
         asked.append((steps, sorted(needs)))
         return count(steps, needs)
 
-    norm = Action(4, lambda progress: None, needs=frozenset({"norm"}))
-    more = Action(0, lambda progress: None, at=(2, 8), needs=frozenset({"histograms"}))
+    norm = Action(Period(4), lambda progress: None, needs=frozenset({"norm"}))
+    more = Action(Period(), lambda progress: None, at=(2, 8), needs=frozenset({"histograms"}))
     train(inner, 0, 9, 20, [norm, more])
     plain = [*asked[:1], *asked[2:3], *asked[4:5], *asked[6:]]
     assert plain == [(1, []), (1, []), (3, []), (1, [])]
@@ -219,7 +220,7 @@ def test_an_action_is_due_by_the_clock_of_any_worker_one_loop_later(monkeypatch)
         now[0] += steps  # a second each
         return inner_loop(steps, needs)
 
-    actions = [recorder("never", 0, done), Action(0, lambda p: done.append(("save", p.step)), seconds=5.0)]
+    actions = [recorder("never", 0, done), Action(Period(0, 5.0), lambda p: done.append(("save", p.step)))]
     train(timed, 0, 20, 2, actions, lambda due: (False, set(due)))
     assert done == [("save", 7), ("save", 15)]  # 5 s after the start, after step 7
     done.clear()
@@ -237,8 +238,8 @@ def test_what_any_worker_was_asked_for_is_done_by_all_one_loop_later_and_once():
     def ask(progress):
         asked[0] = True
 
-    action = Action(0, do, asked=lambda: asked[0])
-    train(counting(0)[0], 0, 9, 2, [action, Action(0, ask, at=(3,))], lambda due: (False, set(due)))
+    action = Action(Period(), do, asked=lambda: asked[0])
+    train(counting(0)[0], 0, 9, 2, [action, Action(Period(), ask, at=(3,))], lambda due: (False, set(due)))
     assert done == [5]
     done.clear()
     answers = iter([set(), {0}, set(), set(), set(), set()])  # another worker was asked

@@ -175,7 +175,7 @@ class Group:
     @property
     def leading(self) -> list[Process]:
         """The processes whose end is the job's: the chief of asynchronous workers, else all."""
-        return [one for one in self.processes if not self._is_asynchronous or one.task.role == "chief"]
+        return [one for one in self.processes if not self._is_asynchronous or one.task.job == "chief"]
 
     @property
     def serving(self) -> list[Process]:
@@ -216,7 +216,7 @@ class Group:
 
     def fails_alone(self, process: Process) -> bool:
         """Returns whether the others continue without it."""
-        return self._is_asynchronous and process.task.role == "worker"
+        return self._is_asynchronous and process.task.job == "worker"
 
     def _started(self, task: Task) -> Process:
         placement, timeout = self._placement, self._placement.job.restarts.silent_timeout

@@ -51,7 +51,6 @@ class Guardian:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the guardian process."""
         os.close(self._pipe)
         self._process.wait()
 

@@ -16,8 +16,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import tf_config
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.launching.job import CLUSTERS, Job
-from trainer.launching.job import tf_config as tf_config_of
+from trainer.launching.job import Job
 from trainer.launching.local.process import Task
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -121,11 +120,9 @@ class Ports:
         self._held.clear()
 
     def __enter__(self) -> Ports:
-        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Frees the ports."""
         self.free()
 
 
@@ -201,18 +198,18 @@ class Placement:
 
     def gpus_of(self, task: Task) -> tuple[str, ...]:
         """Returns the GPUs of a task."""
-        return self.shares[task.slot] if task.role == "worker" else ()
+        return self.shares[task.slot] if task.job == "worker" else ()
 
     def environments(self, tasks: Sequence[Task], ports: Sequence[int]) -> list[dict[str, str]]:
         """Returns the environment variables of each task."""
         addresses: dict[str, list[str]] = {}
         for task, port in zip(tasks, ports, strict=True):
-            addresses.setdefault(task.role, []).append(f"{HOST}:{port}")
+            addresses.setdefault(task.job, []).append(f"{HOST}:{port}")
         found = []
         for task in tasks:
             variables = {}
-            if self.job.strategy in CLUSTERS:
-                variables[tf_config.VARIABLE] = tf_config_of(addresses, task.role, task.index)
+            if self.job.strategy in tf_config.JOBS:
+                variables[tf_config.VARIABLE] = tf_config.text_of(addresses, task)
             if self.has_gpus:
                 variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
             found.append(variables)

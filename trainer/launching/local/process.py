@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline import errors
 from pipeline.errors import EXIT_DATA, EXIT_RERUN, EXIT_USAGE
 from trainer.callbacks import heartbeat
+from trainer.cluster import tf_config
 from trainer.journal import Beat
 from trainer.launching.local.guardian import Guardian
 
@@ -192,28 +193,10 @@ _PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """The role of a process in a job.
+class Task(tf_config.Task):
+    """A process of the job, and its place on this machine, which it keeps while the number of workers changes."""
 
-    Attributes:
-      role: `worker`, `chief` or `ps`.
-      index: index among the processes of its role.
-      slot: place on this machine, which the process keeps while the number of workers changes.
-    """
-
-    role: str
-    index: int
-    slot: int
-
-    @property
-    def name(self) -> str:
-        """The name in messages: `worker 1`."""
-        return self.role if self.role in ("chief", PAGE) else f"{self.role} {self.index}"
-
-    @property
-    def file(self) -> str:
-        """The name in file names: `worker-1`."""
-        return self.name.replace(" ", "-")
+    slot: int = 0
 
 
 class Process:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from pipeline.commands.text import count_of
+from trainer import journal
 from trainer.checkpoint.files import path_of, steps_in
 from trainer.journal import JobReport, ProcessReport, State
-from trainer.launching.job import Job
 from trainer.launching.local.group import Cause, Group
 from trainer.launching.local.placement import Placement
 from trainer.launching.local.process import Process, Task
@@ -25,13 +25,14 @@ class Records:
     """Restarts, steps and errors of each process, across all restarts of the group.
 
     Attributes:
+      job: job that the processes belong to.
       restarts: number of restarts of the group.
       error: first cause of its last failure.
       best: highest step made so far; None before the first.
     """
 
     def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+        self._placement, self.job = placement, placement.job
         self._folder = placement.job.folder.path
         self.restarts, self.error = 0, ""
         self.best: int | None = None
@@ -94,7 +95,7 @@ class Records:
 
     def report(self, state: State, lost: Sequence[int], exit_code: int | None = None) -> JobReport:
         """Returns the report on the job's state."""
-        group, job = self._group, self._placement.job
+        group, job = self._group, self.job
         beats = [one.monitor.beat for one in group.processes] if group else []
         self._last_step = next((beat.last_step for beat in beats if beat and beat.last_step), self._last_step)
         step = group.step if group else None
@@ -120,7 +121,7 @@ class Records:
         task, beat = process.task, process.monitor.beat
         return ProcessReport(
             name=task.name,
-            role=task.role,
+            role=task.job,
             index=task.index,
             slot=task.slot,
             gpus=self._placement.gpus_of(task),
@@ -138,7 +139,7 @@ class Records:
 
 
 def _place(task: Task) -> tuple[str, int]:
-    return task.role, task.slot
+    return task.job, task.slot
 
 
 _EVERY = 1.0  # seconds between reports
@@ -149,10 +150,13 @@ class Reporter:
 
     Args:
       records: records of the job.
-      screen: screen that shows the table.
+      screen: screen that shows the table, and the lines of the launcher and the processes.
       folder: folder of the status file.
       lost: function that returns the slots that are given up for now.
       beside: function that looks after what runs beside the job.
+
+    Attributes:
+      records, screen: the arguments, for whoever watches the job.
     """
 
     def __init__(
@@ -163,7 +167,7 @@ class Reporter:
         lost: Callable[[], Sequence[int]],
         beside: Callable[[], None] = lambda: None,
     ) -> None:
-        self._records, self._screen, self._folder, self._lost = records, screen, folder, lost
+        self.records, self.screen, self._folder, self._lost = records, screen, folder, lost
         self._beside = beside
         self._state: State = "starting"
         self._written = 0.0
@@ -171,24 +175,24 @@ class Reporter:
     def set(self, state: State, exit_code: int | None = None) -> None:
         """Sets the state and reports it immediately."""
         self._state = state
-        report = self._records.report(state, self._lost(), exit_code)
-        report.write(self._folder)
-        self._screen.update(report)
+        report = self.records.report(state, self._lost(), exit_code)
+        journal.write(report, self._folder / journal.STATUS)
+        self.screen.update(report)
         self._written = time.monotonic()
 
     def tick(self) -> None:
         """Reports the job's state if that is due."""
         self._beside()
         now = time.monotonic()
-        if self._state == "starting" and self._records.has_stepped:
+        if self._state == "starting" and self.records.has_stepped:
             self.set("training")
         if is_due := now - self._written >= _EVERY:
             self._written = now
-        if is_due or self._screen.is_due:
-            report = self._records.report(self._state, self._lost())
-            self._screen.update(report)
+        if is_due or self.screen.is_due:
+            report = self.records.report(self._state, self._lost())
+            self.screen.update(report)
             if is_due:
-                report.write(self._folder)
+                journal.write(report, self._folder / journal.STATUS)
 
 
 _AT_START = 2  # consecutive failures at start-up after which a slot is lost
@@ -307,8 +311,9 @@ class BackOff:
 class AsynchronousWorkers:
     """Restarts the workers of a parameter-server job one at a time, while the others continue."""
 
-    def __init__(self, job: Job, group: Group, records: Records, screen: Screen) -> None:
-        self._job, self._group, self._records, self._screen = job, group, records, screen
+    def __init__(self, group: Group, reporter: Reporter) -> None:
+        self._group, self._records, self._screen = group, reporter.records, reporter.screen
+        self._flags = reporter.records.job.restarts
         self._delays: dict[int, BackOff] = {}  # by slot
         self._due: dict[Process, float] = {}  # restart times
 
@@ -329,21 +334,21 @@ class AsynchronousWorkers:
             return
         cause = Cause.of(process, process.exit_status)
         self._records.failed(process.task, str(cause))
-        if self._records.restarts_of(process.task) >= self._job.restarts.max_restarts:
+        if self._records.restarts_of(process.task) >= self._flags.max_restarts:
             self._give_up(process, cause)
             return
         number = self._records.restarted(process.task)
-        back_off = self._delays.setdefault(process.task.slot, BackOff(self._job.restarts.restart_delay))
+        back_off = self._delays.setdefault(process.task.slot, BackOff(self._flags.restart_delay))
         seconds = back_off.next(self._records.best)
         self._due[process] = time.monotonic() + seconds
-        of = f"restart {number} of {self._job.restarts.max_restarts}"
+        of = f"restart {number} of {self._flags.max_restarts}"
         self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others continue", "failure")
         self._screen.release()
 
     def _give_up(self, process: Process, cause: Cause) -> None:
         others = [one for one in self._group.running if self._group.fails_alone(one)]
         if others or self._due:
-            without = f"the others continue without it (--max_restarts={self._job.restarts.max_restarts})"
+            without = f"the others continue without it (--max_restarts={self._flags.max_restarts})"
             self._screen.say(f"{cause}; {without}", "failure")
             self._screen.release()
         else:

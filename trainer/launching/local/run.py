@@ -14,15 +14,16 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan, run_folder
 from trainer.checkpoint import files, fresh
 from trainer.cluster import tf_config
+from trainer.config.meaning import MULTIWORKER
 from trainer.journal import STATUS, State
-from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
+from trainer.launching.job import Job, check_sharing, shared, sharing
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.process import PAGE, Process, Task
-from trainer.launching.local.restarts import AsynchronousWorkers, Records, Reporter, WorkerPool
+from trainer.launching.local.restarts import Records, Reporter, WorkerPool
 from trainer.launching.local.screen import Screen, TableScreen
-from trainer.launching.local.supervisor import Attempt, Stopping, Supervisor
+from trainer.launching.local.supervisor import Stopping, Supervisor
 
 _MOST_PROCESSES = 64  # on a machine of up to 8 cores: each process loads TensorFlow
 _CALLED = {"ps": "parameter server"}
@@ -88,11 +89,10 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
 
 
 def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stopping) -> None:
-    job, records = placement.job, Records(placement)
+    job = placement.job
     pool = WorkerPool(counts, job.restarts.max_restarts, job.restarts.regrow_delay)
     page = Page(job, screen)
-    reporter = Reporter(records, screen, placement.folder, lambda: pool.lost, page.look_after)
-    supervisor = Supervisor(job, pool, records, reporter, screen, stopping)
+    reporter = Reporter(Records(placement), screen, placement.folder, lambda: pool.lost, page.look_after)
     _say_start(placement, counts, screen)
     with (
         Ports() as ports,
@@ -105,11 +105,7 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
             ports.free()
             return Group(placement, chosen, ports, guardian, screen)
 
-        def attempt(group: Group) -> Attempt:
-            workers = AsynchronousWorkers(job, group, records, screen)
-            return Attempt(group, workers, records, reporter, screen, stopping, job.restarts.stop_timeout)
-
-        supervisor.run(start, attempt)
+        Supervisor(pool, reporter, stopping).run(start)
 
 
 def _interpreter() -> tuple[str, ...]:

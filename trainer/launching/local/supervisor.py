@@ -12,11 +12,9 @@ from typing import Literal, NoReturn, Self
 from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, RerunError
 from trainer.cluster.interrupt import QUESTION, SAVE
-from trainer.launching.job import Job
 from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
 from trainer.launching.local.process import Process
-from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, Records, Reporter, WorkerPool
-from trainer.launching.local.screen import Screen
+from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, Reporter, WorkerPool
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -54,7 +52,6 @@ class Stopping:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores the former handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -87,26 +84,15 @@ class Attempt:
 
     Args:
       group: group of started processes.
-      workers: restarts of workers that fail alone.
-      records: records of restarts, steps and errors, which this adds to.
-      reporter: reporter of the job's state.
-      screen: screen that prints the processes' lines.
+      reporter: reporter of the job's state, with its records, which this adds to.
       stopping: signals by which the user ends the job.
-      stop_timeout: seconds that processes have to save and end.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        workers: AsynchronousWorkers,
-        records: Records,
-        reporter: Reporter,
-        screen: Screen,
-        stopping: Stopping,
-        stop_timeout: float,
-    ) -> None:
-        self._group, self._workers, self._records, self._reporter = group, workers, records, reporter
-        self._screen, self._stopping, self._stop_timeout = screen, stopping, stop_timeout
+    def __init__(self, group: Group, reporter: Reporter, stopping: Stopping) -> None:
+        self._group, self._reporter, self._stopping = group, reporter, stopping
+        self._records, self._screen = reporter.records, reporter.screen
+        self._workers = AsynchronousWorkers(group, reporter)
+        self._stop_timeout = reporter.records.job.restarts.stop_timeout
 
     def run(self, may_grow: Callable[[], bool]) -> Outcome:
         """Watches the group until all of its processes have ended.
@@ -230,35 +216,23 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-      job: job to run.
-      pool: slots of its workers.
-      records: records of each process's restarts, steps and errors.
-      reporter: reporter of the job's state.
-      screen: screen that prints the processes' lines.
+      pool: slots of the job's workers.
+      reporter: reporter of the job's state, with its records.
       stopping: signals by which the user ends the job.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        pool: WorkerPool,
-        records: Records,
-        reporter: Reporter,
-        screen: Screen,
-        stopping: Stopping,
-    ) -> None:
-        self._job, self._pool, self._records, self._reporter = job, pool, records, reporter
-        self._screen, self._stopping = screen, stopping
-        self._back_off = BackOff(job.restarts.restart_delay)
-        self._size = job.num_workers
-        self._restarts, self._saved = 0, records.saved  # restarts since the newest checkpoint; its step
+    def __init__(self, pool: WorkerPool, reporter: Reporter, stopping: Stopping) -> None:
+        self._pool, self._reporter, self._stopping = pool, reporter, stopping
+        self._records, self._screen, self._job = reporter.records, reporter.screen, reporter.records.job
+        self._back_off = BackOff(self._job.restarts.restart_delay)
+        self._size = self._job.num_workers
+        self._restarts, self._saved = 0, self._records.saved  # restarts since the newest checkpoint; its step
 
-    def run(self, start: Callable[[Sequence[int]], Group], attempt: Callable[[Group], Attempt]) -> None:
+    def run(self, start: Callable[[Sequence[int]], Group]) -> None:
         """Runs the job.
 
         Args:
           start: function that starts a group with workers in the given slots.
-          attempt: function that makes the `Attempt` to watch a group.
 
         Raises:
           RerunError: the job was stopped; the same command resumes it.
@@ -273,7 +247,8 @@ class Supervisor:
             try:
                 self._records.started(group)
                 self._reporter.set("starting")
-                outcome = attempt(group).run(lambda: self._may_grow(group))  # noqa: B023, only called in this iteration
+                attempt = Attempt(group, self._reporter, self._stopping)
+                outcome = attempt.run(lambda: self._may_grow(group))  # noqa: B023, only called in this iteration
             finally:
                 group.close()
             if outcome.kind == "done":

@@ -175,7 +175,6 @@ def _config_files(words: tuple[str, ...]) -> list[str]:
 
 
 def _port(job: Job) -> int:
-    """Returns the port that each process listens on."""
     return job.launch.processes.port or _PORT
 
 

@@ -61,7 +61,6 @@ class KubernetesFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(
             *(lambda: check(self), lambda: check_most(self)),
             *(self._check_namespace, self._check_image, self._check_objects),

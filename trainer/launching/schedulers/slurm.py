@@ -67,7 +67,6 @@ class SlurmFlags:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_all(lambda: check(self), self._check_time, self._check_options, self._check_lines, self._check_names)
 
     def _check_time(self) -> None:

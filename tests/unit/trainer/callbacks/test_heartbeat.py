@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import RerunError
 from pipeline.files import write
+from trainer import journal
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
@@ -104,7 +105,7 @@ def test_a_file_system_that_hangs_holds_up_no_training(tmp_path, monkeypatch):
             hangs.wait(60)
         write.replace(file, *rest)
 
-    monkeypatch.setattr(heartbeat, "replace", replace)
+    monkeypatch.setattr(journal, "replace", replace)
     with Heartbeat(str(path)) as beats:
         beats.keep_in(RunFolder(tmp_path / "run"), "worker-0", is_chief=True)
         began = time.monotonic()
@@ -124,7 +125,7 @@ def test_a_file_system_that_hangs_at_the_end_holds_up_no_end(tmp_path, monkeypat
         write.replace(file, text, *rest)
         is_written.set()
 
-    monkeypatch.setattr(heartbeat, "replace", replace)
+    monkeypatch.setattr(journal, "replace", replace)
     with Heartbeat() as beats:
         beats.keep_in(folder, "worker-0", is_chief=True)
         assert is_written.wait(10)

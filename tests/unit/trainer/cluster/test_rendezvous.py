@@ -205,11 +205,11 @@ def test_a_second_process_with_the_same_task_is_refused(start, connect, addresse
 def test_who_fails_before_the_others_are_met_ends_them(start, addresses, rank, error, kind, said, capfd):
     others = [start(other) for other in range(3) if other != rank]
     cluster = Cluster(addresses, rank)
-    with pytest.raises(type(error)) as raised, rendezvous.explaining(cluster.seat, 20):
+    with pytest.raises(type(error)) as raised, rendezvous.explaining(cluster, 20):
         raise error
     assert raised.value is error
     outcomes = [other.result(timeout=10) for other in others]
-    assert [str(one) for one in outcomes] == [f"{cluster.name(rank)} cannot begin: {said}"] * 2
+    assert [str(one) for one in outcomes] == [f"{cluster.names[rank]} cannot begin: {said}"] * 2
     assert [type(one) for one in outcomes] == [kind] * 2
     assert "tells the other" not in capfd.readouterr().out
 
@@ -217,7 +217,7 @@ def test_who_fails_before_the_others_are_met_ends_them(start, addresses, rank, e
 def test_a_second_process_with_the_same_task_that_fails_does_not_end_the_job(start, connect, addresses):
     chief, first = start(0), connect(hello(addresses, 1))
     assert waited_for(first) == f"worker 2 ({addresses[2]})"
-    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, 1).seat, 20):
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, 1), 20):
         raise UsageError("the port is in use")
     first.close()
     others = [start(1), start(2)]
@@ -227,14 +227,14 @@ def test_a_second_process_with_the_same_task_that_fails_does_not_end_the_job(sta
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_fails_before_the_others_come_tells_them_for_a_while(start, addresses, rank, capfd):
     began = time.monotonic()
-    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.8):
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank), 0.8):
         raise UsageError("no")
     assert 0.7 < time.monotonic() - began < 5
     assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why the job cannot begin: no\n"
     another = socket.create_server(tf_config.split_address(addresses[0]))  # another program has the chief's port
-    with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.2):
+    with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank), 0.2):
         raise UsageError("no")
-    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses[:1]).seat, 100):  # alone
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses[:1]), 100):  # alone
         raise UsageError("no")
     assert time.monotonic() - began < 10
 

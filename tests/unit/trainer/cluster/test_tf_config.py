@@ -111,11 +111,19 @@ def test_different_machines_may_have_the_same_port():
 
 def test_no_variable_no_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    assert tf_config.from_environment() is None
+    assert tf_config.of(ClusterFlags(), "multiworker") is None
     monkeypatch.setenv("TF_CONFIG", "  ")
-    assert tf_config.from_environment() is None
+    assert tf_config.of(ClusterFlags(), "multiworker") is None
     monkeypatch.setenv("TF_CONFIG", text(TWO, "worker", 1))
-    assert tf_config.from_environment() == tf_config.Cluster(("a:1", "b:2"), 1)
+    assert tf_config.of(ClusterFlags(), "multiworker") == tf_config.Cluster(("a:1", "b:2"), 1)
+
+
+def test_the_text_for_a_process():
+    found = json.loads(tf_config.text_of({"chief": ["a:1"], "worker": ["b:2", "c:3"]}, tf_config.Task("worker", 1)))
+    assert found == {
+        "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]},
+        "task": {"type": "worker", "index": 1},
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,7 +135,7 @@ def test_no_variable_no_cluster(monkeypatch):
 )
 def test_workers_are_called_as_in_the_variable(jobs, names):
     cluster = tf_config.parse(text(jobs, "worker", 1))
-    assert [cluster.name(rank) for rank in range(cluster.size)] == names
+    assert cluster.names == names
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,7 @@ def text_of_flags(**flags):
 
 @pytest.mark.usefixtures("no_tf_config")
 def test_workers_are_numbered_as_they_are_listed():
-    cluster = tf_config.parse(text_of_flags(task_index=1), tf_config.HOSTS_FLAG)
+    cluster = tf_config.parse(text_of_flags(task_index=1), source=tf_config.HOSTS_FLAG)
     assert (cluster.addresses, cluster.rank, cluster.source) == (("a:1", "b:2"), 1, "--worker_hosts")
 
 

@@ -106,9 +106,8 @@ def test_batches_of_a_static_number_of_rows_end_with_copies(rows, counts):
 
 
 def test_images_of_any_size_go_one_by_one_or_are_fitted():
-    fitting = SimpleNamespace(fit=lambda images: images[:, :2, :2])
     images = [np.zeros((3, 4, 1), np.uint8), np.zeros((5, 2, 1), np.uint8)]
-    served = SimpleNamespace(fitting=fitting)
+    served = SimpleNamespace(fitting=True, fit=lambda image: image[:2, :2])
     assert [b.shape for b in command.batches_of(served, images, True, None)] == [(1, 3, 4, 1), (1, 5, 2, 1)]
     assert [b.shape for b in command.batches_of(served, images, False, None)] == [(2, 2, 2, 1)]
 

@@ -94,7 +94,7 @@ def written(files, tmp_path, monkeypatch):
     def written(name, paths, **options):
         output = None if name is None else str(tmp_path / "out" / name)
         config = PredictConfig(paths, exported="exported", output=output, batch_size=2, **options)
-        answers.run(config, paths, [])
+        answers.run(config, paths)
         return output and (tmp_path / "out" / name).read_text()
 
     return written

@@ -1,4 +1,3 @@
-import json
 import os
 
 import pytest
@@ -8,7 +7,7 @@ from pipeline.errors import PipelineError, UsageError
 from tests.datasets import write_dataset
 from trainer import launch
 from trainer.launching.flags import launch_flags
-from trainer.launching.job import Job, tf_config
+from trainer.launching.job import Job
 
 TRAINER = ("--data_dir=D", "--model_dir=M", "--global_batch_size=24")
 
@@ -131,11 +130,3 @@ def test_a_folder_in_a_file(tmp_path):
     file.touch()
     with pytest.raises(PipelineError, match=r"--model_dir=.*file/m.*: cannot be created: Not a directory"):
         launch.main(["--", f"--data_dir={data}", f"--model_dir={file}/m", "--global_batch_size=8"])
-
-
-def test_tf_config():
-    found = json.loads(tf_config({"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "worker", 1))
-    assert found == {
-        "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]},
-        "task": {"type": "worker", "index": 1},
-    }

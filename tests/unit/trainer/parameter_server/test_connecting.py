@@ -5,8 +5,8 @@ import types
 
 import pytest
 
+from trainer.cluster.tf_config import PS, WORKER
 from trainer.parameter_server.connecting import Members
-from trainer.parameter_server.roles import PS, WORKER
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from pipeline.errors import DataError, RerunError, UsageError
 from trainer.cluster import tf_config
 from trainer.cluster.interrupt import Interrupt
+from trainer.cluster.tf_config import CHIEF, PS, WORKER, Cluster, Task
 from trainer.parameter_server import coordinator as module
 from trainer.parameter_server.coordinator import Coordinator
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 SECONDS = 30.0  # within which anything happens, on a busy machine
 SAME = [{"cluster": "of four"}, {"--seed": "--seed=0"}]
@@ -98,7 +98,7 @@ def chief_of(interrupt, monkeypatch):
     def chief_of(works=False, **options):
         address = f"localhost:{tf_config.free_port()}"
         workers = (address if works else "localhost:1", "localhost:2")
-        return Chief(Roles(workers, ("localhost:3",), Task(CHIEF), None if works else address), interrupt, **options)
+        return Chief(Cluster(workers, 0, ("localhost:3",), None if works else address), interrupt, **options)
 
     return chief_of
 

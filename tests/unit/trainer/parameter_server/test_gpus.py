@@ -4,23 +4,23 @@ import pytest
 
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import strategies
+from trainer.cluster.tf_config import Cluster
 from trainer.parameter_server import training
-from trainer.parameter_server.roles import Roles, Task
 
 GPU = "GPU:0 (NVIDIA T4, 15 GiB)"
 
 
 @pytest.mark.parametrize(
-    ("job", "gpu", "said"),
-    [("worker", GPU, f"worker 0 (b:1): here {GPU}\n"), ("worker", None, ""), ("ps", GPU, "")],
+    ("rank", "gpu", "said"),
+    [(1, GPU, f"worker 0 (b:1): here {GPU}\n"), (1, None, ""), (2, GPU, "")],
 )
-def test_a_worker_names_its_gpu_where_there_is_one(job, gpu, said, config_of, monkeypatch, capsys):
+def test_a_worker_names_its_gpu_where_there_is_one(rank, gpu, said, config_of, monkeypatch, capsys):
     """There is no GPU here: TensorFlow's answers about it are faked, and nothing is served."""
     served = []
     monkeypatch.setattr(strategies, "first_gpu", lambda: gpu)
     monkeypatch.setattr(strategies, "configure", lambda config: None)
     monkeypatch.setattr(training.WorkerClient, "serve", lambda client: served.append(capsys.readouterr().out))
-    roles = Roles(("b:1",), ("c:1",), Task(job, 0), "a:1")
+    roles = Cluster(("b:1",), rank, ("c:1",), "a:1")
     config = config_of(data_dir="data", strategy="parameter_server")
     heartbeat = Heartbeat()
     training.serve(config, None, roles, None, heartbeat)

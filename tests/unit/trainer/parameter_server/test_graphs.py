@@ -16,12 +16,12 @@ from tests import foreign
 from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
+from trainer.cluster.tf_config import Cluster
 from trainer.config.steps import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.compute import Compute, TurnBatches
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Ledger, Rows, Tally
-from trainer.parameter_server.roles import CHIEF, Roles, Task
 from trainer.parameter_server.scheduling import Closures, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 
@@ -61,7 +61,7 @@ def job(config, make_strategy, make_state, monkeypatch):
         columns, rows = iter(batches.dataset()), Rows(state.measure)
         skips, closures = training.spec.skip_steps, Closures(Here(), lambda: None)
         compute = Compute(strategy, state, config, None, shown, skips)
-        roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
+        roles, said = Cluster(("localhost:1",), 0, ("localhost:2",)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
         lines = WorkerLines(coordinator, Period(2))
         if shares:

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from pipeline.errors import UsageError
+from trainer.cluster.tf_config import Task
 from trainer.config import TrainConfig, parse
 from trainer.parameter_server import roles
-from trainer.parameter_server.roles import Task
 
 FLAGS = ["--data_dir=D", "--model_dir=M", "--strategy=parameter_server"]
 CLASSIC = ["--worker_hosts=a:1,b:2", "--ps_hosts=c:3"]

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.checkpoint import NotFiniteError
+from trainer.config.steps import Period
 from trainer.loop import Action
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Finished
@@ -69,8 +70,8 @@ def train():
 
 def test_workers_pause_for_what_needs_the_state_and_go_on_for_what_does_not(train):
     done = []
-    light = Action(3, lambda progress: done.append(("log", progress.step)))
-    save = Action(8, lambda progress: done.append(("save", progress.step)), pauses=True)
+    light = Action(Period(3), lambda progress: done.append(("log", progress.step)))
+    save = Action(Period(8), lambda progress: done.append(("save", progress.step)), pauses=True)
     steps, settled, _, tally, early = train(light, save)
     assert steps.asked == [(0, 8), (8, 16), (16, 20)]
     assert settled == [8, 16, 20]
@@ -80,7 +81,7 @@ def test_workers_pause_for_what_needs_the_state_and_go_on_for_what_does_not(trai
 
 
 def test_a_report_has_the_numbers_of_its_steps(train):
-    _, _, watched, _, _ = train(Action(4, lambda progress: None))
+    _, _, watched, _, _ = train(Action(Period(4), lambda progress: None))
     assert [one.step for one in watched] == [1, 4, 8, 12, 16, 20]  # the first step alone, which includes compiling
     last = watched[-1]
     assert last.values == {"total_loss": 19.25, "regularization": 0.25, LOSS: 19.0}
@@ -93,7 +94,7 @@ def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monk
     """Before each of the first reports, three more steps have been made than it covers; each takes a second."""
     now = iter(range(10**6))
     monkeypatch.setattr("trainer.parameter_server.training.time.perf_counter", lambda: next(now))
-    at = Action(5, lambda progress: None), Action(10, lambda progress: None, pauses=True)
+    at = Action(Period(5), lambda progress: None), Action(Period(10), lambda progress: None, pauses=True)
     _, _, watched, _, _ = train(*at, ahead=3)
     assert [(one.step, one.spent.steps) for one in watched] == [(1, 1), (5, 5), (10, 7), (15, 15), (20, 17)]
     assert watched[1].since(watched[0])[:2] == (4, 1.0)
@@ -101,28 +102,31 @@ def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monk
 
 
 def test_steps_that_a_lost_worker_had_applied_are_counted_and_report_nothing_new(train):
-    _, settled, watched, tally, _ = train(Action(4, lambda progress: None), made=range(4))
+    _, settled, watched, tally, _ = train(Action(Period(4), lambda progress: None), made=range(4))
     assert [one.step for one in watched] == [5, 8, 12, 16, 20]
     assert watched[-1].spent.steps == 1 + 15  # the first report covers only step 4
     assert (settled, tally.once) == ([20], 20)
 
 
 def test_a_signal_ends_it_at_the_step_that_was_reached(train):
-    steps, settled, _, tally, early = train(Action(4, lambda progress: None), stop_at=8)
+    steps, settled, _, tally, early = train(Action(Period(4), lambda progress: None), stop_at=8)
     assert (steps.reached, settled, tally.once, early) == (8, [8], 8, True)
     assert train(stop_at=20)[-1] is False
 
 
 def test_a_loss_that_is_not_finite_ends_it_with_the_steps_number(train):
     with pytest.raises(NotFiniteError) as error:
-        train(Action(4, lambda progress: None), bad=6)
+        train(Action(Period(4), lambda progress: None), bad=6)
     assert str(error.value).startswith("step 8: loss is 7,")
 
 
 def test_by_the_clock_workers_pause_for_what_needs_the_state_alone(train, monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr("trainer.loop.time.monotonic", lambda: next(now))
-    at_every_step, often = Action(1, lambda progress: None), {"every": 0, "do": lambda progress: None, "seconds": 5.0}
+    at_every_step, often = (
+        Action(Period(1), lambda progress: None),
+        {"period": Period(0, 5.0), "do": lambda progress: None},
+    )
     assert train(at_every_step, Action(**often))[1] == [20]
     assert len(train(at_every_step, Action(**often, pauses=True))[1]) > 1
 
@@ -134,5 +138,7 @@ def test_workers_pause_for_what_was_asked_for_but_not_before_the_first_report(tr
         asked[0] = False
         done.append(progress.step)
 
-    steps, settled, *_ = train(Action(4, lambda progress: None), Action(0, save, asked=lambda: asked[0], pauses=True))
+    steps, settled, *_ = train(
+        Action(Period(4), lambda progress: None), Action(Period(), save, asked=lambda: asked[0], pauses=True)
+    )
     assert (done, settled, steps.reached) == ([1], [1, 20], 20)

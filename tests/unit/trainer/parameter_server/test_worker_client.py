@@ -9,11 +9,11 @@ from tests import forked
 STANDS_STILL = """
 import signal
 from pipeline import errors
-from trainer.parameter_server.roles import Roles, Task, WORKER
+from trainer.cluster.tf_config import Cluster
 from trainer.parameter_server.worker_client import WorkerClient
 
 errors.SUBCOMMANDS.update({commands})
-roles = Roles(("a:1", "b:2"), ("c:3",), Task(WORKER, 1))
+roles = Cluster(("a:1", "b:2"), 1, ("c:3",))
 client = WorkerClient(roles, [], 1.0, 0.2, None, None, None)
 with client._guarded():
     signal.pause()

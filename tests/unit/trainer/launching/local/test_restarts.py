@@ -142,7 +142,7 @@ class Workers(RuleBasedStateMachine):
         self.launch = Puppets(pathlib.Path(self.folder.name, "run"), *flags).__enter__()
         self.group = self.launch.start()
         self.launch.records.started(self.group)
-        self.workers = AsynchronousWorkers(self.launch.job, self.group, self.launch.records, self.launch.screen)
+        self.workers = AsynchronousWorkers(self.group, self.launch.reporter)
         self.max_restarts, self.delay, self.step = max_restarts, delay, 0
         self.running, self.restarts = {0, 1, 2}, collections.Counter()
         self.due, self.failed = 0, []
@@ -188,7 +188,7 @@ class Workers(RuleBasedStateMachine):
     @invariant()
     def those_run_that_should(self):
         self.workers.look_after(self.group.poll())
-        workers = [one for one in self.group.processes if one.task.role == "worker"]
+        workers = [one for one in self.group.processes if one.task.job == "worker"]
         assert {one.task.slot for one in workers if one.exit_status is None} == self.running
         assert [self.launch.records.restarts_of(one.task) for one in workers] == [self.restarts[i] for i in range(3)]
         assert self.group.failed == self.failed
@@ -210,7 +210,7 @@ def test_the_delays_of_a_worker_double_and_its_failure_is_in_the_report(puppets,
     launch = puppets("--num_workers=2", "--num_ps=1", "--restart_delay=0.01")
     group = launch.start()
     launch.records.started(group)
-    workers = AsynchronousWorkers(launch.job, group, launch.records, launch.screen)
+    workers = AsynchronousWorkers(group, launch.reporter)
     launch.order("chief", "beat 5")
     launch.wait_for_step(group, 5)
     for _ in range(3):

@@ -7,6 +7,7 @@ import types
 
 from rich.console import Console
 
+from trainer import journal
 from trainer.journal import STATUS, JobReport, ProcessReport
 from trainer.launching.local import screen
 from trainer.launching.local.process import Task
@@ -64,12 +65,12 @@ def test_the_table():
 
 def test_the_status_is_written_whole(tmp_path):
     (tmp_path / STATUS).write_text("{")
-    JOB.write(tmp_path)
+    journal.write(JOB, tmp_path / STATUS)
     content = json.loads((tmp_path / STATUS).read_text())
     assert content == json.loads(json.dumps(dataclasses.asdict(JOB)))
     assert (content["step"], content["elastic"], content["processes"][0]["gpus"]) == (1200, [1, 4], ["2"])
     assert [path.name for path in tmp_path.iterdir()] == [STATUS]
-    JOB.write(tmp_path / "none")  # a folder that is gone does not end the job
+    journal.write(JOB, tmp_path / "none" / STATUS)  # a folder that is gone does not end the job
 
 
 def test_each_field_of_the_report_is_what_its_name_says(tmp_path):

@@ -12,7 +12,7 @@ from pipeline.errors import RerunError
 from tests.launches import is_running
 from tests.puppets import named
 from trainer.launching.local import process as processes
-from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
+from trainer.launching.local.restarts import WorkerPool
 from trainer.launching.local.supervisor import Attempt, JobFailedError, Stopping, Supervisor
 
 
@@ -29,19 +29,14 @@ def run():
         job, groups = launch.job, run.groups
         pool = WorkerPool(counts or [job.num_workers], job.restarts.max_restarts, job.restarts.regrow_delay)
         with Stopping() as stopping:
-            supervisor = Supervisor(job, pool, launch.records, launch.reporter, launch.screen, stopping)
 
             def start(slots):
                 on_start(len(groups))
                 groups.append(launch.start(slots))
                 return groups[-1]
 
-            def attempt(group):
-                workers = AsynchronousWorkers(job, group, launch.records, launch.screen)
-                return Attempt(group, workers, launch.records, launch.reporter, launch.screen, stopping, 10.0)
-
             try:
-                supervisor.run(start, attempt)
+                Supervisor(pool, launch.reporter, stopping).run(start)
             finally:
                 assert not any(is_running(one.pid) for group in groups for one in group.processes)
 
@@ -157,7 +152,7 @@ def watch(puppets, capfd):
     """
     opened = []
 
-    def watch(launch, orders, may_grow=lambda: False, stop_timeout=10.0, then=None, at=1):
+    def watch(launch, orders, may_grow=lambda: False, then=None, at=1):
         stopping = Stopping()
         stopping.__enter__()
         opened.append(stopping)
@@ -165,10 +160,7 @@ def watch(puppets, capfd):
         launch.records.started(group)
         for name, lines in orders.items():
             launch.order(name, *lines)
-        workers = AsynchronousWorkers(launch.job, group, launch.records, launch.screen)
-        attempt = Attempt(
-            group, workers, launch.records, launch.reporter, launch.screen, stopping, stop_timeout=stop_timeout
-        )
+        attempt = Attempt(group, launch.reporter, stopping)
         asked = []
 
         def look():
@@ -260,23 +252,23 @@ def test_the_chief_saves_before_its_servers_are_told_to_end(puppets, watch):
 
 
 def test_who_does_not_end_in_time_is_killed_by_name(puppets, watch):
-    launch = puppets("--num_workers=2")
+    launch = puppets("--num_workers=2", "--stop_timeout=0.3")
     orders = {"worker 0": ["beat 4"], "worker 1": ["trap '' TERM; beat 4"]}
-    outcome, lines, group = watch(launch, orders, stop_timeout=0.3, then=says(signal.SIGTERM))
+    outcome, lines, group = watch(launch, orders, then=says(signal.SIGTERM))
     late = named(group, "worker 1")
     assert (outcome.kind, late.exit_status.code) == ("stopped", -9)
     assert [f"worker 1 (process {late.pid})" in line for line in lines] == [False, True]
 
 
 def test_a_second_signal_kills_at_once(puppets, watch):
-    launch = puppets("--num_workers=1")
+    launch = puppets("--num_workers=1", "--stop_timeout=120")
 
     def twice():
         says(signal.SIGTERM)()
         threading.Timer(0.3, says(signal.SIGTERM)).start()
 
     began = time.monotonic()
-    outcome, lines, group = watch(launch, {"worker 0": ["trap '' TERM; beat 4"]}, then=twice, stop_timeout=120.0)
+    outcome, lines, group = watch(launch, {"worker 0": ["trap '' TERM; beat 4"]}, then=twice)
     assert time.monotonic() - began < 60
     assert (outcome.kind, group.processes[0].exit_status.code, len(lines)) == ("stopped", -9, 1)
 
