@@ -187,6 +187,11 @@ class ConvertConfig(_Flags):
                 f"--group_by={LABEL}: all rows of a class would be in one split; --stratify={LABEL} gives each split "
                 "its share of every class"
             )
+        if not self.append:  # which takes those of the data set
+            self.check_dealt()
+
+    def check_dealt(self) -> None:
+        """Raises UsageError if a flag says how new splits are drawn, and there are none."""
         for name in ("group_by", "stratify"):
             if (value := getattr(self, name)) and not (self.split or self.folds):
                 raise UsageError(

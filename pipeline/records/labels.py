@@ -158,6 +158,14 @@ def say_alike(names: Iterable[str], source: object) -> None:
         print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 
 
+def check_lines(names: Iterable[str], source: object) -> None:
+    """Raises DataError if a name of a class holds a line break: TFDS reads names line by line, and would lose all."""
+    for label, name in enumerate(names):
+        if len(f"{name}.".splitlines()) > 1:
+            problem = f"the name of class {label}, {name!r}, holds a line break"
+            raise DataError(problem, path=source, advice="rename the class")
+
+
 def as_seen(name: str, ignore_case: bool = False, as_numbers: bool = False) -> str:
     """Returns a name as people see it: without invisible characters, extra spaces and leading zeros; see `alike`."""
     if as_numbers and (value := whole_number(name) or _time(name)):
