@@ -71,7 +71,7 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
     )
     channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images", meaning=_SHAPES)
-    compression: str = flag("", "of the shards: GZIP, or none", meaning=_SHAPES)
+    compression: str = flag("", "of the shards: GZIP; default: none is compressed", meaning=_SHAPES)
     split: str = flag(
         "",
         "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
