@@ -11,7 +11,7 @@ from typing import Any
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.selection import ImageOptions
 from beam_jobs.sources import transformed
-from beam_jobs.sources.appended import AppendedSource
+from beam_jobs.sources.appended import AppendedSource, added_classes
 from beam_jobs.sources.base import Source
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
@@ -68,7 +68,7 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
     dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
     if dealt["group_by"]:
         found |= dealt | {"seed": _seed_of_groups(config, parent, dealt, given)}
-    elif all(getattr(config, name) == given[name] for name in _DEALT):
+    elif all(getattr(config, name) in (given[name], dealt[name]) for name in _DEALT):
         found |= dealt
     stored = parent.features["image"].encoding or ""
     known, encoding = _ENCODINGS.get(stored, (stored,)), config.image_encoding
@@ -79,7 +79,20 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
             f"--append with --image_encoding={encoding}: the images of the data set are {' and '.join(known)}; leave "
             "it out"
         )
-    return dataclasses.replace(config, **found)
+    followed = dataclasses.replace(config, **found)
+    followed.check_dealt()
+    return followed
+
+
+def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list[str]:
+    """Returns lines about what an append adds, given its options from `options_for` and its rows."""
+    found = added_classes(source, parent)
+    if config.group_by and not parent.options.get("group_by"):
+        found.append(
+            f"note: --group_by={config.group_by} holds for the new rows; those that are there were not dealt by it, so "
+            "a group that is among them, too, may be in two splits"
+        )
+    return found
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:

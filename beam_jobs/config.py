@@ -71,7 +71,7 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
     )
     channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images", meaning=_SHAPES)
-    compression: str = flag("", "of the shards: GZIP, or none", meaning=_SHAPES)
+    compression: str = flag("", "of the shards: GZIP; default: none is compressed", meaning=_SHAPES)
     split: str = flag(
         "",
         "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
@@ -187,6 +187,11 @@ class ConvertConfig(_Flags):
                 f"--group_by={LABEL}: all rows of a class would be in one split; --stratify={LABEL} gives each split "
                 "its share of every class"
             )
+        if not self.append:  # which takes those of the data set
+            self.check_dealt()
+
+    def check_dealt(self) -> None:
+        """Raises UsageError if a flag says how new splits are drawn, and there are none."""
         for name in ("group_by", "stratify"):
             if (value := getattr(self, name)) and not (self.split or self.folds):
                 raise UsageError(

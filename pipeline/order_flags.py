@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import flag
@@ -131,8 +131,8 @@ def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
         flags = pinned(flags, order, model_dir)
         sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
         check_trained_on(sources, order, f"--model_dir={model_dir}")
-    flags = flags_for(data_dir, flags)
-    _check_version(model_dir, {**flags, "data_dir": data_dir or flags.get("data_dir")})
+    own, flags = str(flags.get("data_dir")), flags_for(data_dir, flags)
+    _check_version(model_dir, data_dir or str(flags.get("data_dir")), own)
     return flags
 
 
@@ -152,24 +152,35 @@ def order_in(path: pathlib.Path) -> dict[str, Any]:
     return order
 
 
-def _check_version(model_dir: str, flags: Mapping[str, Any]) -> None:
-    """Raises UsageError if a run's flags do not tell the version of its data, as they are older than an append or edit.
+def _check_version(model_dir: str, data_dir: str, own: str) -> None:
+    """Raises UsageError if it is not told which version of data is meant, of those that an append or edit has made.
 
     Args:
       model_dir: folder of the run.
-      flags: the run's flags, with --data_dir where the user gave that.
+      data_dir: its data, as the user gave them, or as its flags have them.
+      own: its data, as its flags have them.
     """
-    given = parse_sources(str(flags.get("data_dir")))
-    if not isinstance(given, str) or with_version(given)[1] is not None:
+    given = parse_sources(data_dir)
+    if not _is_plain(given):
         return
     place = folder(given)
     if not place.is_dir() or not (version_names(place) or gone_in(place)):
         return
     first = in_command(f"{given}@1", "--data_dir")
+    if not _is_plain(parse_sources(own)):
+        raise UsageError(
+            f"--data_dir={given}: has other versions; give one, such as {first}, or leave it out: the run in "
+            f"{model_dir} is of {own}"
+        )
     raise UsageError(
         f"--model_dir={model_dir}: the data set {given} has other versions, and the run's {_CONFIG} is older, so it "
         f"does not name the version; give that on which the run began, such as {first}, or let the run resume first"
     )
+
+
+def _is_plain(sources: Any) -> TypeGuard[str]:
+    """Returns whether data are one folder, without a version."""
+    return isinstance(sources, str) and with_version(sources)[1] is None
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:

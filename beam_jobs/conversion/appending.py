@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import drafts
+from beam_jobs.appending import notes_about
 from beam_jobs.conversion import job
 from beam_jobs.plan import Plan
 from beam_jobs.report import card
@@ -16,7 +17,7 @@ from beam_jobs.report.summary import summary
 from beam_jobs.shards import keys
 from beam_jobs.sink import Sink
 from beam_jobs.sink.present import appended_before, existing_manifest, notes
-from beam_jobs.sources.appended import AppendedSource, added_classes
+from beam_jobs.sources.appended import AppendedSource
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, to_run
@@ -68,7 +69,7 @@ def append(
         else:
             what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
             print(f"{plan.source.dataset}: {what} of version {parent.version + 1} in {sink.shown}", flush=True)
-            for line in added_classes(plan.source, parent):
+            for line in notes_about(plan.config, plan.source, parent):
                 print(line)
             with sink.opened(plan, parent) as staged:
                 resumed = job.finished_part(staged)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.appending import notes_about
 from beam_jobs.conversion import job
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, select
@@ -17,7 +18,6 @@ from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
 from beam_jobs.sources import dealt, transformed
-from beam_jobs.sources.appended import added_classes
 from beam_jobs.sources.base import Block, Source
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -224,7 +224,7 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
         return [
             f"{sink.shown}: version {there.version}, {count_of(held, 'example')}, would be followed by version "
             f"{there.version + 1}; whether keys of the rows are there already is not looked at",
-            *added_classes(plan.source, there),
+            *notes_about(plan.config, plan.source, there),
         ]
     if there and not overwrite:
         check_options(plan, there, sink.data_dir)

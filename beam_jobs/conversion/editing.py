@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -78,7 +79,7 @@ class EditConfig:
         if self.delete.startswith("@"):
             path = path_of(self.delete[1:])
             try:
-                keys = path.read_bytes().splitlines()
+                keys = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
             except OSError as error:
                 raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
         if self.delete and not any(keys):
@@ -175,8 +176,8 @@ def _plan_lines(sink: Sink, parent: Manifest, edits: Edits, places: Places) -> I
     if places.removed:
         after = dataclasses.replace(parent, edit=places.edit)
         gone = [str(made.version) for made in versions.all_of(sink.data_dir) if after.has_deleted(made)]
-        which = f"version{'s' * (len(gone) > 1)} {', '.join(gone)}"
-        yield f"note: {which} held records to delete; afterwards no command reads that, and no run resumes on it"
+        which, they = (f"versions {', '.join(gone)}", "them") if len(gone) > 1 else (f"version {gone[0]}", "it")
+        yield f"note: {which} held records to delete; afterwards no command reads {they}, and no run resumes on {they}"
 
 
 def _result_lines(sink: Sink, made: Manifest, parent: Manifest | None, edits: Edits) -> Iterator[str]:

@@ -9,7 +9,7 @@ from beam_jobs.sources import base
 from pipeline.errors import DataError, UsageError, reason_of, unknown
 from pipeline.files.paths import path_of
 from pipeline.files.remote import is_url
-from pipeline.records import splits
+from pipeline.records import labels, splits
 
 if TYPE_CHECKING:
     from beam_jobs.sources.base import Source, SourceKind, SourceOptions
@@ -67,13 +67,7 @@ def open_source(options: SourceOptions) -> Source:
     chosen = splits.among(opened.splits, options.splits)  # some sources have not even opened the others
     if len(chosen) < len(opened.splits):
         opened = dataclasses.replace(opened, splits={split: opened.splits[split] for split in chosen})
-    for label, name in enumerate(opened.class_names):
-        # TFDS reads names line by line, so this name would make it lose all of them.
-        if len(f"{name}.".splitlines()) > 1:
-            where = path_of(options.source) if options.source else options.dataset
-            raise DataError(
-                f"the name of class {label}, {name!r}, holds a line break", path=where, advice="rename the class"
-            )
+    labels.check_lines(opened.class_names, path_of(options.source) if options.source else options.dataset)
     return opened
 
 

@@ -92,8 +92,19 @@ class AppendedSource(Source):
 
 
 def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the classes of a data set with those of a source behind them, and the number in it of each of these."""
+    """Returns the classes of a data set with those of a source behind them, and the number in it of each of these.
+
+    Raises:
+      UsageError: a class of one looks like a class of the other.
+    """
     names = (*there, *(name for name in here if name not in there))
+    for pair in labels.alike(names, as_numbers=True):
+        if not ({*pair} <= {*there} or {*pair} <= {*here}):
+            new, old = sorted(pair, key=there.__contains__)
+            raise UsageError(
+                f"--append: the class {new!a} of the source and {old!a} of the data set look alike (spaces, Unicode's "
+                f"form of a letter, the form of a number) but would be two; call it {old!a} in the source, too"
+            )
     return names, tuple(map(names.index, here))
 
 
@@ -114,6 +125,8 @@ def _check_features(source: Source, parent: Manifest) -> None:
         was, here = there.get(name), source.features.get(name)
         if _alike(name, was) != _alike(name, here):
             advice = "" if here else f"; --keep_columns={','.join(there)} keeps what it has"
+            if was and here and was.dtype != here.dtype and not (was.convention or here.convention):
+                advice = f"; --keep_columns={name}:{was.dtype} converts it"
             raise UsageError(
                 f"--append: feature {name!r} is {_words(was)} in the data set and {_words(here)} in the source; all "
                 f"records of a data set have the same features{advice}"

@@ -459,7 +459,8 @@ class Texts:
     def hashes(self) -> NDArray[np.int64]:
         """A hash of each of `values`, int64: that of its text as people see it.
 
-        A patient that one file calls `7`, and another, which pandas wrote, `7.0`, is one group.
+        A patient that one file calls `7`, and another, which pandas wrote, `7.0`, is one group. So is a day that is a
+        date in one, and a time in nanoseconds in another.
         """
         seen = (labels.as_seen(value, ignore_case=True, as_numbers=True) for value in self.values)
         return hashes_of(value.encode(errors="surrogateescape") for value in seen)

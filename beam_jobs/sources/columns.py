@@ -245,7 +245,7 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
     if kind_of(found) in _NUMBERS:
         whole = "write whole numbers that are classes as such (pandas: astype('Int64'))"
         advice = f"give --float_labels to predict numbers, {whole}, or {advice}"
-    must = "integers, booleans or strings, or lists of them"
+    must = "integers, booleans or strings, or lists of integers or strings"
     return _checked_kind(path, schema, "label_column", label, _LABELS, must, advice), False
 
 

@@ -289,8 +289,12 @@ def shares_of(source: Source) -> Shares | None:
     groups, largest = dict[str, int](), ("", 0)
     if dealing.group_by:
         found = inner.texts(dealing.group_by)
-        groups = {split: len(np.unique(found.codes[own])) for split, own in rows.items()}
-        sizes = np.bincount(found.codes)
-        largest = found.values[int(sizes.argmax())], int(sizes.max())
+        _, firsts, group = np.unique(
+            found.hashes, return_index=True, return_inverse=True
+        )  # those that look alike are one
+        of_rows = group[found.codes]
+        groups = {split: len(np.unique(of_rows[own])) for split, own in rows.items()}
+        sizes = np.bincount(of_rows)
+        largest = found.values[int(firsts[sizes.argmax()])], int(sizes.max())
     of_splits = {split: len(own) for split, own in rows.items()}
     return Shares(dealing, of_splits, strata, counts, groups, largest)

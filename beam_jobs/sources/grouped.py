@@ -327,14 +327,23 @@ def _open_all(
             advice = f"{first.file.path} has them; all files must have the same columns"
             raise DataError(str(error), advice=advice).advised(_LEAVE_OUT) from None
         if (other.columns, other.class_names) != (first.columns, first.class_names):
-            raise DataError(
-                f"its columns {', '.join(first.columns.paths)} differ from those of {first.file.path} in type or "
-                "class names; all files must have the same",
-                path=other.file.path,
-            )
+            raise _unlike(first, other)
         return other
 
     return dict(zip(names, [first, *paths.each(another, names[1:], folder.is_remote)], strict=True))
+
+
+def _unlike(first: _Opened, other: _Opened) -> DataError:
+    """Returns an error about a file whose columns differ from those of the first."""
+    problem = (
+        f"its columns {', '.join(first.columns.paths)} differ from those of {first.file.path} in type or class names"
+    )
+    there, here = first.columns.features, other.columns.features
+    for name in sorted(there.keys() & here.keys()):
+        if there[name].dtype != here[name].dtype:
+            problem = f"its column {name!r} is {here[name]}, and {there[name]} in {first.file.path}"
+            return DataError(problem, path=other.file.path, advice=f"give --keep_columns={name}:TYPE, such as float32")
+    return DataError(problem, path=other.file.path, advice="all files must have the same")
 
 
 def _open(kind: Format, path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions) -> _Opened:

@@ -139,10 +139,13 @@ def _check_alike(root: StoragePath, one: tuple[str, Source], other: tuple[str, S
     different = _features(source) ^ _features(another)
     if different:
         feature = min(each for each, _ in different)
+        forms = [f"{each.features.get(feature, 'missing')}" for each in (source, another)]
+        is_same = forms[0] == forms[1]  # but for the names of its classes
         raise DataError(
-            f"the feature {feature!r} is not the same in {first} and {name}",
+            f"the feature {feature!r} is not the same in {first} and {name}"
+            + f": {' and '.join(forms)}" * (not is_same),
             path=root,
-            advice="convert one of them again, with the same --keep_columns",
+            advice="convert one of them again, with the same --keep_columns and types (NAME:float32)",
         )
 
 

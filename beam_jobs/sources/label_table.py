@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from pipeline.manifest import Feature, Manifest
 from pipeline.records import labels
 
 KEY, LABEL = "key", "label"  # names of the columns
+_FORM = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _SEPARATOR = ","  # of several classes in one text, where the data set's own were no texts
 
 
@@ -49,15 +52,16 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
     parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
     names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
-    numbers = {name: number for number, name in enumerate(names)}
+    _check_names(names, made.class_names, path)
+    numbers = _Numbers(names, made)
     found: dict[bytes, Any] = {}
-    for row, (key, texts) in enumerate(zip(keys, parts, strict=True)):
+    for row, (key, texts, value) in enumerate(zip(keys, parts, given, strict=True)):
         name = key if isinstance(key, bytes) else str("" if key is None else key).encode(errors="surrogateescape")
         problem = "has no key" if not name else f"has the key {key!r} of an earlier row" if name in found else ""
         try:
-            found[name] = _label(texts, feature, numbers)
+            found[name] = _label(texts, feature, numbers, value is None)
         except ValueError as error:
-            problem = problem or f"has the label {given[row]!r}: {error}"
+            problem = problem or f"has the label {value!r}: {error}"
         if problem:
             raise DataError(problem, path=path, part=f"row {row}", advice="nothing was changed")
     if not found:
@@ -80,38 +84,85 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
 
 
 def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:
-    """Returns the classes of a data set, and behind them those that labels name; a number names no new class."""
+    """Returns the classes of a data set, and behind them those that labels name."""
     if made.features["label"].shape:  # all records have a value for each class
         return made.class_names
     there, given = made.class_names, {text for texts in parts for text in texts if text}
-    if there == tuple(map(str, range(len(there)))):  # numbers: all up to the highest
+    if _are_numbers(there):  # all up to the highest
         most = max((int(text) for text in given if _is_number(text)), default=0)
         return tuple(map(str, range(max(len(there), most + 1)))) if most < MAX_CLASSES else there
-    return (*there, *labels.in_order(text for text in given - {*there} if not _is_number(text)))
+    if not made.options.get("na_is_class"):
+        given -= {*labels.MISSING}
+    new = given - {*there}
+    return (*there, *labels.in_order(new if _have_numbers(there) else (text for text in new if not _is_number(text))))
+
+
+def _check_names(names: Sequence[str], there: Sequence[str], path: StoragePath) -> None:
+    """Raises DataError if a new class has a name that no conversion makes."""
+    labels.check_lines(names, path)
+    for pair in labels.alike(names, as_numbers=True):
+        if not {*pair} <= {*there}:
+            shown = " and ".join(map(ascii, sorted(pair, key=names.index)))
+            problem = f"the classes {shown} look alike (spaces, Unicode's form of a letter, the form of a number)"
+            raise DataError(problem, path=path, advice="write them alike; nothing was changed")
 
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and text.isascii()
 
 
-def _label(texts: Sequence[str], feature: Feature, numbers: dict[str, int]) -> Any:
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Returns whether all classes are called by their numbers."""
+    return tuple(names) == tuple(map(str, range(len(names))))
+
+
+def _have_numbers(names: Sequence[str]) -> bool:
+    """Returns whether classes have numbers for names, which are not theirs: 1, 3 and 7."""
+    return any(map(_is_number, names)) and not _are_numbers(names)
+
+
+class _Numbers:
+    """The numbers of classes, by name; or by number where no class of the data set is called by another's number."""
+
+    def __init__(self, names: Sequence[str], made: Manifest) -> None:
+        self._of_names = {name: number for number, name in enumerate(names)}
+        self._are_names = _have_numbers(made.class_names)
+
+    def __len__(self) -> int:
+        return len(self._of_names)
+
+    def of(self, text: str) -> int:
+        """Returns the number of a class; raises ValueError if there is none."""
+        number = self._of_names.get(text, int(text) if _is_number(text) and not self._are_names else -1)
+        if not 0 <= number < len(self):
+            problem = f"no class of the data set, which has {len(self):,}"
+            raise ValueError(("a missing value" if text in labels.MISSING else problem) if text else "it is empty")
+        return number
+
+
+def _label(texts: Sequence[str], feature: Feature, numbers: _Numbers, is_null: bool) -> Any:
     """Returns a label; raises ValueError that says why there is none."""
     if feature.dtype == "float32":
-        value = np.float32(texts[0])  # raises the same
-        if not math.isfinite(value):
-            raise ValueError("is no finite number")
-        return value
-    found = [_number(text, numbers) for text in texts]
+        return _number(texts[0])
     if not feature.shape:
-        return found[0]
+        return numbers.of(texts[0])
+    if is_null:
+        raise ValueError("it is null; a record of no class has an empty list, or text")
     label = np.zeros(len(numbers), np.int64)
-    label[found] = 1
+    label[[numbers.of(text) for text in texts]] = 1
     return label
 
 
-def _number(text: str, numbers: dict[str, int]) -> int:
-    """Returns the number of a class, given its name or number."""
-    number = numbers.get(text, int(text) if _is_number(text) else -1)
-    if not 0 <= number < len(numbers):
-        raise ValueError(f"no class of the data set, which has {len(numbers):,}" if text else "it is empty")
-    return number
+def _number(text: str) -> np.float32:
+    """Returns a label that is a number, rounded; of a whole number, such as an id, each digit counts."""
+    if not text:
+        raise ValueError("it is empty")
+    if not _FORM.fullmatch(text):
+        raise ValueError("it is no number")
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        value = np.float32(text)
+    if not math.isfinite(value):
+        raise ValueError("it is no finite number that float32 holds")
+    if _WHOLE.fullmatch(text) and int(value) != int(text):
+        raise ValueError("it is not exactly a float32")
+    return value

@@ -54,6 +54,7 @@ _MAYBE_INEXACT = r"([0-9]\.?){16}|[eE]"  # numbers that float64 may not hold exa
 NO_NUMBER = "which is no number"
 _DIGITS = 17  # significant digits that tell all float64 values apart
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
+_AS_TEXT = "write larger numbers than int64 holds as strings"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ONE_LIST = "a JSON file is one list of objects, [{...}, {...}], or has one object on each line"
 _CODE = r"^[+-]?0[0-9]"  # leading zeros make a name of a number: 007
@@ -286,6 +287,10 @@ def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> p
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
         usual = next(type(value) for value in values if value is not None)
         row = next((row for row, value in enumerate(values) if type(value) not in (usual, type(None))), None)
+        large = next((row for row, value in enumerate(values) if isinstance(value, int) and abs(value) >> 63), None)
+        if row is None and large is not None:
+            problem = f"column {name!r} has {str(values[large])[:SHOWN]}, which int64 does not hold"
+            raise DataError(problem, path=path, part=f"row {first + large}", advice=_AS_TEXT) from None
         if row is None:
             problem = f"column {name!r}: {' '.join(str(error).split())[:SHOWN]}"
             raise DataError(problem, path=path, part=f"rows {first} to {first + len(values) - 1}") from None

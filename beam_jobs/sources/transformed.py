@@ -31,7 +31,7 @@ from pipeline.files import code
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
-from pipeline.records.labels import SeenLabels
+from pipeline.records.labels import SeenLabels, check_lines
 
 ROWS = 64  # of a block at most: for one row of a shard, all of its block are read and made
 _REGION = 1 << 22  # 4 Mi rows without chunks are permuted together, in 32 MiB of a worker's memory
@@ -350,7 +350,9 @@ def _class_names(source: Source, function: str, labels: set[str]) -> tuple[str, 
         return tuple(name for name in source.class_names if name in labels)
     seen = SeenLabels(f"{LABEL!r} of {_FLAG}={function}", MAX_CLASSES, "return names of classes", na_is_class=True)
     seen.add(labels, source.dataset)
-    return seen.class_names(source.dataset)
+    names = seen.class_names(source.dataset)
+    check_lines(names, f"{_FLAG}={function}")
+    return names
 
 
 def _code_of(function: str) -> dict[str, str]:

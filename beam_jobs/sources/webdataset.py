@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +35,8 @@ _IMAGE, _KEY, _JSON, _CLASS = "image", "__key__", "json", "cls"
 _TEXTS = (_CLASS, "txt", "text", "caption")  # endings whose content is text
 _LABELS = (_CLASS, "label", "class", "category", "target")  # in order of preference
 _HIDDEN = (".", "__")  # begin names of members that are no part of a sample
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
 _AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
 
@@ -135,41 +136,52 @@ def _samples(path: StoragePath) -> _Samples:
 
 def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table:
     """Reads columns of a tar's samples, as `loaded.read` does those of a table."""
-    del options
     samples = _samples(path)
-    images = [ending for ending in samples.members if f".{ending}".encode() in IMAGES]
+    images = _images(samples)
     if not images:
         named = f", only {samples.name(0)}, ..." if len(samples.archive.names) else ""
         advice = "members must be called such as 1.jpg and 1.cls"
         raise DataError(f"has no member that is an image{named}", path=path, advice=advice)
-    schema = _schema(samples)
+    paths = {*images, *({options.image_column, options.mask_column} & {*samples.members})}
+    schema = _schema(samples, paths, options.float_labels)
     names = list(choose(schema))
     fields = [name for name in names if name not in samples.members and name not in (_IMAGE, _KEY)]
-    columns = {name: _column(samples, name, images) for name in names if name not in fields}
+    columns = {name: _column(samples, name, images, paths, options) for name in names if name not in fields}
     columns |= _fields(samples, fields) if fields else {}
     return pa.table({name: columns[name] for name in names})
 
 
-def _schema(samples: _Samples) -> pa.Schema:
+def _images(samples: _Samples) -> list[str]:
+    """Returns the endings of images: `png`; or where there are only longer ones, those, such as `left.png`."""
+    ends = {ending: f".{ending.rpartition('.')[2]}".encode() in IMAGES for ending in samples.members}
+    found = [ending for ending, is_image in ends.items() if is_image]
+    return [ending for ending in found if "." not in ending] or found
+
+
+def _schema(samples: _Samples, paths: Collection[str], has_numbers: bool) -> pa.Schema:
     """Returns all columns: of the image and the key, of endings, and of fields of the first JSON members."""
     types = {_IMAGE: pa.string(), _KEY: pa.string()}
     for ending in samples.members:
-        types[ending] = pa.string() if ending in _TEXTS or f".{ending}".encode() in IMAGES else pa.binary()
+        types[ending] = pa.string() if ending in _TEXTS or ending in paths else pa.binary()
     if _CLASS in types:
-        types[_CLASS] = _texts(samples, _CLASS).type
+        types[_CLASS] = _classes(samples, has_numbers).type
     for field in loaded.schema_of(next(_objects(samples), [])):
         if field.name not in types:
             types[field.name] = field.type
     return pa.schema(types)
 
 
-def _column(samples: _Samples, name: str, images: Sequence[str]) -> pa.Array:
+def _column(
+    samples: _Samples, name: str, images: Sequence[str], paths: Collection[str], options: SourceOptions
+) -> pa.Array:
     if name == _KEY:
         return pa.array(samples.keys, pa.string())
     if name == _IMAGE:
         return _paths(samples, images)
-    if name in images:
+    if name in paths:
         return _paths(samples, [name])
+    if name == _CLASS:
+        return _classes(samples, options.float_labels)
     return _texts(samples, name) if name in _TEXTS else _of_ending(samples, name, lambda _, data: data, pa.binary())
 
 
@@ -197,7 +209,7 @@ def _rows(samples: _Samples) -> range:
 
 
 def _texts(samples: _Samples, ending: str) -> pa.Array:
-    """Returns the texts of members, without the spaces around them; classes that are all numbers as such."""
+    """Returns the texts of members, without the spaces around them."""
 
     def parse(member: int, data: bytes) -> str:
         try:
@@ -205,10 +217,21 @@ def _texts(samples: _Samples, ending: str) -> pa.Array:
         except UnicodeDecodeError:
             raise samples.refused(member, f"is not UTF-8 text: {data[:SHOWN]!r}") from None
 
-    texts = _of_ending(samples, ending, parse, pa.string())
-    if ending != _CLASS or not all(_WHOLE.fullmatch(text) for text in texts.unique().drop_null().to_pylist() if text):
+    return _of_ending(samples, ending, parse, pa.string())
+
+
+def _classes(samples: _Samples, has_numbers: bool) -> pa.Array:
+    """Returns the labels of samples: whole numbers as such if all are; else texts, or numbers where they are such."""
+    texts = _texts(samples, _CLASS)
+    given = [text for text in texts.unique().drop_null().to_pylist() if text]
+    if all(map(_WHOLE.fullmatch, given)):
+        return pa.array([int(text) if text else None for text in texts.to_pylist()], pa.int64())
+    if not has_numbers:
         return texts
-    return pa.array([int(text) if text else None for text in texts.to_pylist()], pa.int64())
+    for row, text in enumerate(texts.to_pylist()):
+        if text and not _NUMBER.fullmatch(text):
+            raise samples.refused(samples.members[_CLASS][row], f"is no number: {text[:SHOWN]!r}")
+    return pa.array([float(text) if text else None for text in texts.to_pylist()], pa.float64())
 
 
 def _objects(samples: _Samples) -> Iterator[list[dict[str, Any]]]:

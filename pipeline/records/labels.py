@@ -25,6 +25,11 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_DIGITS = 18  # of whole numbers that `in_order` sorts by value
 _WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _CODE = re.compile(r"[+-]?0[0-9].*")  # leading zeros make a name of a number: 007
+_TIME = re.compile(
+    r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+    r"([T ](?P<clock>[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?) ?(?P<zone>Z|UTC|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+_MIDNIGHT, _UTC = "00:00:00", ("Z", "UTC", "+0000", "-0000")
 
 
 def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
@@ -140,7 +145,7 @@ def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = Fa
     Args:
       names: class names.
       ignore_case: whether `Cat` and `cat` are the same.
-      as_numbers: whether `1`, `1.0` and `1e0` are the same.
+      as_numbers: whether `1`, `1.0` and `1e0` are the same, and a day and its midnight, in whatever units.
     """
     seen: dict[str, str] = {}
     pairs = [(seen.setdefault(as_seen(name, ignore_case, as_numbers), name), name) for name in sorted(names)]
@@ -153,14 +158,34 @@ def say_alike(names: Iterable[str], source: object) -> None:
         print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 
 
+def check_lines(names: Iterable[str], source: object) -> None:
+    """Raises DataError if a name of a class holds a line break: TFDS reads names line by line, and would lose all."""
+    for label, name in enumerate(names):
+        if len(f"{name}.".splitlines()) > 1:
+            problem = f"the name of class {label}, {name!r}, holds a line break"
+            raise DataError(problem, path=source, advice="rename the class")
+
+
 def as_seen(name: str, ignore_case: bool = False, as_numbers: bool = False) -> str:
     """Returns a name as people see it: without invisible characters, extra spaces and leading zeros; see `alike`."""
-    if as_numbers and (number := whole_number(name)):
-        return number
+    if as_numbers and (value := whole_number(name) or _time(name)):
+        return value
     shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
     shown = " ".join(shown.split())
     shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
     return unicodedata.normalize("NFC", shown.casefold()) if ignore_case else shown
+
+
+def _time(text: str) -> str:
+    """Returns one text for all forms of a time (`2020-01-31`, `2020-01-31T00:00:00.000Z`); "" if it is no time."""
+    found = _TIME.fullmatch(text.strip())
+    if not found:
+        return ""
+    clock, zone = found["clock"] or _MIDNIGHT, (found["zone"] or "").replace(":", "")
+    clock = f"{clock}:00" if clock.count(":") == 1 else clock
+    clock = clock.rstrip("0").rstrip(".") if "." in clock else clock
+    shown = found["day"] + f" {clock}" * (clock != _MIDNIGHT)
+    return shown if zone in ("", *_UTC) else f"{shown} {zone}"
 
 
 class SeenLabels:

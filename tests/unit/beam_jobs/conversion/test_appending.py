@@ -206,6 +206,20 @@ def test_classes_that_differ_in_case_from_those_that_are_there_are_named(data, g
     assert "note: classes 'Cat' and 'cat' differ only in case\n" in found.out
 
 
+@pytest.mark.parametrize(
+    ("there", "here"), [("caf\xe9", "cafe\u0301"), ("7", "07"), ("7", "7.0"), ("dog", "d\u200bog")]
+)
+def test_a_class_that_looks_like_one_that_is_there_is_no_new_one(there, here, convert, grow, tmp_path):
+    convert(
+        "--dataset=image_folder",
+        f"--source={write_images(tmp_path / 'a', range(4), classes=(there, 'cat'))}",
+        f"--data_dir={tmp_path}/data",
+    )
+    refused = grow(write_images(tmp_path / "b", range(20, 24), classes=(here, "cat")), tmp_path / "data")
+    assert f"the class {here!a} of the source and {there!a} of the data set look alike" in refused.err
+    assert manifest.load(tmp_path / "data").version == 1
+
+
 @pytest.mark.slow
 def test_the_list_of_invalid_rows_grows_behind_that_of_the_parent(convert, grow, tmp_path):
     source, data = write_images(tmp_path / "a", range(8), splits=["train"]), tmp_path / "data"
@@ -331,6 +345,20 @@ def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_num
     assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
+def test_a_column_that_pandas_made_floats_of_is_appended_as_what_it_was(convert, tmp_path):
+    def flags(name, numbers, kept):
+        pq.write_table(pa.table({"image": [picture(1)] * 2, "label": [0, 1], "age": numbers}), tmp_path / name)
+        source = f"--source={tmp_path / name}"
+        return "--dataset=parquet", source, f"--data_dir={tmp_path / 'data'}", f"--keep_columns={kept}"
+
+    assert convert(*flags("a.parquet", [7, 8], "age")).code == 0
+    refused = convert(*flags("b.parquet", [7.0, 9.0], "age"), "--append")
+    assert "feature 'age' is int64 in the data set and float32 in the source; " in refused.err
+    (advised,) = re.findall(r"; --keep_columns=(\S+) converts it\n", refused.err)
+    assert convert(*flags("b.parquet", [7.0, 9.0], advised), "--append").code == 0
+    assert sorted(int(record["age"]) for record in RandomAccess(tmp_path / "data", "train")) == [7, 7, 8, 9]
+
+
 def test_options_of_the_data_set_hold_where_none_are_given(convert, grow, tmp_path):
     source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
     options = [
@@ -412,7 +440,7 @@ def test_a_group_stays_in_its_split(convert, grow, tmp_path):
     more = write_images(tmp_path / "b", range(40, 80), splits=["x"])
     refused = grow(more, data, "--seed=8")
     assert (refused.code, "--seed=8: --group_by=file:" in refused.err) == (2, True)
-    assert grow(more, data).code == 0
+    assert grow(more, data, options[1]).code == 0
     groups = {}
     for path in data.rglob("*.tfrecord"):
         found = {key[-1] for key in re.findall(rb"x/(?:cat|dog)/(\d+)\.png", path.read_bytes())}
@@ -451,6 +479,21 @@ def test_groups_that_strata_shared_out_do_not_grow(convert, grow, tmp_path):
         found = grow(more, data, *flags)
         assert (found.code, "could come into another split" in found.err) == (2, True), found.err
     assert files_of(data) == before
+
+
+def test_strata_of_the_data_set_hold_where_its_other_options_are_given_again(convert, grow, tmp_path):
+    source, data = write_images(tmp_path / "a", range(40), splits=["x"]), tmp_path / "data"
+    convert("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--folds=5", "--stratify=label")
+    assert grow(write_images(tmp_path / "b", range(40, 80), splits=["x"]), data, "--folds=5").code == 0
+    assert [split.label_histogram for split in manifest.load(data).splits.values()] == [(16,)] * 5
+
+
+def test_groups_of_new_rows_alone_are_told(data, grow, tmp_path):
+    more = write_images(tmp_path / "b", range(40, 80), splits=["x"])
+    refused = grow(more, data, r"--group_by=file:(\d)\.png")
+    assert "--group_by=file:(\\d)\\.png: says how new splits are drawn; give --split=" in refused.err
+    found = grow(more, data, r"--group_by=file:(\d)\.png", "--split=train:0.5,test:0.5")
+    assert "holds for the new rows; those that are there were not dealt by it, so a group that is among" in found.out
 
 
 def test_one_row_may_leave_splits_without_a_new_one(convert, grow, tmp_path):

@@ -131,7 +131,7 @@ def test_what_stays_is_described_as_a_conversion_of_it_does(size, compression, c
         convert_without_beam(*flags, f"--data_dir={tmp_path / f'of_{name}'}", f"--compression={compression}")
     data, rest = tmp_path / "of_all", manifest.load(tmp_path / "of_rest")
     labels = table(tmp_path / "labels.csv", ["train/cat/2.png,dog", "train/cat/8.png,1"])
-    (tmp_path / "keys").write_text("train/cat/4.png\ntrain/dog/7.png\r\ntest/dog/13.png\n")
+    (tmp_path / "keys").write_text("\ufefftrain/cat/4.png\ntrain/dog/7.png\r\ntest/dog/13.png\n")
     code, _, err = edit(data, f"--delete=@{tmp_path / 'keys'}", f"--set_labels={labels}")
     assert (code, err) == (0, "")
     made = manifest.load(data)

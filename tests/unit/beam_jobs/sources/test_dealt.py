@@ -1,5 +1,6 @@
 """New splits: rows one by one, in groups, and by strata."""
 
+import datetime
 import gzip
 import itertools
 import math
@@ -386,6 +387,30 @@ def test_groups_that_look_alike_are_in_one_split(tmp_path, stratify):
     assert len(splits) == 140
     assert set(splits.values()) == set(THREE)
     assert all(len({splits[name] for name in names}) == 1 for names in alike)
+    assert sum(shares_of(made).groups.values()) == 40
+    assert shares_of(made).largest[1] == 4
+
+
+def test_a_day_is_one_group_in_whatever_type_and_unit_a_file_has_it(tmp_path):
+    days = [datetime.datetime(2020, 1, 1) + datetime.timedelta(days=day) for day in range(40)]
+    noon = [datetime.datetime(2021, 1, 1, 12, 30, 5) + datetime.timedelta(days=day) for day in range(40)]
+    times = [pa.array(days + noon, pa.timestamp(unit, zone)) for unit in ("s", "us", "ns") for zone in (None, "UTC")]
+    texts = [[time.strftime(form) for time in days + noon] for form in ("%F %T", "%FT%TZ", " %F %T.000 UTC")]
+    forms = [*times, *texts, [str(day.date()) for day in days], pa.array([day.date() for day in days])]
+    found = set()
+    for number, patients in enumerate(forms):
+        path = table_of(tmp_path / f"{number}.parquet", len(patients), patient=patients)
+        made = resplit(source_of(path, group_by="patient"), THREE, 0, "patient")
+        found.add(
+            tuple(tuple(row for row in dealt._rows(made.inner, made.dealing, split) if row < 40) for split in THREE)
+        )
+    assert len(found) == 1
+    zones = [pa.array(days, pa.timestamp(unit, "Asia/Tokyo")) for unit in ("s", "us", "ns")]
+    made = [
+        resplit(source_of(table_of(tmp_path / "z.parquet", 40, patient=each), group_by="patient"), THREE, 0, "patient")
+        for each in zones
+    ]
+    assert len({tuple(one.splits.items()) for one in made}) == 1
 
 
 def test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_they_are_written(tmp_path, capsys):

@@ -56,6 +56,37 @@ def test_where_classes_are_numbers_all_up_to_a_higher_one_are_classes(made, path
         label_table.read(csv(path, "999999999,a"), made(("0", "1", "2")))
 
 
+def test_where_classes_have_other_numbers_for_names_a_number_is_a_name(made, path):
+    odd = made(("1", "3", "7"))
+    found, names = label_table.read(csv(path, "3,a", "2,b", "0,c", "7,d"), odd)
+    assert names == ("1", "3", "7", "0", "2")  # and not the classes with the numbers 2 and 0, 7 and 1
+    assert found == {b"a": 1, b"b": 4, b"c": 3, b"d": 2}
+    assert label_table.read(csv(path, "2,a"), made(("cat", "7")))[1] == ("cat", "7", "2")
+    several = made(("1", "3", "7"), Feature("int64", (3,)))
+    assert label_table.read(csv(path, '"3,7",a'), several)[0][b"a"].tolist() == [0, 1, 1]
+    with pytest.raises(DataError, match="row 0: has the label '2': no class of the data set, which has 3"):
+        label_table.read(csv(path, "2,a"), several)
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("NA", "row 0: has the label 'NA': a missing value"),
+        ('"new\nline"', r"the name of class 2, 'new\\nline', holds a line break; rename the class"),
+        ("cafe\u0301", r"the classes 'caf\\xe9' and 'cafe\\u0301' look alike"),
+        ("0cat\u200b", "look alike"),
+        ("7.0", "the classes '7' and '7.0' look alike"),
+    ],
+)
+def test_a_new_class_has_a_name_that_a_conversion_makes(label, problem, made, path):
+    for names in (("caf\xe9", "0cat"), ("7", "8")):
+        if (problem.startswith("the classes '7'")) == (names[0] == "7"):
+            with pytest.raises(DataError, match=problem):
+                label_table.read(csv(path, f"{label},a"), made(names))
+    assert label_table.read(csv(path, "NA,a"), made(("cat", "NA")))[0] == {b"a": 1}
+    assert label_table.read(csv(path, "NA,a"), made(("cat",), na_is_class=True))[1] == ("cat", "NA")
+
+
 def test_types_of_tables_are_those_of_the_labels(made, path):
     pq.write_table(pa.table({"key": [7, 8], "label": [2, None]}), path / "labels.parquet")
     with pytest.raises(DataError, match="row 1: has the label None: it is empty"):
@@ -70,8 +101,8 @@ def test_numbers_to_predict_are_float32(made, path):
     found, names = label_table.read(csv(path, "0.1,a", "-3,b"), made((), Feature("float32")))
     assert names == ()
     assert found == {b"a": np.float32(0.1), b"b": np.float32(-3)}
-    for text in ("nan", "inf", "x", ""):
-        with pytest.raises(DataError, match=f"row 0: has the label '{text}'"):
+    for text in ("nan", "inf", "x", "", "1_000", "1e39", "16777217"):
+        with pytest.raises(DataError, match=f"row 0: has the label '{text}': it is (no|empty|not exactly a float32)"):
             label_table.read(csv(path, f"{text},a"), made((), Feature("float32")))
 
 
@@ -81,6 +112,11 @@ def test_several_classes_have_the_separator_of_the_data_set_or_are_lists(made, p
     assert {key: label.tolist() for key, label in found.items()} == {b"a": [1, 0, 1], b"b": [0, 0, 1], b"c": [0, 0, 0]}
     (path / "labels.json").write_text(json.dumps([{"key": "a", "label": ["green", "red"]}]))
     assert label_table.read(path / "labels.json", several)[0][b"a"].tolist() == [1, 1, 0]
+    (path / "labels.json").write_text(json.dumps([{"key": "b", "label": ["red"]}, {"key": "a", "label": None}]))
+    with pytest.raises(
+        DataError, match="row 1: has the label None: it is null; a record of no class has an empty list"
+    ):
+        label_table.read(path / "labels.json", several)
     plain = made(("red", "green", "blue"), Feature("int64", (3,)))
     assert label_table.read(csv(path, '"red, green",a'), plain)[0][b"a"].tolist() == [1, 1, 0]
     with pytest.raises(DataError, match="has the label 'pink': no class of the data set, which has 3"):

@@ -115,3 +115,11 @@ def test_numbers_of_json_are_exact(root, form):
     row = '{"file": "0.png", "label": "a", "score": 9007199254740993.0}'
     source = opened(root / "t.json", form.replace("{}", row), keep_columns=("score:int64",))
     assert values(source)[3] == [9007199254740993]
+    with pytest.raises(
+        DataError, match="row 0: column 'score' has 9223372036854775808, which int64 does not hold; write"
+    ):
+        opened(
+            root / "t.json",
+            form.replace("{}", row.replace("9007199254740993.0", str(1 << 63))),
+            keep_columns=("score",),
+        )

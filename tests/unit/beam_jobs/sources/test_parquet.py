@@ -578,6 +578,13 @@ def test_files_that_differ_in_their_columns_are_refused(tmp_path):
             opened(tmp_path)
     write(tmp_path / "b.parquet", table(image=pa.array(IMAGES, pa.large_binary()), label=pa.array(LABELS, pa.int64())))
     assert opened(tmp_path).splits == {"train": 20}  # widths may differ
+    write(tmp_path / "a.parquet", table(age=pa.array(range(10))))
+    write(tmp_path / "b.parquet", table(age=pa.array([float(n) for n in range(10)])))  # as pandas, if one is missing
+    with pytest.raises(
+        DataError, match=r"b\.parquet: its column 'age' is float32, and int64 in .*a\.parquet; give --keep"
+    ):
+        opened(tmp_path, keep_columns=("age",))
+    assert opened(tmp_path, keep_columns=("age:int64",)).splits == {"train": 20}
 
 
 def test_a_split_without_a_row_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import pickle
 import tarfile
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from beam_jobs import validate
@@ -16,6 +17,7 @@ from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.converting import convert_in_process
+from tests.datasets import examples_in
 from tests.raised import at, said
 from tests.round_trips import picture
 
@@ -117,6 +119,40 @@ def test_images_of_several_formats_are_one_column_and_others_are_chosen(tmp_path
     with pytest.raises(DataError, check=at("a.tar", "second image", "'0000'", part="member 0000.jpg")):
         opened(tmp_path)
     assert read(opened(tmp_path, image_column="jpg")).images == [picture(7), picture(8)]
+
+
+def test_images_may_all_have_longer_endings_and_masks_are_beside_them(tmp_path):
+    two = {"left.png": lambda row: picture(row + 5), "right.png": lambda row: picture(row + 7)}
+    members = [member for member in samples(range(2), **two) if member[0] not in ("0000.png", "0001.png")]
+    tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, check=said("--image_column=left.png or --image_column=right.png")):
+        opened(tmp_path)
+    assert read(opened(tmp_path, image_column="right.png")).images == [picture(7), picture(8)]
+    mask = io.BytesIO()
+    PIL.Image.new("L", PIL.Image.open(io.BytesIO(picture(0))).size, 2).save(mask, "PNG")
+    tar(tmp_path / "a.tar", samples(range(2), **{"seg.png": lambda row: mask.getvalue()}))
+    assert read(opened(tmp_path)).images == [picture(0), picture(1)]
+    source = opened(tmp_path, mask_column="seg.png")
+    assert source.features["mask"].encoding == "png"
+    out = convert_in_process(
+        "--dataset=webdataset", f"--source={tmp_path}", f"--data_dir={tmp_path}/out", "--mask_column=seg.png"
+    )
+    masks = [record["mask"][0] for record in examples_in(out / "train-00000-of-00001.tfrecord")]
+    assert [np.unique(PIL.Image.open(io.BytesIO(mask))).tolist() for mask in masks] == [[2], [2]]
+
+
+def test_numbers_to_predict_may_have_fractions_and_a_number_below_0_is_no_class(tmp_path):
+    tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", 1.5), ("b.png", picture(2)), ("b.cls", "2\n")])
+    block = read(opened(tmp_path, float_labels=True))
+    assert (block.labels.tolist(), block.bad) == ([1.5, 2.0], {})
+    assert opened(tmp_path).class_names == ("1.5", "2")
+    tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", "1,5"), ("b.png", picture(2)), ("b.cls", 2)])
+    with pytest.raises(DataError, check=at("a.tar", "is no number: '1,5'", part="member a.cls")):
+        opened(tmp_path, float_labels=True)
+    tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", 3), ("b.png", picture(2)), ("b.cls", -1)])
+    block = read(opened(tmp_path))  # and not the class 1 of the names -1 and 3
+    assert block.labels.tolist() == [3, -1]
+    assert list(block.without_class(4)) == [1]
 
 
 def test_samples_without_a_label_or_an_image_are_invalid_rows_or_have_a_default(tmp_path):

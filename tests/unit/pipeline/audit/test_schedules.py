@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import input_fn, request
+from pipeline import input_fn, order_flags, request
 from pipeline.audit import __main__ as audit
 from pipeline.audit import schedules
 from pipeline.audit.contract import Contract
@@ -21,6 +21,7 @@ from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.datasets import write_dataset
+from tests.raised import said
 
 # Units of 6 rows: b begins later, a pauses; the rest goes to the largest remainder.
 SEGMENTS = ((0, (24, 0)), (3, (18, 6)), (6, (0, 24)), (10, (12, 12)))
@@ -203,3 +204,20 @@ def test_wrong_flags(folder, flags):
     ]:
         with pytest.raises((UsageError, DataError), match=message):
             audit.main(given)
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ("data@00000000=1,data@11111111=1", "data@1, or leave it out: the run in run is of data@00000000=1,data@1111"),
+        ("data", "--model_dir=run: the data set data has other versions, and the run's config.yaml is older"),
+    ],
+)
+def test_data_of_several_versions_are_told_from_those_of_the_run(own, problem, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/versions").mkdir(parents=True)
+    (tmp_path / "data/versions/1-000000000000.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(f"data:\n  data_dir: {own}\n")
+    with pytest.raises(UsageError, check=said(problem)):
+        order_flags.flags_of_data("run", "data")
