@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,10 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     table = loaded.read(path, choose)
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
     parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
+    if feature.dtype != "float32":
+        parts = _as_numbers(parts, made.class_names)
     names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
+    _check_alike(names, made.class_names, path)
     numbers = {name: number for number, name in enumerate(names)}
     found: dict[bytes, Any] = {}
     for row, (key, texts) in enumerate(zip(keys, parts, strict=True)):
@@ -62,7 +66,6 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
             raise DataError(problem, path=path, part=f"row {row}", advice="nothing was changed")
     if not found:
         raise DataError("has no rows", path=path)
-    labels.say_alike(names, path)
     return found, names
 
 
@@ -79,11 +82,32 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
+def _as_numbers(parts: Sequence[Sequence[str]], there: Sequence[str]) -> list[list[str]]:
+    """Returns labels with 1 for 1.0, as conversions read them, if all that name no class are whole numbers."""
+    numbers = labels.as_one_number({text for texts in parts for text in texts}.difference(there))
+    return [[numbers.get(text, text) for text in texts] for texts in parts]
+
+
+def _check_alike(names: Sequence[str], there: Sequence[str], path: StoragePath) -> None:
+    """Prints new classes that differ from others only in case; raises DataError for those that look alike."""
+    for one, other in labels.alike(names, as_numbers=True):
+        if not {one, other} <= {*there}:
+            raise DataError(
+                f"the labels {one!a} and {other!a} look alike (spaces, Unicode's form of a letter, the form of a "
+                "number) but would be two classes",
+                path=path,
+                advice="nothing was changed; write one of them in the other's form",
+            )
+    for one, other in labels.alike(names, ignore_case=True):
+        if not {one, other} <= {*there}:
+            print(f"{path}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+
+
 def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:
     """Returns the classes of a data set, and behind them those that labels name; a number names no new class."""
     if made.features["label"].shape:  # all records have a value for each class
         return made.class_names
-    there, given = made.class_names, {text for texts in parts for text in texts if text}
+    there, given = made.class_names, {text for texts in parts for text in texts}.difference(("", *labels.MISSING))
     if there == tuple(map(str, range(len(there)))):  # numbers: all up to the highest
         most = max((int(text) for text in given if _is_number(text)), default=0)
         return tuple(map(str, range(max(len(there), most + 1)))) if most < MAX_CLASSES else there
@@ -113,5 +137,7 @@ def _number(text: str, numbers: dict[str, int]) -> int:
     """Returns the number of a class, given its name or number."""
     number = numbers.get(text, int(text) if _is_number(text) else -1)
     if not 0 <= number < len(numbers):
+        if text in labels.MISSING:
+            raise ValueError("a missing value, and no class of the data set")
         raise ValueError(f"no class of the data set, which has {len(numbers):,}" if text else "it is empty")
     return number

@@ -56,6 +56,34 @@ def test_where_classes_are_numbers_all_up_to_a_higher_one_are_classes(made, path
         label_table.read(csv(path, "999999999,a"), made(("0", "1", "2")))
 
 
+def test_numbers_that_pandas_writes_with_a_point_are_those_without(made, path):
+    """It does if a row of the column has no label."""
+    assert label_table.read(csv(path, "1.0,a", "0.0,b"), made(("0", "1", "2")))[0] == {b"a": 1, b"b": 0}
+    found, names = label_table.read(csv(path, "1.0,a", "cat,b"), made(("cat", "dog")))
+    assert (found, names) == ({b"a": 1, b"b": 0}, ("cat", "dog"))
+    with pytest.raises(DataError, match=r"row 0: has the label '5\.0': no class of the data set, which has 2"):
+        label_table.read(csv(path, "5.0,a"), made(("cat", "dog")))
+
+
+@pytest.mark.parametrize("text", ["nan", "NA", "None", "null", "N/A"])
+def test_a_missing_value_is_no_new_class(text, made, path):
+    with pytest.raises(DataError, match=f"row 1: has the label '{text}': a missing value, and no class"):
+        label_table.read(csv(path, "cat,a", f"{text},b"), made(("cat", "dog")))
+    assert label_table.read(csv(path, f"{text},b"), made(("cat", text)))[0] == {b"b": 1}
+    (path / "labels.json").write_text(json.dumps([{"key": "a", "label": ["cat", None]}]))
+    with pytest.raises(DataError, match="a missing value, and no class"):
+        label_table.read(path / "labels.json", made(("cat", "dog"), Feature("int64", (2,))))
+
+
+def test_a_new_class_that_looks_like_another_is_refused_and_one_in_another_case_said(made, path, capsys):
+    with pytest.raises(DataError, match="the labels '1' and '1.0' look alike .* but would be two classes; nothing was"):
+        label_table.read(csv(path, "x,a", "1.0,b"), made(("1", "cat")))
+    with pytest.raises(DataError, match="the labels 'big  cat' and 'big cat' look alike"):
+        label_table.read(csv(path, "big  cat,a"), made(("big cat", "dog")))
+    label_table.read(csv(path, "Dog,a"), made(("A", "a", "dog")))
+    assert capsys.readouterr().err == f"{path / 'labels.csv'}: the classes 'Dog' and 'dog' differ only in case\n"
+
+
 def test_types_of_tables_are_those_of_the_labels(made, path):
     pq.write_table(pa.table({"key": [7, 8], "label": [2, None]}), path / "labels.parquet")
     with pytest.raises(DataError, match="row 1: has the label None: it is empty"):
