@@ -191,7 +191,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
     )
     made: dict[str, Any] = {}
     if config.transform:  # behind new splits: what is made of a row is in its split
-        source = transformed.opened(source, config.transform)
+        source = transformed.opened(source, config.transform, config.source_options.na_is_class)
         made = source.options
     if parent is not None:
         config, source = appending.source_for(config, source, parent)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import random
 import re
 import threading
 import time
@@ -203,6 +204,7 @@ def call_user(
             )
         raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}{how}") from error
     _check_draws(name, of or function, traced, no_python)
+    _check_repeats(name, lambda: tf.function(function, autograph=False).get_concrete_function(*specs), traced)
     return traced(*arguments)
 
 
@@ -245,6 +247,52 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python
                 _say_unchecked(name, function)
 
 
+def _check_repeats(name: str, trace: Callable[[], Any], traced: Any) -> None:
+    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume.
+
+    Args:
+      name: name of the `input_fn` argument that the function is.
+      trace: function that traces the user's function again.
+      traced: result of the first trace.
+
+    Raises:
+      UsageError: another trace makes other operations or numbers.
+    """
+    before = _python_draws()
+    again = _numbers(trace())
+    if again == _numbers(traced) and before == _python_draws():
+        return
+    # The first trace may have made what later ones find, such as layers. A drawn choice may come out alike in two.
+    if any(_numbers(trace()) != again for _ in range(_MORE_TRACES)):
+        raise UsageError(
+            f"{name}: the function computes other numbers each time that TensorFlow traces it, since its Python draws "
+            f"(random, numpy.random) or asks for the time: once for all rows, and anew after a resume; {_ADVICE}"
+        )
+
+
+def _python_draws() -> tuple[Any, ...]:
+    """Returns the states of the generators that Python and NumPy share in the whole process."""
+    return random.getstate(), str(np.random.get_state(legacy=False)["state"])
+
+
+def _numbers(traced: Any) -> list[tuple[str, tuple[bytes, ...]]]:
+    """Returns the operations of a graph with their numbers, in an order that depends on nothing else.
+
+    Texts are left out: they have names, which are new in each trace.
+    """
+    graph = traced.graph.as_graph_def()
+    bodies = (graph.node, *(inner.node_def for inner in graph.library.function))
+    return sorted((node.op, tuple(_numbers_of(node))) for body in bodies for node in body)
+
+
+def _numbers_of(node: Any) -> Iterator[bytes]:
+    for _, value in sorted(node.attr.items()):
+        kind = value.WhichOneof("value")
+        is_text = kind in ("s", "func", "placeholder") or (kind == "list" and (value.list.s or value.list.func))
+        if not is_text and not (kind == "tensor" and value.tensor.dtype == tf.string.as_datatype_enum):
+            yield value.SerializeToString(deterministic=True)
+
+
 def _is_unseeded(node: Any, body: Any) -> bool:
     """Returns whether both seeds of a shuffling dataset are the constant 0: it then draws new ones at every call."""
     given = {other.name: other for other in body if other.op == "Const"}
@@ -265,6 +313,7 @@ def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
         )
 
 
+_MORE_TRACES = 6  # of a function that may have drawn: one that flips a coin is then found in 98%
 _unchecked: set[Any] = set()  # code of functions already reported
 _QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0

@@ -35,12 +35,16 @@ class RunFolder:
         """Returns whether the run has checkpoints; it may have kept only its best ones."""
         return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
+    def is_run(self) -> bool:
+        """Returns whether a run has written to the folder, even if its checkpoints are gone or half copied."""
+        has_written = self.config.is_file() or (self.path / LOCK).is_file() or self.has_checkpoints()
+        return has_written or any(self.path.glob("ckpt-*.data-*"))
+
     def run_around(self) -> RunFolder | None:
         """Returns the run that this folder belongs to, for example as its `best`; None if there is none."""
         path = pathlib.Path(os.path.abspath(self.path))
         for run in (RunFolder(parent) for parent in path.parents[:2]):
-            is_run = run.config.is_file() or (run.path / LOCK).is_file() or run.has_checkpoints()
-            if is_run and path in (run.best, run.logs, run.evaluation_logs, run.launch, run.heartbeats):
+            if run.is_run() and path in (run.best, run.logs, run.evaluation_logs, run.launch, run.heartbeats):
                 return run
         return None
 

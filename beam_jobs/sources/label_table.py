@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     table = loaded.read(path, choose)
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
     parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
+    if feature.dtype != "float32":
+        parts = _as_numbers(parts, made.class_names)
     names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
     _check_names(names, made.class_names, path)
     numbers = _Numbers(names, made)
@@ -66,7 +69,6 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
             raise DataError(problem, path=path, part=f"row {row}", advice="nothing was changed")
     if not found:
         raise DataError("has no rows", path=path)
-    labels.say_alike(names, path)
     return found, names
 
 
@@ -81,6 +83,12 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     if not feature.shape:
         return [text]
     return [each.strip() for each in text.split(separator) if each.strip()]
+
+
+def _as_numbers(parts: Sequence[Sequence[str]], there: Sequence[str]) -> list[list[str]]:
+    """Returns labels with 1 for 1.0, as conversions read them, if all that name no class are whole numbers."""
+    numbers = labels.as_one_number({text for texts in parts for text in texts}.difference(there))
+    return [[numbers.get(text, text) for text in texts] for texts in parts]
 
 
 def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:
@@ -98,13 +106,16 @@ def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, .
 
 
 def _check_names(names: Sequence[str], there: Sequence[str], path: StoragePath) -> None:
-    """Raises DataError if a new class has a name that no conversion makes."""
+    """Raises DataError if a new class has a name that no conversion makes; prints one that differs only in case."""
     labels.check_lines(names, path)
     for pair in labels.alike(names, as_numbers=True):
         if not {*pair} <= {*there}:
             shown = " and ".join(map(ascii, sorted(pair, key=names.index)))
             problem = f"the classes {shown} look alike (spaces, Unicode's form of a letter, the form of a number)"
             raise DataError(problem, path=path, advice="write them alike; nothing was changed")
+    for one, other in labels.alike(names, ignore_case=True):
+        if not {one, other} <= {*there}:
+            print(f"{path}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 
 
 def _is_number(text: str) -> bool:
@@ -135,8 +146,9 @@ class _Numbers:
         """Returns the number of a class; raises ValueError if there is none."""
         number = self._of_names.get(text, int(text) if _is_number(text) and not self._are_names else -1)
         if not 0 <= number < len(self):
-            problem = f"no class of the data set, which has {len(self):,}"
-            raise ValueError(("a missing value" if text in labels.MISSING else problem) if text else "it is empty")
+            if text in labels.MISSING:
+                raise ValueError("a missing value, and no class of the data set")
+            raise ValueError(f"no class of the data set, which has {len(self):,}" if text else "it is empty")
         return number
 
 

@@ -31,6 +31,7 @@ from pipeline.files import code
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
+from pipeline.records import labels, splits
 from pipeline.records.labels import SeenLabels, check_lines
 
 ROWS = 64  # of a block at most: for one row of a shard, all of its block are read and made
@@ -174,9 +175,11 @@ class TransformedSource(Source):
             builder.labels[:] = NO_LABEL
         elif self.label.is_class and values:
             numbers = {name: number for number, name in enumerate(self.class_names)}
-            values[LABEL] = np.array([numbers.get(name, NO_LABEL) for name in values[LABEL]])
-            missing = np.flatnonzero(values[LABEL] == NO_LABEL).tolist()
-            builder.bad |= dict.fromkeys(missing, f"{self.function} returned no label for it")
+            names = values[LABEL]
+            values[LABEL] = np.array([numbers.get(name, NO_LABEL) for name in names])
+            for row in np.flatnonzero(values[LABEL] == NO_LABEL).tolist():
+                why = f"the label {names[row]!r}, a missing value" if names[row] else "no label for it"
+                builder.bad[row] = f"{self.function} returned {why}"
         for name in made.open:
             is_text = self.features[name].dtype == "string"
             values[name] = [[] if is_text else np.zeros(0, self.features[name].dtype) for _ in range(count)]
@@ -269,22 +272,32 @@ def _changed(function: str, file: str, row: int) -> DataError:
     return DataError(f"{_FLAG}={function} returns something else when it is called again, {where}; {_PURE}")
 
 
-def opened(source: Source, function: str) -> TransformedSource:
+def opened(source: Source, function: str, na_is_class: bool = False) -> TransformedSource:
     """Returns the rows that a function makes of a source's, after calling it with all of them.
 
+    Args:
+      source: source of the rows that the function gets.
+      function: the function, as `code.load_code` finds it.
+      na_is_class: whether words for missing values are class names, also where the source has no such class.
+
     Raises:
-      UsageError: there is no such function, or it returns what is no block of rows, or other columns for some.
+      UsageError: there is no such function, or it returns what is no block of rows, other columns for some, or splits.
       DataError: it returns no row of a split, or raises for rows together alone; a file cannot be read.
     """
     _loaded.cache_clear()
     _loaded(function)
     seen = _Seen()
     calls = {split: _first_calls(source, function, split, seen) for split in source.splits}
+    if column := splits.column_of([name for name in seen.columns.features if name not in source.features], ""):
+        raise UsageError(
+            f"{_FLAG}={function} returns the column {column!r}, but what is made of a row is in the split of that row; "
+            "choose splits in the source or by --split, or give the column another name"
+        )
     features = dict(seen.columns.features)
     image = features.pop(IMAGE, None)
     return TransformedSource.like(
         source,
-        class_names=_class_names(source, function, seen.labels - {""}),
+        class_names=_class_names(source, function, seen.labels - {""}, na_is_class),
         splits={split: int(own.counts.sum()) for split, own in calls.items()},
         parts={},
         image_shape=image.shape if source.image_shape and image else source.image_shape,
@@ -342,17 +355,19 @@ def _first_calls(source: Source, function: str, split: str, seen: _Seen) -> _Cal
     return _Calls(counts, checksums, f"{count_of(rows, 'row')} in, {kept:,} out, {dropped:,} dropped")
 
 
-def _class_names(source: Source, function: str, labels: set[str]) -> tuple[str, ...]:
+def _class_names(source: Source, function: str, given: set[str], na_is_class: bool) -> tuple[str, ...]:
     """Returns the classes that rows have: as the source orders them if it has all, else as texts are ordered."""
     if not has_label(source) or not source.label.is_class:
         return source.class_names
-    if labels <= {*source.class_names}:
-        return tuple(name for name in source.class_names if name in labels)
+    known = {*source.class_names}
+    names = given if na_is_class else given - ({*labels.MISSING} - known)
+    if names <= known:
+        return tuple(name for name in source.class_names if name in names)
     seen = SeenLabels(f"{LABEL!r} of {_FLAG}={function}", MAX_CLASSES, "return names of classes", na_is_class=True)
-    seen.add(labels, source.dataset)
-    names = seen.class_names(source.dataset)
-    check_lines(names, f"{_FLAG}={function}")
-    return names
+    seen.add(names, source.dataset)
+    made = seen.class_names(source.dataset)
+    check_lines(made, f"{_FLAG}={function}")
+    return made
 
 
 def _code_of(function: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -141,11 +141,23 @@ def parsed(parse: UserFunction, records: tf.Tensor, keys: Callable[[], tf.Tensor
       UsageError: it fails, or returns something else. A number of rows that is not static is checked in each batch.
     """
     given = parse(records, keys, training)
-    given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor
+    given = _without_lists(given)
     leaves = tf.nest.flatten(given)
     if not leaves:
         raise _wrong(given, records)
     return tf.nest.pack_sequence_as(given, [_with_rows(leaf, given, records) for leaf in leaves])
+
+
+def _without_lists(given: Any) -> Any:
+    """Returns a structure with tuples for its lists, at any depth: tf.data would stack a list to one tensor."""
+    if isinstance(given, list):
+        return tuple(map(_without_lists, given))
+    if isinstance(given, tuple):
+        parts = map(_without_lists, given)
+        return type(given)(*parts) if hasattr(given, "_fields") else tuple(parts)
+    if isinstance(given, Mapping):
+        return {name: _without_lists(part) for name, part in given.items()}
+    return given
 
 
 def _with_rows(leaf: Any, given: Any, records: tf.Tensor) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import DataError, RerunError, UsageError
 from tests.lanes import some_slow
 from tests.runs import checkpoint_bytes
-from trainer import evaluate, run
+from trainer import evaluate, predict, run
 from trainer.checkpoint.manager import CheckpointManager
 
 FLAGS = ("--model=softmax_regression", "--eval_split=none", "--checkpoint_every=5", "--max_to_keep=20")
@@ -75,6 +75,8 @@ def test_a_copy_without_one_kind_of_file_is_refused_and_stays_as_it_is(lost, kin
     assert "a new run" not in capfd.readouterr().out
     with pytest.raises(DataError):
         evaluate.main([f"--model_dir={copy}", "--split=test"])
+    with pytest.raises(DataError, match=str(copy)):  # which knows that it is a run
+        predict.main([str(copy), str(copy)])
 
 
 @pytest.mark.parametrize("name", [INDICES[-1], DATA[-1]])

@@ -1,5 +1,9 @@
 """`model.fit(input_fn(...))`, without a strategy and with two replicas."""
 
+import functools
+import random
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -177,6 +181,45 @@ def test_a_layer_that_counts_its_draws_is_refused(folder, name):
         UsageError, match=f"^{name}: the function changes .* by the op AssignVariableOp; .*seed_generator"
     ):
         input_fn(folder, **given)
+
+
+DRAWS = {
+    "NumPy": np.random.random,
+    "a generator": lambda: np.random.default_rng().random(),
+    "a coin": lambda: 1.0 if random.random() < 0.5 else 2.0,
+    "the clock": lambda: time.time() % 1,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_numbers_that_python_draws_while_a_function_is_traced_are_refused(folder, draw):
+    """They are in the graph: one for all rows and epochs, and another one after a resume."""
+
+    def augment(images, keys):
+        return tf.cast(images, tf.float32) + DRAWS[draw]()
+
+    with pytest.raises(UsageError, match="^augment: the function computes other numbers each time that TensorFlow"):
+        input_fn(folder, global_batch_size=8, training=True, augment=augment)
+
+
+def test_numbers_that_python_draws_the_same_each_time_are_taken(folder):
+    """So is a layer that the first trace makes, of a seed that Python draws."""
+    state = random.getstate()
+
+    @functools.cache
+    def layer():
+        with tf.init_scope():
+            return keras.layers.Dense(3)
+
+    def augment(images, keys):
+        drawn = np.random.default_rng(3).random(3).astype(np.float32) + random.Random(2).random()
+        return layer()(tf.cast(images, tf.float32)) + drawn
+
+    one, two = (
+        next(iter(input_fn(folder, global_batch_size=8, training=True, augment=augment)))[0].numpy() for _ in range(2)
+    )
+    np.testing.assert_array_equal(one, two)
+    assert random.getstate() != state
 
 
 def test_images_that_a_step_should_augment_are_refused_by_fit(folder):

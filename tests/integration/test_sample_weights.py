@@ -114,6 +114,28 @@ def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
         np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_lists_within_a_pair_are_structures_as_tuples_are(folder, kind):
+    """tf.data would stack two targets to one tensor (2, rows), of which Keras makes a loss without a word."""
+
+    @tf.autograph.experimental.do_not_convert
+    def parse(records):
+        x, y, weight = parser("three")(records)
+        return {"inputs": kind([x, tf.concat([x, x], axis=1)])}, kind([y, 3 * y]), kind([weight, weight])
+
+    found = input_fn(folder, global_batch_size=16, training=True, parse=parse, weights="mean")
+    one, two = keras.Input((1,), name="one"), keras.Input((2,), name="two")
+    outputs = [keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(x) for x in (one, two)]
+    model = keras.Model({"inputs": [one, two]}, outputs)
+    model.compile(keras.optimizers.SGD(0.0001), ["mse", "mse"])
+    history = model.fit(found, steps_per_epoch=1, verbose=0).history
+    mean, slope = np.mean((1 + NUMBERS) * LOSSES), 0.0001 * np.mean((1 + NUMBERS) * NUMBERS**2)
+    np.testing.assert_allclose(history["loss"], [10 * mean], rtol=1e-5)
+    first, second = model.get_weights()
+    np.testing.assert_allclose(first, [[slope]], rtol=1e-5)  # of 2 * (y - 0) * x, y = x / 2
+    np.testing.assert_allclose(second, [[3 * slope]] * 2, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["mask", "mean"])
 @pytest.mark.parametrize("shape", some_slow([*PAIRS, *TRIPLES, *OTHERS], ["a list of two", "three columns", "a dict"]))

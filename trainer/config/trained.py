@@ -261,7 +261,7 @@ class PredictConfig:
         if self.model_dir is None and self.exported is None and self.inputs:
             first, *others = self.inputs
             kind = "exported" if os.path.isfile(os.path.join(first, EXPORT)) else "model_dir"
-            if kind == "exported" or RunFolder(pathlib.Path(first)).has_checkpoints():
+            if kind == "exported" or RunFolder(pathlib.Path(first)).is_run():
                 object.__setattr__(self, kind, first)
                 object.__setattr__(self, "inputs", others)
         check_all(lambda: check(self), self._check_inputs, self._check_model, self._check_output)

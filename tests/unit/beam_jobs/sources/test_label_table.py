@@ -75,16 +75,41 @@ def test_where_classes_have_other_numbers_for_names_a_number_is_a_name(made, pat
         ('"new\nline"', r"the name of class 2, 'new\\nline', holds a line break; rename the class"),
         ("cafe\u0301", r"the classes 'caf\\xe9' and 'cafe\\u0301' look alike"),
         ("0cat\u200b", "look alike"),
-        ("7.0", "the classes '7' and '7.0' look alike"),
     ],
 )
 def test_a_new_class_has_a_name_that_a_conversion_makes(label, problem, made, path):
-    for names in (("caf\xe9", "0cat"), ("7", "8")):
-        if (problem.startswith("the classes '7'")) == (names[0] == "7"):
-            with pytest.raises(DataError, match=problem):
-                label_table.read(csv(path, f"{label},a"), made(names))
+    with pytest.raises(DataError, match=problem):
+        label_table.read(csv(path, f"{label},a"), made(("caf\xe9", "0cat")))
     assert label_table.read(csv(path, "NA,a"), made(("cat", "NA")))[0] == {b"a": 1}
     assert label_table.read(csv(path, "NA,a"), made(("cat",), na_is_class=True))[1] == ("cat", "NA")
+
+
+def test_numbers_that_pandas_writes_with_a_point_are_those_without(made, path):
+    """It does if a row of the column has no label."""
+    assert label_table.read(csv(path, "1.0,a", "0.0,b"), made(("0", "1", "2")))[0] == {b"a": 1, b"b": 0}
+    found, names = label_table.read(csv(path, "1.0,a", "cat,b"), made(("cat", "dog")))
+    assert (found, names) == ({b"a": 1, b"b": 0}, ("cat", "dog"))
+    with pytest.raises(DataError, match=r"row 0: has the label '5\.0': no class of the data set, which has 2"):
+        label_table.read(csv(path, "5.0,a"), made(("cat", "dog")))
+
+
+@pytest.mark.parametrize("text", ["nan", "NA", "None", "null", "N/A"])
+def test_a_missing_value_is_no_new_class(text, made, path):
+    with pytest.raises(DataError, match=f"row 1: has the label '{text}': a missing value, and no class"):
+        label_table.read(csv(path, "cat,a", f"{text},b"), made(("cat", "dog")))
+    assert label_table.read(csv(path, f"{text},b"), made(("cat", text)))[0] == {b"b": 1}
+    (path / "labels.json").write_text(json.dumps([{"key": "a", "label": ["cat", None]}]))
+    with pytest.raises(DataError, match="a missing value, and no class"):
+        label_table.read(path / "labels.json", made(("cat", "dog"), Feature("int64", (2,))))
+
+
+def test_a_new_class_that_looks_like_another_is_refused_and_one_in_another_case_said(made, path, capsys):
+    with pytest.raises(DataError, match="the classes '1' and '1.0' look alike .*; nothing was changed"):
+        label_table.read(csv(path, "x,a", "1.0,b"), made(("1", "cat")))
+    with pytest.raises(DataError, match="the classes 'big cat' and 'big  cat' look alike"):
+        label_table.read(csv(path, "big  cat,a"), made(("big cat", "dog")))
+    label_table.read(csv(path, "Dog,a"), made(("A", "a", "dog")))
+    assert capsys.readouterr().err == f"{path / 'labels.csv'}: the classes 'Dog' and 'dog' differ only in case\n"
 
 
 def test_types_of_tables_are_those_of_the_labels(made, path):

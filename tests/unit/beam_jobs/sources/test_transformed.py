@@ -195,6 +195,24 @@ def test_a_row_that_raises_is_invalid_and_says_where(converted, code, pixels, tm
     assert sorted(found["train"]) == [f"train.rows#{row:03d}" for row in range(150) if row != 5]
 
 
+def test_words_for_missing_values_are_no_classes(converted, code, pixels, tmp_path):
+    """pandas' astype(str) makes nan of a label that a join did not find."""
+    flag = code("return {**rows, 'label': ['nan' if score == 5 else 'a' for score in rows['score']]}")
+    rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
+    reason = "mine:made returned the label 'nan', a missing value"
+    with pytest.raises(DataError, check=said("2 invalid rows, over --max_rejects=0", reason)):
+        converted(rows, flag, features=features)
+    found, made = converted(rows, flag, "--max_rejects=2", features=features)
+    assert made.class_names == ("a",)
+    assert sorted(map(len, found.values())) == [69, 149]
+
+
+def test_a_column_of_splits_is_refused_since_rows_have_theirs(converted, code, pixels):
+    flag = code("return {**rows, 'Split': ['test'] * len(rows['label'])}")
+    with pytest.raises(UsageError, match="returns the column 'Split', but what is made of a row is in the split of"):
+        converted(splits(pixels), flag)
+
+
 def test_a_row_for_which_it_exits_is_invalid(converted, code, pixels):
     rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
     flag = code("if 5 in rows['score']: sys.exit()\nreturn rows", f"import sys\n{HEAD}")

@@ -1,3 +1,4 @@
+import collections
 import threading
 
 import numpy as np
@@ -40,6 +41,13 @@ def test_a_list_of_tensors_is_not_stacked(records):
     found = parsed(lambda given: [given, tf.strings.length(given)], records)
     assert isinstance(found, tuple)
     assert found[1].numpy().tolist() == [3, 0, 5]
+
+
+def test_nor_is_a_list_within_what_is_returned(records):
+    """A named tuple stays one."""
+    pair = collections.namedtuple("pair", "x y")
+    found = parsed(lambda given: pair({"a": [given, (given, [given])]}, [given]), records)
+    tf.nest.assert_same_structure(found, pair({"a": (records, (records, (records,)))}, (records,)))
 
 
 @pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 4, lambda one: {"image": one, "label": one}])
