@@ -32,7 +32,6 @@ from trainer.parameter_server.compute import Compute, TurnBatches, check_optimiz
 from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
-from trainer.parameter_server.roles import gradients_of_step
 from trainer.parameter_server.scheduling import Closures, Finished, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient
@@ -111,7 +110,7 @@ class ParameterServerRun(Run):
             return described(cluster, expected[task.job])
 
         callbacks.phase("waiting for all processes", shown="")
-        mine, needed = cluster.mine, gradients_of_step(config, len(cluster.workers))
+        mine, needed = cluster.mine, config.gradients_of_step(len(cluster.workers))
         port = tf_config.listen(cluster.address(mine), cluster.name(mine), cluster.source_of(mine))
         with Coordinator(
             cluster, expected_of, port, timeout, silence, needed, self.interrupt, self.output.line, callbacks.on_lost
@@ -135,7 +134,7 @@ class ParameterServerRun(Run):
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         num_workers = len(self.cluster.workers)
         lines = self.lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
-        needed = gradients_of_step(config, num_workers)
+        needed = config.gradients_of_step(num_workers)
         batches = TurnBatches(plan.training, needed)
         with self.strategy.scope():
             self.ledger = Ledger()
