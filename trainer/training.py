@@ -29,8 +29,8 @@ from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
-from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.progress import EpochLine, LogLine, PhaseLine, ProgressBar, RunSummary
+from trainer.callbacks.metrics_file import MetricsFile
+from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar, RunSummary, phase_text
 from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
@@ -66,8 +66,10 @@ class _EpochSteps(Protocol):
         """How many steps have been summed."""
 
 
-class Run(abc.ABC):
+class Run(Callback, abc.ABC):
     """A run from its first line to its last; a subclass connects the processes, and makes the steps.
+
+    It is one of its callbacks: those before it, in whose order actions are done, see the state that it saves.
 
     Attributes:
       strategy: distributes the state, which is created in its scope; set by `connect`, as is `agreement`.
@@ -76,7 +78,6 @@ class Run(abc.ABC):
       where, here: the devices of the run, and those of this process, in words.
       epoch: counter of the steps of the epoch so far.
       parts: the parts of a checkpoint that are not variables, by name.
-      observers: further callbacks.
       bottleneck: explains the speed; None: nothing does.
       shown: the step whose graph and histograms TensorBoard shows.
       read_histograms: function that returns the current ones; None if they are in the result of a step.
@@ -91,7 +92,6 @@ class Run(abc.ABC):
     here: str
     epoch: _EpochSteps
     parts: Mapping[str, Stateful]
-    observers: Sequence[Callback] = ()
     bottleneck: Bottleneck | None = None
     shown: Shown
     read_histograms: Callable[[], tf.Tensor] | None = None
@@ -209,7 +209,6 @@ class Run(abc.ABC):
         callbacks: list[Callback | None] = [
             self.progress_bar,
             self.bottleneck,
-            *self.observers,
             LogLine(period("log"), rows, output, skips),
             self.epoch_line if config.steps.logs_epochs else None,
             TrainScalars(
@@ -223,13 +222,29 @@ class Run(abc.ABC):
             ),
             TensorBoard(config, in_epoch, start, is_chief, self.shown, self.read_histograms),
             MetricsFile(path, start, folder) if path and is_chief else None,
-            TaskMetrics(self.task) if is_chief else None,
             self.evaluations,
-            PhaseLine(self.state, output, self.callbacks),
-            _Saver(period("checkpoint"), self._save, self._save_now, lambda: self.interrupt.saves),
+            self,
             Profiler(config.output.profiled, folder.logs, is_chief),
         ]
         self.callbacks.callbacks += [each for each in callbacks if each]
+
+    def actions(self) -> list[Action]:
+        """Returns the actions that begin a phase, and that save."""
+        period = self.config.steps.period("checkpoint", self.plan.training.steps_per_epoch)
+        return [
+            Action(Period(), self._begin_phase, at=tuple(self.state.phases.starts[1:])),
+            Action(period, lambda progress: self._save(), pauses=True),
+            Action(Period(), self._save_now, asked=lambda: self.interrupt.saves, pauses=True),
+        ]
+
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
+        """Calls `Task.on_metrics`, on the chief."""
+        if self.is_chief:
+            self.task.on_metrics(step, values)
+
+    def _begin_phase(self, progress: Progress) -> None:
+        self.output.line(phase_text(self.state))
+        self.callbacks.phase("compiling the step")
 
     def _train(self) -> None:
         start, checkpoints = self.state.step, self.checkpoints
@@ -470,23 +485,3 @@ class AllReduceRun(Run):
         self.interrupt.asked = False
         agreed = self.agreement.union([*stop, *(number + 1 for number in (*asked, *due))])
         return _STOP in agreed or self.checkpoints.ends_early, {number - 1 for number in agreed if number != _STOP}
-
-
-class _Saver(Callback):
-    """Saves checkpoints as --checkpoint_every and --checkpoint_secs say, and when it is asked to."""
-
-    def __init__(
-        self,
-        period: Period,
-        save: Callable[[], None],
-        save_now: Callable[[Progress], None],
-        asked: Callable[[], bool],
-    ) -> None:
-        self._period, self._save, self._save_now, self._asked = period, save, save_now, asked
-
-    def actions(self) -> list[Action]:
-        """Returns the actions that save."""
-        return [
-            Action(self._period, lambda progress: self._save(), pauses=True),
-            Action(Period(), self._save_now, asked=self._asked, pauses=True),
-        ]

@@ -1,4 +1,4 @@
-"""Further destinations of metrics: --metrics_jsonl, one JSON object per line, and the task's own hook."""
+"""--metrics_jsonl: a file of metrics, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from pipeline.files.reading import content_of, opened
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback
 from trainer.run_folder import RunFolder
-from trainer.task import Task
-
-
-class TaskMetrics(Callback):
-    """Calls `Task.on_metrics` with the numbers; only on the chief."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        self._task.on_metrics(step, values)
 
 
 class MetricsFile(Callback):

@@ -15,7 +15,7 @@ import tqdm
 
 from pipeline.commands.text import count_of
 from pipeline.read.shard_cache import cache_counts
-from trainer.callbacks.base import Callback, Callbacks
+from trainer.callbacks.base import Callback
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.config import TrainConfig
@@ -129,27 +129,6 @@ _MOST_METRICS = 2  # on the bar
 _BESIDE = 11  # columns for the percentage and the shortest bar
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
-
-
-class PhaseLine(Callback):
-    """Prints a line where a phase of the training begins, and tells that its step is compiled next.
-
-    Args:
-      state: state that is trained.
-      output: prints the line.
-      callbacks: those of the run.
-    """
-
-    def __init__(self, state: TrainState, output: Output, callbacks: Callbacks) -> None:
-        self._state, self._output, self._callbacks = state, output, callbacks
-
-    def actions(self) -> list[Action]:
-        return [Action(Period(), self.print, at=tuple(self._state.phases.starts[1:]))]
-
-    def print(self, progress: Progress) -> None:
-        """Prints the line of the phase that begins."""
-        self._output.line(phase_text(self._state))
-        self._callbacks.phase("compiling the step")
 
 
 def phase_text(state: TrainState) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
+from trainer.journal import parsed
 
 # A part of what shapes a run: {name: value as text, such as `--seed=1`, or [digest] if it has no text}. Consequences of
 # a part are in later parts.
@@ -232,10 +233,7 @@ async def _read(reader: asyncio.StreamReader, within: float | None = None) -> di
             line = await reader.readline()  # ValueError: the message is too long
         if not line:
             raise ConnectionResetError
-        try:
-            message = json.loads(line)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        message = parsed(line)
         if not isinstance(message, dict):
             raise ValueError("not an object")
         if message != SIGN:

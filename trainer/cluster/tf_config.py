@@ -144,12 +144,18 @@ def of(flags: ClusterFlags, strategy: str) -> Cluster | None:
       strategy: multiworker or parameter_server.
 
     Raises:
-      UsageError: both do, or it cannot be used.
+      UsageError: both do, or it cannot be used; or neither does, for parameter servers.
     """
     if flags.given:
         return parse(of_flags(flags, strategy), strategy, HOSTS_FLAG)
-    text = os.environ.get(VARIABLE, "").strip()
-    return parse(text, strategy) if text else None
+    if text := os.environ.get(VARIABLE, "").strip():
+        return parse(text, strategy)
+    if strategy == PARAMETER_SERVER:
+        raise UsageError(
+            f"--strategy={strategy}: needs {VARIABLE} with jobs chief, worker and ps, or --worker_hosts=..., "
+            "--ps_hosts=..., --job_name=... and --task_index=..."
+        )
+    return None
 
 
 def check_alone(strategy: str) -> None:

@@ -203,6 +203,25 @@ class TrainConfig:
         epochs = self.steps.epochs or epochs_of(self.model.model)
         return self.steps.train_steps or epochs * steps_per_epoch
 
+    def gradients_of_step(self, num_workers: int) -> int:
+        """Returns the number of gradients in a step of a job with parameter servers.
+
+        Raises:
+          UsageError: there are fewer workers than that, or they cannot share the batch equally.
+        """
+        flags, rows = self.aggregation, self.order.global_batch_size
+        if not flags.sync:
+            return 1
+        needed = flags.replicas_to_aggregate or num_workers
+        if needed > num_workers:
+            raise UsageError(f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give as many at most")
+        if rows % needed:
+            raise UsageError(
+                f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part "
+                f"of the batch; give a multiple of {needed}, or another --replicas_to_aggregate"
+            )
+        return needed
+
     def _check_given(self) -> None:
         """Raises UsageError for values that a user must not give, but that an earlier run may have stored."""
         check_all(

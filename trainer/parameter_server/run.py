@@ -19,12 +19,11 @@ from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
-from trainer.cluster import rendezvous
+from trainer.cluster import rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import PS, WORKER, Cluster
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.parameter_server import roles as processes
 
 if TYPE_CHECKING:
     from trainer.task import Task
@@ -50,7 +49,8 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     Raises:
       PipelineError: any error that a user can cause.
     """
-    roles = processes.of(config.cluster)
+    roles = tf_config.of(config.cluster, PARAMETER_SERVER)
+    assert roles is not None
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if roles.mine.job != WORKER and not (roles.is_chief and roles.chief_works):
@@ -101,7 +101,7 @@ def _lead(
     heartbeat: Heartbeat,
 ) -> Any:
     with rendezvous.explaining(roles, config.run.join_timeout, live.aside):
-        processes.gradients_of_step(config, len(roles.workers))
+        config.gradients_of_step(len(roles.workers))
         config = data_versions.settled(config, task, print)
         plan, found = _plan(config, roles, task)
         _check_functions(plan.training.first, found)
@@ -128,7 +128,7 @@ def _serve(
     config: TrainConfig, roles: Cluster, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
 ) -> None:
     with rendezvous.explaining(roles, config.run.join_timeout):
-        processes.gradients_of_step(config, len(roles.workers))
+        config.gradients_of_step(len(roles.workers))
         config = data_versions.settled(config, task, lambda line: None)
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.keep_in(config.run.folder, roles.file, is_chief=False)

@@ -17,7 +17,6 @@ from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.request import Request
 from trainer import description, runtime
 from trainer import task as tasks
-from trainer.callbacks.base import Callback
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import NotFiniteError
@@ -30,10 +29,9 @@ from trainer.config.steps import period_of
 from trainer.loop import Action, Clocks, Progress, Spent
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.compute import Compute, TurnBatches, check_optimizer
-from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
+from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
-from trainer.parameter_server.roles import gradients_of_step
 from trainer.parameter_server.scheduling import Closures, Finished, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient
@@ -112,7 +110,7 @@ class ParameterServerRun(Run):
             return described(cluster, expected[task.job])
 
         callbacks.phase("waiting for all processes", shown="")
-        mine, needed = cluster.mine, gradients_of_step(config, len(cluster.workers))
+        mine, needed = cluster.mine, config.gradients_of_step(len(cluster.workers))
         port = tf_config.listen(cluster.address(mine), cluster.name(mine), cluster.source_of(mine))
         with Coordinator(
             cluster, expected_of, port, timeout, silence, needed, self.interrupt, self.output.line, callbacks.on_lost
@@ -134,10 +132,9 @@ class ParameterServerRun(Run):
         self.epoch, self.tally = EpochSums(plan.training.steps_per_epoch), Tally()
         self.averages = Averages(plan.training.spec.is_skipped)
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
-        self.observers = [_Attendance(self.members, self._say_end)]
         num_workers = len(self.cluster.workers)
         lines = self.lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
-        needed = gradients_of_step(config, num_workers)
+        needed = config.gradients_of_step(num_workers)
         batches = TurnBatches(plan.training, needed)
         with self.strategy.scope():
             self.ledger = Ledger()
@@ -211,23 +208,15 @@ class ParameterServerRun(Run):
             self.interrupt.asked = False
             self.output.line(self.progress_bar.text(progress))
 
-    def _say_end(self) -> None:
+    def on_evaluation_loop(self) -> None:
+        """Lets workers leave during an evaluation, too."""
+        self.members.tend()
+
+    def on_end(self, step: int) -> None:
+        """Prints which workers took part, and the tally."""
         if absent := self.coordinator.never_came:
             self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
         self.output.line(str(self.tally))
-
-
-class _Attendance(Callback):
-    """Lets workers leave during an evaluation, too, and prints at the end which workers took part."""
-
-    def __init__(self, members: Members, say_end: Callable[[], None]) -> None:
-        self._members, self._say_end = members, say_end
-
-    def on_evaluation_loop(self) -> None:
-        self._members.tend()
-
-    def on_end(self, step: int) -> None:
-        self._say_end()
 
 
 class _ChiefEvaluation(EvaluationStep):

@@ -3,16 +3,16 @@ import json
 import pytest
 
 from pipeline.errors import UsageError
+from trainer.cluster import tf_config
 from trainer.cluster.tf_config import Task
 from trainer.config import TrainConfig, parse
-from trainer.parameter_server import roles
 
 FLAGS = ["--data_dir=D", "--model_dir=M", "--strategy=parameter_server"]
 CLASSIC = ["--worker_hosts=a:1,b:2", "--ps_hosts=c:3"]
 
 
 def of(*flags):
-    return roles.of(parse([*FLAGS, *flags]).cluster)
+    return tf_config.of(parse([*FLAGS, *flags]).cluster, "parameter_server")
 
 
 @pytest.fixture(autouse=True)
