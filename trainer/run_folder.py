@@ -36,7 +36,7 @@ class RunFolder:
         return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
     def is_run(self) -> bool:
-        """Returns whether a run has written to the folder, even if its checkpoints are gone or were copied by halves."""
+        """Returns whether a run has written to the folder, even if its checkpoints are gone or half copied."""
         has_written = self.config.is_file() or (self.path / LOCK).is_file() or self.has_checkpoints()
         return has_written or any(self.path.glob("ckpt-*.data-*"))
 
