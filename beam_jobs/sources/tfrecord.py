@@ -20,7 +20,7 @@ from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, each, path_of
-from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
+from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming, versions
 from pipeline.manifest.manifest import MASK, MOST_CLASSES
 from pipeline.records import schema, splits, tf_example
 from pipeline.records.labels import SeenLabels, beside
@@ -73,7 +73,8 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
     """Returns {folder: manifest} of the converted data sets that files belong to; empty if all are other programs'.
 
     Raises:
-      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else.
+      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else;
+        or a file belongs to an earlier version of one alone.
     """
     found, listed = {}, set()
     for place in dict.fromkeys(path.parent for path in paths):
@@ -82,6 +83,14 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
             listed |= shards
             if shards:
                 found[place] = made
+            # Read as another program's, records that an edit has replaced would bring back their old labels.
+            older = {place / shard.file for version in versions.older_in(place) for shard in version.shards}
+            if replaced := min(older.intersection(paths) - shards, key=str, default=None):
+                raise DataError(
+                    f"holds records as they were before the newest version of the data set in {place}",
+                    path=replaced,
+                    advice=f"give the folder, --source={place}, whose newest version is read",
+                )
     strange = next((path for path in paths if path not in listed), None)
     if found and strange is not None:
         raise DataError(

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from beam_jobs.sources import base, user_columns
 from beam_jobs.sources.base import Block, BlockBuilder, Source
 from beam_jobs.sources.table import MAX_CLASSES
 from beam_jobs.sources.user_columns import IMAGE, KEY, LABEL, UserColumns, WrongColumnsError, has_label
+from pipeline import images
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user
 from pipeline.files import code
@@ -293,6 +295,14 @@ def opened(source: Source, function: str, na_is_class: bool = False) -> Transfor
             f"{_FLAG}={function} returns the column {column!r}, but what is made of a row is in the split of that row; "
             "choose splits in the source or by --split, or give the column another name"
         )
+    if seen.turned:
+        print(
+            f"note: {_FLAG}={function} returned {count_of(seen.turned, 'image')} without the EXIF orientation of the "
+            "file; predictions turn photographs upright: apply PIL.ImageOps.exif_transpose in the function, if it "
+            "does not do so already",
+            file=sys.stderr,
+            flush=True,
+        )
     features = dict(seen.columns.features)
     image = features.pop(IMAGE, None)
     return TransformedSource.like(
@@ -317,11 +327,13 @@ class _Seen:
       columns: their features, and which are open, without the rows.
       labels: names of the classes; "" if a row has none.
       has_new_keys: whether a row has another key than the one that it was made of.
+      turned: number of images made of files that their EXIF data turn, while they have none.
     """
 
     columns: UserColumns = dataclasses.field(default_factory=UserColumns)
     labels: set[str] = dataclasses.field(default_factory=set)
     has_new_keys: bool = False
+    turned: int = 0
 
     def add(self, source: Source, block: Block, made: UserColumns) -> None:
         """Adds what was made of a block; raises WrongColumnsError if its columns are others than before."""
@@ -333,6 +345,15 @@ class _Seen:
             self.labels |= {*made.values[LABEL]}
         keys = [bytes(block.keys[row]) for row in made.origins.tolist()]
         self.has_new_keys |= keys != made.values[KEY]
+        if source.image_shape is None:
+            pairs = zip(made.origins.tolist(), made.values[IMAGE], strict=True)
+            changed = [(block.images[row], image) for row, image in pairs if block.images[row] != image]
+            self.turned += sum(_is_turned(before) and not _is_turned(after) for before, after in changed)
+
+
+def _is_turned(file: bytes) -> bool:
+    """Returns whether the EXIF data of a file turn its image; Pillow turns TIFF files itself."""
+    return not file.startswith((b"II*\0", b"MM\0*")) and images.orientation_of(file) > 1
 
 
 def _first_calls(source: Source, function: str, split: str, seen: _Seen) -> _Calls:

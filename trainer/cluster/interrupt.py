@@ -1,4 +1,6 @@
-"""Signals: the first SIGTERM or SIGINT asks to save a checkpoint and end, a second one ends the process at once.
+"""Signals: the first SIGTERM, SIGINT or SIGHUP asks to save a checkpoint and end, a second one ends at once.
+
+SIGHUP comes when a terminal is closed or its connection breaks; where it is ignored, as under nohup, it stays so.
 
 SIGUSR1 asks for the run's status, SIGUSR2 for a checkpoint without ending.
 
@@ -17,7 +19,7 @@ from typing import NoReturn
 
 from pipeline import errors
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 QUESTION = signal.SIGUSR1  # asks for the run's status
 SAVE = signal.SIGUSR2  # asks for a checkpoint now
 _ALL = (*SIGNALS, QUESTION, SAVE)
@@ -80,7 +82,7 @@ class Interrupt:
         Afterwards signals are handled here again, even if TensorFlow has taken them over: its preemption notifier takes
         SIGTERM when joining a cluster.
         """
-        for number in SIGNALS:
+        for number in self._handlers.keys() & {*SIGNALS}:
             signal.signal(number, signal.SIG_DFL)
         yield
         self._listen()
@@ -89,7 +91,9 @@ class Interrupt:
         self._stderr = os.dup(2)  # file descriptor 2 may be redirected later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._handlers = {number: signal.getsignal(number) for number in _ALL}
+        handlers = {number: signal.getsignal(number) for number in _ALL}
+        is_ignored = handlers[signal.SIGHUP] is signal.SIG_IGN
+        self._handlers = {number: it for number, it in handlers.items() if number != signal.SIGHUP or not is_ignored}
         self._listen()
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
@@ -102,7 +106,7 @@ class Interrupt:
         os.close(self._write)  # ends the thread
 
     def _listen(self) -> None:
-        for number in _ALL:
+        for number in self._handlers:
             signal.signal(number, lambda number, frame: None)  # the thread does the work
 
     def _watch(self) -> None:
@@ -115,6 +119,8 @@ class Interrupt:
         os.close(self._stderr)
 
     def _receive(self, number: signal.Signals) -> None:
+        if self._received and number == signal.SIGHUP:
+            return  # the system and the shell may each send one
         if self._received:
             self.end(f"{number.name} again: ended without saving", 128 + number)
         self._received = True

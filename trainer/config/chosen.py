@@ -28,6 +28,7 @@ from pipeline.manifest.splits import names_of, of_folds, select, to_evaluate
 from pipeline.request import parse_size
 from trainer.config import file
 from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.model import ModelFlags
 from trainer.run_folder import RunFolder
 
 _TRAIN = "train"  # the default of --train_split
@@ -107,9 +108,12 @@ def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) ->
       given: names of the user's own flags.
       names: names of all flags.
     """
+    stored = {flag.partition("=")[0].removeprefix("--"): flag for flag in file.flags(folder.config, names)}
     without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
-    kept = tuple(f"--{name}=" for name in (*CHOSEN, "task") if name not in without)
-    return [flag for flag in file.flags(folder.config, names) if flag.startswith(kept)]
+    # Beside a task the default model is stored, too, but its defaults, such as an average of the weights, did not hold.
+    if stored.get("task") and stored.get("model") == f"--model={ModelFlags.model}" and "ema" not in stored:
+        without.add("model")
+    return [flag for name, flag in stored.items() if name in (*CHOSEN, "task") and name not in without]
 
 
 def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[str, Any]:

@@ -213,6 +213,23 @@ def test_a_column_of_splits_is_refused_since_rows_have_theirs(converted, code, p
         converted(splits(pixels), flag)
 
 
+@pytest.mark.parametrize(("made_of", "noted"), [("pixels", True), ("file", False)])
+def test_pixels_of_a_photograph_that_lies_on_its_side_are_noted(made_of, noted, converted, code, pixels, capfd):
+    """They are stored as they are, while predictions turn photographs upright."""
+    exif, rows = PIL.Image.Exif(), splits(pixels, listed=True, counts=(3, 2))
+    exif[0x0112] = 6
+    for content, kind in ((rows["train"], "JPEG"), (rows["test"], "TIFF")):  # Pillow turns the latter itself
+        stream = io.BytesIO()
+        PIL.Image.new("RGB", (8, 6)).save(stream, kind, exif=exif)
+        content.images[1] = stream.getvalue()
+    decoded = "[np.asarray(Image.open(io.BytesIO(data)).convert('RGB')) for data in rows['image']]"
+    images = decoded if made_of == "pixels" else "list(rows['image'])"
+    flag = code(f"return {{**rows, 'image': {images}}}", f"import io\nfrom PIL import Image\n{HEAD}")
+    converted(rows, flag)
+    said = "note: --transform=mine:made returned 1 image without the EXIF orientation of the file"
+    assert (said in capfd.readouterr().err) is noted
+
+
 def test_a_row_for_which_it_exits_is_invalid(converted, code, pixels):
     rows, features = splits(pixels, score=np.float32), {"score": Feature("float32")}
     flag = code("if 5 in rows['score']: sys.exit()\nreturn rows", f"import sys\n{HEAD}")

@@ -43,7 +43,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_noted_where_it_is_deferred(number):
     before = signal.getsignal(number)
     with Interrupt("test") as interrupt, interrupt.deferred():
@@ -59,6 +59,7 @@ def test_a_signal_is_noted_where_it_is_deferred(number):
     [
         ("deferred", [signal.SIGTERM], 0, ""),  # the long call ends by itself
         ("deferred", [signal.SIGTERM, signal.SIGINT], 128 + signal.SIGINT, "child: SIGINT"),
+        ("deferred", [signal.SIGHUP, signal.SIGHUP], 0, ""),  # of a closed terminal and of its shell
         ("at once", [signal.SIGTERM], 75, "child: SIGTERM"),  # nothing to save
     ],
 )
@@ -71,7 +72,7 @@ def test_the_first_signal_lets_the_long_call_end_if_there_is_something_to_save_a
         process.send_signal(number)
         time.sleep(0.2)
     out, err = process.communicate(timeout=10)
-    assert (out, process.returncode) == ("" if code else "SIGTERM\n", code)
+    assert (out, process.returncode) == ("" if code else f"{signals[0].name}\n", code)
     assert err.startswith(said) if code else not err
     assert not code or time.monotonic() - began < 1.5
 
@@ -98,6 +99,22 @@ def test_a_stderr_that_nobody_reads_keeps_no_signal_from_ending_the_run():
     assert process.wait(timeout=10) == 128 + signal.SIGINT
     assert time.monotonic() - began < 1.5
     process.stdout.close()
+
+
+def test_a_closed_terminal_does_not_end_what_ignores_it():
+    """As nohup makes a program do."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt("test") as interrupt, interrupt.deferred():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with interrupt.left_to_the_system():
+                os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: interrupt.requested is not None)
+            assert interrupt.requested is signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_command_is_named_as_the_user_typed_it():

@@ -180,6 +180,17 @@ def test_a_run_that_exists_goes_on_with_its_own_flags(data, tmp_path):
     assert (shorter.steps.train_steps, shorter.steps.epochs) == (7, None)
 
 
+@pytest.mark.parametrize("more", [[], ["--model=lenet"], ["--model=mlp"], ["--optimizer=adamw"]])
+def test_a_run_of_a_task_that_exists_has_the_defaults_that_it_began_with(data, tmp_path, more):
+    """Not those of the default model, which is stored beside the task: they have an average of the weights."""
+    path, folder = data(), tmp_path / "run"
+    first = configs.parse([path, f"--model_dir={folder}", "--task=m:T", *more])
+    folder.mkdir()
+    file.write(RunFolder(folder).config, dataclasses.asdict(first))
+    again = configs.parse([path, f"--model_dir={folder}"])
+    assert again == first
+
+
 def test_help_says_what_decides_on_the_model_and_defaults_beside_a_task_hold(data, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
