@@ -350,6 +350,7 @@ _CALLS = {
     **dict.fromkeys(("If", "StatelessIf"), "then_branch"),
 }
 _CALL = re.compile(r"(?<![^/])(?:Stateful)?PartitionedCall(?:_\d+)?/")  # the scope of a call, which is meaningless
+_OUTER_CALL = re.compile(rf"^(?:{_CALL.pattern})+")
 _LOOP = re.compile(r"^(while/)+")  # the scope of `TrainStep.train`
 _TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>(?:replica_\d+|worker)/)?")
 
@@ -373,8 +374,9 @@ def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: C
         names[node.name] = node.name if name in taken else name
         taken.add(names[node.name])
     for old, name in names.items():  # once all others have their names
-        shorter = _CALL.sub("", name)
-        names[old] = "/".join(filter(None, (scope, name if shorter in taken else shorter)))
+        # Of two calls within a replica, the second one's scope tells its nodes from those of the first.
+        shorter = next((one for one in (_CALL.sub("", name), _OUTER_CALL.sub("", name)) if one not in taken), name)
+        names[old] = "/".join(filter(None, (scope, shorter)))
         taken.add(shorter)
     for node in nodes:
         node.name, node.device = names[node.name], node.device or device
