@@ -373,11 +373,13 @@ def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: C
         name = _renamed(node.name, layers)
         names[node.name] = node.name if name in taken else name
         taken.add(names[node.name])
-    for old, name in names.items():  # once all others have their names
-        # Of two calls within a replica, the second one's scope tells its nodes from those of the first.
-        shorter = next((one for one in (_CALL.sub("", name), _OUTER_CALL.sub("", name)) if one not in taken), name)
-        names[old] = "/".join(filter(None, (scope, shorter)))
-        taken.add(shorter)
+    # Once all others have their names. A call within a replica comes last: it must not take names of the replica's own.
+    for pattern in (_OUTER_CALL, _CALL):
+        for old, name in names.items():
+            if (shorter := pattern.sub("", name)) not in taken:
+                names[old] = shorter
+                taken.add(shorter)
+    names = {old: "/".join(filter(None, (scope, name))) for old, name in names.items()}
     for node in nodes:
         node.name, node.device = names[node.name], node.device or device
         node.input[:] = [_with_name(one, names) for one in node.input]
