@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,7 @@ def run(config: AuditConfig) -> None:
         check_all(schedules.checks(scheduled, _topologies(config, size, None)))
         print()
     parts = [None] * len(sources) if mixture is None else mixture.parts
-    each = _of_each(config, sources) if mixture is None else [config] * len(sources)
-    for number, (flags, part) in enumerate(zip(each, parts, strict=True)):
-        own = _of_source(flags, number, sources[number])
+    for number, (own, part) in enumerate(zip(_of_sources(config, sources), parts, strict=True)):
         print(*([""] if number else []), f"source {number}: {own.data_dir}", sep="\n", flush=True)
         if scheduled is None:
             _run(own, part)
@@ -103,22 +101,17 @@ def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
     return resolve_all(request)
 
 
-def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[AuditConfig]:
-    """Returns the flags for each source of a mixture whose orders come from the logs."""
-    given = {name: getattr(config.order, name) for name in VIEWS}
-    each, for_all = own_views(sources, given)
-    orders = (dataclasses.replace(config.order, **{**for_all, **source.options}) for source in each)
-    return [dataclasses.replace(config, order=order) for order in orders]
-
-
-def _of_source(config: AuditConfig, number: int, source: Source) -> AuditConfig:
-    """Returns the flags with the folder, logs and picture of one source of a mixture."""
-    own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
-    if config.observed is not None:
-        own["observed"] = f"{config.observed}/source-{number}"
-    if config.png is not None:
-        own["png"] = f"{config.png.removesuffix('.png')}-{number}.png"
-    return dataclasses.replace(config, **own)
+def _of_sources(config: AuditConfig, sources: Sequence[Source]) -> Iterator[AuditConfig]:
+    """Yields the flags with the folder, view, logs and picture of each source of a mixture."""
+    each, for_all = own_views(sources, {name: getattr(config.order, name) for name in VIEWS})
+    for number, source in enumerate(each):
+        yield dataclasses.replace(
+            config,
+            data_dir=os.fspath(source.data_dir),
+            order=dataclasses.replace(config.order, **{**for_all, **source.options}),
+            observed=config.observed and f"{config.observed}/source-{number}",
+            png=config.png and f"{config.png.removesuffix('.png')}-{number}.png",
+        )
 
 
 def _run(

@@ -51,17 +51,13 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
         return []
     augmented = dataclasses.replace(source.request, augment=recipe)
 
-    def check_keys() -> str:
-        with quiet.logs():  # each dataset compiles its own functions, about which TensorFlow warns
-            return _check_keys(source, epochs, topology)
-
-    def check_rows() -> str:
-        with quiet.logs():
-            return _check_rows(source, augmented, *epochs)
-
+    keys, rows = (
+        "every row's draws are made from the key of its seed, epoch and record",
+        f"a record is augmented anew in each epoch, and alike again in the same one ({recipe})",
+    )
     return [
-        ("every row's draws are made from the key of its seed, epoch and record", check_keys),
-        (f"a record is augmented anew in each epoch, and alike again in the same one ({recipe})", check_rows),
+        (keys, lambda: _check_keys(source, epochs, topology)),
+        (rows, lambda: _check_rows(source, augmented, *epochs)),
     ]
 
 
@@ -73,6 +69,7 @@ def _unmixed(request: Request) -> str:
     return "" if text.strip() == "none" else text.strip()
 
 
+@quiet.logs()  # each dataset compiles its own functions, about which TensorFlow warns
 def _check_keys(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology) -> str:
     count = 0
     for worker in sorted({0, topology.workers - 1}):
@@ -90,6 +87,7 @@ def _check_keys(source: ResolvedRequest, epochs: tuple[int, int], topology: Topo
     return f"{count_of(count, 'key')} compared, of epochs {epochs[0]} and {epochs[1]}"
 
 
+@quiet.logs()
 def _check_rows(source: ResolvedRequest, augmented: Request, epoch: int, other: int) -> str:
     first = _augmented(augmented, epoch, _BATCH)
     again = _augmented(augmented, epoch, _OTHER_BATCH)

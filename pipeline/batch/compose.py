@@ -29,7 +29,7 @@ from pipeline.decode.user import ParseJudge
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
-from pipeline.graph_calls import UserFunction, release_arrays
+from pipeline.graph_calls import UserFunction
 from pipeline.manifest.columns import ORIENTATION, Columns
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
@@ -38,7 +38,6 @@ from pipeline.order.shares import rows_in_blocks
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
-from pipeline.read.memory import Buffers
 from pipeline.read.records_reader import Judge, RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
@@ -223,8 +222,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     shards = Shards.found(data_dir, segments, corruption, cache)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)
     if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
-        columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
-        return columns, dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
+        return RowColumns(rows), dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
     for segment in segments if corruption.skips else ():
         if not segment.shard.is_seekable:
             kind = segment.shard.compression
@@ -234,8 +232,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
             )
     _check_first_record(resolved, shards)
     judge = judge_of(resolved) if corruption.skips else None
-    records = RecordsReader(shards, judge=judge)
-    return RecordColumns(records, Buffers(release_arrays), corruption.skips), batches
+    return RecordColumns(RecordsReader(shards, judge=judge)), batches
 
 
 def judge_of(resolved: ResolvedRequest) -> Judge:

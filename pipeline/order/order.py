@@ -25,8 +25,8 @@ from pipeline.order.sharding import (  # noqa: F401, some are re-exported
     check_streams,
     divisors,
 )
-from pipeline.order.shares import Segments, Shares, segments_before, segments_text, unit_of, with_unit
-from pipeline.order.views import Intervals, Times, covers, skipped_before, skips_text
+from pipeline.order.shares import Segments, Shares, segments_text, unit_of, with_unit
+from pipeline.order.views import Intervals, Times, covers, skips_text
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers do not help a job, and leave fewer divisors of G
@@ -167,9 +167,10 @@ def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) ->
 def _before(name: str, fields: dict[str, Any], step: int) -> str:
     """Returns, as text, the part of an `AHEAD` field before a step."""
     if name == _SKIPS:
-        return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
-    segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
-    return segments_text(segments_before(segments, step))
+        skips = ((int(first), min(int(stop), step)) for first, stop in fields.get(name, ()))
+        return skips_text(tuple(one for one in skips if one[0] < step))
+    segments = ((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
+    return segments_text(tuple(one for one in segments if one[0] < step))
 
 
 @dataclasses.dataclass(frozen=True)

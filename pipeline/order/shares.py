@@ -182,11 +182,6 @@ def unit_of(segments: Segments) -> int:
     return math.gcd(*(count for _, rows in segments for count in rows))
 
 
-def segments_before(segments: Segments, step: int) -> Segments:
-    """Returns the segments that begin before a step."""
-    return tuple(one for one in segments if one[0] < step)
-
-
 def with_unit(segments: Segments, unit: int, step: int) -> Segments | None:
     """Returns segments changed as little as possible, from a step on, to give the schedule a certain unit.
 

@@ -694,11 +694,6 @@ def checked_skips(given: Any) -> Intervals:
     return tuple(found)
 
 
-def skipped_before(skips: Intervals, step: int) -> Intervals:
-    """Returns the part of the skipped steps before a step."""
-    return tuple((first, min(stop, step)) for first, stop in skips if first < step)
-
-
 def skips_text(skips: Intervals) -> str:
     """Returns steps to skip in the form of the flag: `12300:12360,20000:20010`, or `none`."""
     return ",".join(f"{first}:{stop}" for first, stop in skips) or "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import crc32c
 import numpy as np
@@ -14,24 +14,12 @@ from numpy.typing import NDArray
 from pipeline.read import frames
 from pipeline.read.compressed import KEPT_BYTES, ForwardReader, MemberReader
 from pipeline.read.memory import aligned_matrix
-from pipeline.read.shards import Shards
+from pipeline.read.shards import ReadTask, Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing
 
 U8 = NDArray[np.uint8]
 _TASK = 4 << 20  # 4 MiB, per thread
-
-
-class _Task(NamedTuple):
-    """The records that a thread reads from one shard.
-
-    Attributes:
-      segment: segment of the shard.
-      runs: (first record of the shard, end) of one or more runs.
-    """
-
-    segment: int
-    runs: list[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +120,14 @@ class RecordsReader:
         Raises:
           DataError: as for `read`.
         """
-        task = _Task(segment, [(start, stop)])
+        task = ReadTask(segment, [(start, stop)])
         size, streamed = self._begun(task)
         memory = np.empty(size, np.uint8)
         bounds, good = self._fill(memory, task, streamed)
         places = zip(bounds.tolist(), good.tolist(), strict=True)
         return [memory[begin:end].tobytes() if is_good else None for (begin, end), is_good in places]
 
-    def _begun(self, task: _Task) -> tuple[int, list[bytes] | None]:
+    def _begun(self, task: ReadTask) -> tuple[int, list[bytes] | None]:
         """Returns the number of bytes that a task needs and, for a shard that can only be streamed, its records."""
         segment = task.segment
         if not self._is_seekable(segment):
@@ -148,7 +136,7 @@ class RecordsReader:
         return sum(self.offset(segment, stop) - self.offset(segment, start) for start, stop in task.runs), None
 
     def _fill(
-        self, memory: U8, task: _Task, streamed: list[bytes] | None
+        self, memory: U8, task: ReadTask, streamed: list[bytes] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Puts a task's records into memory; returns their bounds there, and a mask of good ones."""
         if streamed is None:
@@ -157,7 +145,7 @@ class RecordsReader:
         memory[:] = np.frombuffer(b"".join(streamed), np.uint8)
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1), np.ones(len(ends), bool)
 
-    def _checked(self, memory: U8, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _checked(self, memory: U8, task: ReadTask) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Reads a task's frames into memory and checks them; returns the same as `_fill`."""
         segment = task.segment
         numbers = np.concatenate([np.arange(*run) for run in task.runs])
@@ -176,14 +164,15 @@ class RecordsReader:
             self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), fault.text if fault else "")
             good[i] = False
         # The records are intact, but may be from another conversion, which only the manifest's CRCs reveal.
-        if not is_packed and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
+        shard = self.shards.segments[segment].shard
+        if shard.crcs_crc32c is None and not is_packed and good.all() and len(numbers) == shard.num_examples:
             self.shards.check_crc(segment, crc32c.crc32c(memory.data))
         else:
             self.sidecars.check_crcs(segment, numbers[good], crcs[good], begins[good])
         bounds = np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1)
         return bounds, good
 
-    def _judged(self, records: Records, tasks: list[_Task]) -> NDArray[np.bool_]:
+    def _judged(self, records: Records, tasks: list[ReadTask]) -> NDArray[np.bool_]:
         """Returns a mask of the tasks' records that are good and can be used, and reports the others."""
         judge, memory, good = self._judge, records.memory, records.good.copy()
         if judge is None:
@@ -209,7 +198,7 @@ class RecordsReader:
                 good[row] = False
         return good
 
-    def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _frames(self, task: ReadTask) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offset in the decompressed shard and the size of each of a task's frames."""
         if self._is_packed(task.segment):
             table = self.sidecars.members(task.segment)
@@ -219,7 +208,7 @@ class RecordsReader:
             ends = [offsets[start : stop + 1] for start, stop in task.runs]
         return np.concatenate([each[:-1] for each in ends]), np.concatenate([np.diff(each) for each in ends])
 
-    def _decompressed(self, memory: U8, task: _Task, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _decompressed(self, memory: U8, task: ReadTask, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Copies frames from members into the memory; returns a mask of frames whose member is not corrupt."""
         good, done = np.ones(len(places) - 1, bool), 0
         for run in task.runs:
@@ -242,7 +231,7 @@ class RecordsReader:
             return self.sidecars.members(segment).begin(record)
         return int(self.sidecars.offsets(segment)[record])
 
-    def _tasks(self, pieces: NDArray[np.int64]) -> list[_Task]:
+    def _tasks(self, pieces: NDArray[np.int64]) -> list[ReadTask]:
         """Returns tasks that together read the records of pieces in order."""
         parts: list[tuple[int, int, int]] = []
         for piece in pieces:
@@ -251,11 +240,11 @@ class RecordsReader:
                 parts += self._members.parts(piece[None])
             else:
                 parts += self.shards.parts(piece[None], None if is_packed else _TASK)
-        groups: list[list[tuple[int, int, int]]] = []
+        tasks: list[ReadTask] = []
         for is_packed, run in itertools.groupby(parts, lambda part: self._is_packed(part[0])):
             # A member is kept in memory for the thread that reads the rest of it.
-            groups += self.shards.together(list(run), 0 if is_packed else _TASK)
-        return [_Task(group[0][0], [(start, stop) for _, start, stop in group]) for group in groups]
+            tasks += self.shards.tasks(run, 0 if is_packed else _TASK)
+        return tasks
 
     def _is_seekable(self, segment: int) -> bool:
         return self.shards.segments[segment].shard.is_seekable

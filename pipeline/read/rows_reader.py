@@ -22,7 +22,7 @@ from pipeline.order.views import pieces_of
 from pipeline.read import frames
 from pipeline.read.compressed import MemberReader
 from pipeline.read.memory import aligned_matrix
-from pipeline.read.shards import Shards
+from pipeline.read.shards import ReadTask, Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing, tf_example
 from pipeline.records.tf_example import Layout
@@ -51,22 +51,6 @@ class Rows:
     labels: I64
     keys: NDArray[np.object_] | None
     good: NDArray[np.bool_]
-
-
-class _Task(NamedTuple):
-    """The records that a thread reads from one shard.
-
-    Attributes:
-      segment: segment of the shard.
-      size: number of records.
-      parts: (segment, first record of the shard, end) of each part.
-      numbers: record numbers to read one by one, in place of parts; int64 (size,).
-    """
-
-    segment: int
-    size: int
-    parts: list[tuple[int, int, int]]
-    numbers: I64 | None = None
 
 
 class _Block(NamedTuple):
@@ -169,12 +153,11 @@ class RowsReader:
             _copy(rows, other, np.flatnonzero(bad), with_good=False)
         return rows
 
-    def _tasks(self, pieces: I64) -> list[_Task]:
+    def _tasks(self, pieces: I64) -> list[ReadTask]:
         """Returns tasks that together read the records of pieces in order."""
         if self.members:
-            groups = self.shards.together(self.members.parts(pieces), 0)
-            return [_Task(group[0][0], sum(stop - start for _, start, stop in group), group) for group in groups]
-        tasks = []
+            return self.shards.tasks(self.members.parts(pieces), 0)
+        tasks: list[ReadTask] = []
         for run in np.split(pieces, np.flatnonzero(np.diff(pieces[:, 0])) + 1) if len(pieces) else []:
             segment, sizes = int(run[0, 0]), run[:, 2] - run[:, 1]
             taken, count = self.shards.segments[segment], int(sizes.sum())
@@ -183,13 +166,12 @@ class RowsReader:
                 numbers = np.repeat(run[:, 1] + sizes - np.cumsum(sizes), sizes) + np.arange(count) + taken.start
                 step = max(1, int(_TASK / of_record))
                 chosen = (numbers[at : at + step] for at in range(0, count, step))
-                tasks += [_Task(segment, len(each), [], each) for each in chosen]
+                tasks += [ReadTask(segment, [], each) for each in chosen]
             else:
-                groups = self.shards.together(self.shards.parts(run, _TASK), _TASK)
-                tasks += [_Task(segment, sum(stop - start for _, start, stop in group), group) for group in groups]
+                tasks += self.shards.tasks(self.shards.parts(run, _TASK), _TASK)
         return tasks
 
-    def _read_task(self, rows: Rows, task: _Task, row_of: I64) -> None:
+    def _read_task(self, rows: Rows, task: ReadTask, row_of: I64) -> None:
         """Reads records of one shard into their rows, a block at a time, and checks their CRCs."""
         done = 0
         for block in self._blocks(task):
@@ -201,9 +183,10 @@ class RowsReader:
             good, crcs = self._place(rows, block, block.frames, task.segment, to_rows)
             self.sidecars.check_crcs(task.segment, block.numbers[good], crcs[good], block.offsets[good])
 
-    def _blocks(self, task: _Task) -> Iterator[_Block]:
+    def _blocks(self, task: ReadTask) -> Iterator[_Block]:
         if self.members:
-            for run in itertools.chain.from_iterable(itertools.starmap(self.members.read, task.parts)):
+            found = (self.members.read(task.segment, *run) for run in task.runs)
+            for run in itertools.chain.from_iterable(found):
                 numbers = np.arange(run.first, run.first + len(run.begins) - 1)
                 data = None if run.frames is None else np.frombuffer(run.frames, np.uint8)
                 yield _Block(numbers, run.begins[:-1], run.begins, data)
@@ -211,8 +194,8 @@ class RowsReader:
         with self.shards.opened(task.segment) as file:
             if task.numbers is not None:
                 yield from self._scattered(file, task.segment, task.numbers)
-            for part in task.parts:
-                yield from self._consecutive(file, *part)
+            for part in task.runs:
+                yield from self._consecutive(file, task.segment, *part)
 
     def _scattered(self, file: OpenFile, segment: int, numbers: I64) -> Iterator[_Block]:
         begins = self._offsets(segment, numbers)

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,25 @@ def _check(file: StoragePath, shard: ShardInfo) -> Identity:
     return identity
 
 
+class ReadTask(NamedTuple):
+    """The records that a thread reads from one shard.
+
+    Attributes:
+      segment: segment of the shard.
+      runs: (first record of the shard, end) of one or more runs.
+      numbers: record numbers to read one by one, in place of runs; int64 (n,).
+    """
+
+    segment: int
+    runs: list[tuple[int, int]]
+    numbers: NDArray[np.int64] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return sum(stop - start for start, stop in self.runs) if self.numbers is None else len(self.numbers)
+
+
 @dataclasses.dataclass(frozen=True)
 class Shards:
     """The files of a selection.
@@ -247,23 +266,23 @@ class Shards:
             found += [(segment, at, min(at + step, end)) for at in range(first, end, step)]
         return found
 
-    def together(self, parts: list[tuple[int, int, int]], num_bytes: int) -> list[list[tuple[int, int, int]]]:
-        """Groups neighbouring parts of the same shard, up to `num_bytes` per group unless it is a single part.
+    def tasks(self, parts: Iterable[tuple[int, int, int]], num_bytes: int) -> list[ReadTask]:
+        """Returns tasks of neighbouring parts of the same shard, up to `num_bytes` unless it is a single part.
 
-        A thread opens the file once per group, which costs as much as reading some 100 KB.
+        A thread opens the file once per task, which costs as much as reading some 100 KB.
         """
-        groups: list[list[tuple[int, int, int]]] = []
-        size = 0  # of the last group
+        found: list[ReadTask] = []
+        size = 0  # of the last task
         for segment, start, stop in parts:
             shard = self.segments[segment].shard
             added = (stop - start) * shard.num_bytes // max(1, shard.num_examples)
-            if groups and groups[-1][0][0] == segment and size + added <= num_bytes:
-                groups[-1].append((segment, start, stop))
+            if found and found[-1].segment == segment and size + added <= num_bytes:
+                found[-1].runs.append((start, stop))
                 size += added
             else:
-                groups.append([(segment, start, stop)])
+                found.append(ReadTask(segment, [(start, stop)]))
                 size = added
-        return groups
+        return found
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
@@ -294,14 +313,6 @@ class Shards:
             if self.cache:
                 file = stack.enter_context(self.cache.opened(self.cache.entry(name, num_bytes, crc32c)))
             yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
-
-    def is_checked_whole(self, segment: int, records: int) -> bool:
-        """Returns whether to compare the file's CRC32C with the manifest when reading this many records.
-
-        True if they are all records of the shard, and the manifest has no list of record CRCs.
-        """
-        shard = self.segments[segment].shard
-        return shard.crcs_crc32c is None and records == shard.num_examples
 
     def check_same(self, segment: int, found: Identity) -> None:
         """Raises DataError if a segment's file has changed since the input was made; `found` is its identity now."""

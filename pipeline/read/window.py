@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.graph_calls import call_numpy
+from pipeline.graph_calls import call_numpy, release_arrays
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import ONCE, RowsReader
@@ -56,7 +56,10 @@ class LocalReader(WindowReader):
     """
 
     specs: dict[str, tf.TensorSpec]
-    shards: Shards
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards, self._buffers = shards, Buffers(release_arrays)
+        self._good = {GOOD: tf.TensorSpec([None], tf.bool)} if shards.corruption.skips else {}
 
     def arrays(
         self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
@@ -111,11 +114,12 @@ class RowColumns(LocalReader):
 
     assigns_rows: ClassVar[bool] = True
 
-    def __init__(self, reader: RowsReader, buffers: Buffers, with_good: bool) -> None:
-        self._reader, self._buffers, self.shards = reader, buffers, reader.shards
+    def __init__(self, reader: RowsReader) -> None:
+        super().__init__(reader.shards)
+        self._reader = reader
         self.specs = {"image": tf.TensorSpec([None, reader.pixels], tf.uint8)}
         self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
-        self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
+        self.specs |= {"label": tf.TensorSpec([None], tf.int64), **self._good}
 
     def arrays(
         self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
@@ -131,11 +135,12 @@ class RecordColumns(LocalReader):
 
     assigns_rows: ClassVar[bool] = False
 
-    def __init__(self, reader: RecordsReader, buffers: Buffers, with_good: bool) -> None:
-        self._reader, self._buffers, self.shards = reader, buffers, reader.shards
+    def __init__(self, reader: RecordsReader) -> None:
+        super().__init__(reader.shards)
+        self._reader = reader
         in_memory = {MEMORY: tf.TensorSpec([1, None], tf.uint8), BOUNDS: tf.TensorSpec([None, 2], tf.int64)}
         found = in_memory if operations.is_compiled() else {RECORD: tf.TensorSpec([None], tf.string)}
-        self.specs = {**found, **_good(with_good)}
+        self.specs = {**found, **self._good}
 
     def arrays(
         self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
@@ -147,10 +152,6 @@ class RecordColumns(LocalReader):
         if RECORD in self.specs:
             return {RECORD: found.as_bytes(), GOOD: found.good}
         return {MEMORY: found.memory, BOUNDS: found.bounds, GOOD: found.good}
-
-
-def _good(wanted: bool) -> dict[str, tf.TensorSpec]:
-    return {GOOD: tf.TensorSpec([None], tf.bool)} if wanted else {}
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:

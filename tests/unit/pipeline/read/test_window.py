@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from pipeline import input_fn, operations
 from pipeline.audit.contract import Contract
-from pipeline.batch import compose
 from pipeline.graph_calls import message_of_input, release_arrays
 from pipeline.read import frames
 from pipeline.read.memory import Buffers, aligned_matrix
@@ -40,7 +39,7 @@ def matrices(monkeypatch):
             given.append(weakref.ref(matrix))
             return matrix
 
-    monkeypatch.setattr(compose, "Buffers", Watched)
+    monkeypatch.setattr("pipeline.read.window.Buffers", Watched)
     return given
 
 
