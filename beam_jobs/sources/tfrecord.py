@@ -19,8 +19,8 @@ from beam_jobs.sources.record_files import RecordFile, RecordSource
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
-from pipeline.files.paths import StoragePath, each, path_of
-from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
+from pipeline.files.paths import StoragePath, each, path_of, with_version
+from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming, versions
 from pipeline.manifest.manifest import MASK, MOST_CLASSES
 from pipeline.records import schema, splits, tf_example
 from pipeline.records.labels import SeenLabels, beside
@@ -44,10 +44,13 @@ def open_source(options: SourceOptions) -> Source:
         raise UsageError(
             f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
         )
-    folder = path_of(options.source)
+    named, version = with_version(options.source)
+    if version is None or path_of(options.source).exists():  # a file may be called so
+        named, version = options.source, None
+    folder = path_of(named)
     splits.check_flag(options.split_column, options.dataset)
-    if (folder / naming.MANIFEST).exists():
-        made = manifest.load(folder)
+    if version is not None or (folder / naming.MANIFEST).exists():
+        made = manifest.load(folder if version is None else options.source)
         if made.has_images:
             return _open_ours(folder, made, options)
         # An index of arbitrary records: their content is inferred, but the split of each file is known.
@@ -76,12 +79,20 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
     """Returns {folder: manifest} of the converted data sets that files belong to; empty if all are other programs'.
 
     Raises:
-      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else.
+      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else;
+        or a file is of an older version of one.
     """
     found, listed = {}, set()
     for place in dict.fromkeys(path.parent for path in paths):
         if (place / naming.MANIFEST).exists() and (made := manifest.load(place)).has_images:
             shards = {place / shard.file for shard in made.shards}.intersection(paths)
+            older = {place / shard.file for one in versions.all_of(place) for shard in one.shards}.intersection(paths)
+            if stale := sorted(map(str, older - shards)):
+                raise DataError(
+                    f"is of an older version of {place}, whose labels may have been corrected since",
+                    path=stale[0],
+                    advice=f"give --source={place} for the newest, or {place}@VERSION",
+                )
             listed |= shards
             if shards:
                 found[place] = made
