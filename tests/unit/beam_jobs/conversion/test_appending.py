@@ -345,6 +345,26 @@ def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_num
     assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
+def test_numbers_of_classes_beside_names_are_told_and_names_that_differ_are_named(convert, tmp_path):
+    def flags(name, labels, *classes):
+        info = {"info": {"features": {"kind": {"_type": "ClassLabel", "names": classes}}}}
+        table = pa.table({"image": [picture(1)] * 2, "label": labels, "kind": [0, 1]})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / name)
+        return "--dataset=parquet", f"--source={tmp_path / name}", "--keep_columns=kind", "--append"
+
+    to = f"--data_dir={tmp_path / 'data'}"
+    assert convert(*flags("a.parquet", ["cat", "dog"], "x", "y")[:3], to).code == 0
+    refused = convert(*flags("b.parquet", ["cat", "dog"], "y", "x"), to)
+    assert (
+        "'kind' is int64 of 2 classes, x, y, in the data set and int64 of 2 classes, y, x, in the source" in refused.err
+    )
+    assert convert(*flags("b.parquet", ["cat", "dog"], "y", "x")[:3], f"--data_dir={tmp_path / 'other'}").code == 0
+    refused = convert("--dataset=tfrecord", f"--source={tmp_path}/*/*.tfrecord", f"--data_dir={tmp_path / 'joined'}")
+    assert "'kind' is int64 in data and int64 in other, of the classes x, y and y, x; " in refused.err
+    told = convert(*flags("b.parquet", [0, 1], "x", "y"), to)
+    assert "'0' = 2, '1' = 3\nwarning: classes of the source are numbers, those of the data set names; if 0" in told.out
+
+
 def test_a_column_that_pandas_made_floats_of_is_appended_as_what_it_was(convert, tmp_path):
     def flags(name, numbers, kept):
         pq.write_table(pa.table({"image": [picture(1)] * 2, "label": [0, 1], "age": numbers}), tmp_path / name)
