@@ -12,7 +12,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.selection import ImageOptions
 from beam_jobs.sources import transformed
 from beam_jobs.sources.appended import AppendedSource, added_classes
-from beam_jobs.sources.base import Source
+from beam_jobs.sources.base import Source, SourceOptions
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature, Manifest, PixelRule
@@ -125,6 +125,7 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     Raises:
       UsageError: features or labels of the source are not the data set's.
     """
+    _check_defaults(config, source, parent)
     stored = parent.features["image"].encoding
     if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":
         config = dataclasses.replace(config, image_encoding="jpeg" if stored == "jpeg" else "png")
@@ -132,6 +133,20 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     if config.image_encoding != "source" and not config.channels and channels in (1, 3):
         config = dataclasses.replace(config, channels=channels)
     return config, AppendedSource.of(source, parent)
+
+
+def _check_defaults(config: ConvertConfig, source: Source, parent: Manifest) -> None:
+    """Raises UsageError if the nulls of a kept column have a value in the data set, and none in the source.
+
+    An empty field of CSV would be a text of its own, beside the default of the rows that are there.
+    """
+    (takers,) = (field.metadata["takers"] for field in dataclasses.fields(SourceOptions) if field.name == "default")
+    for text in parent.options.get("default", ()) if config.dataset in takers else ():
+        name = next((name for name in source.features if text.startswith(f"{name}:")), None)
+        if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
+            raise UsageError(
+                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
+            )
 
 
 def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:

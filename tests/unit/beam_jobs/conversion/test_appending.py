@@ -345,6 +345,22 @@ def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_num
     assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
+def test_a_default_of_the_data_set_is_given_again(convert, tmp_path):
+    def flags(name, first):
+        for number in (first, first + 1):
+            (tmp_path / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / name).write_text(f"file_name,label,site\n{first}.png,x,\n{first + 1}.png,x,b\n")
+        return "--dataset=image_table", f"--source={tmp_path / name}", f"--data_dir={tmp_path / 'data'}"
+
+    kept = "--keep_columns=site"
+    assert convert(*flags("a.csv", 0), kept, "--default=site:none").code == 0
+    refused = convert(*flags("b.csv", 2), kept, "--append")
+    assert (refused.code, "by --default=site:none; give it again\n" in refused.err) == (2, True)
+    assert convert(*flags("b.csv", 2), kept, "--append", "--default=site:none").code == 0
+    found = [bytes(record["site"]) for record in RandomAccess(tmp_path / "data", "train")]
+    assert sorted(found) == [b"b", b"b", b"none", b"none"]
+
+
 def test_numbers_of_classes_beside_names_are_told_and_names_that_differ_are_named(convert, tmp_path):
     def flags(name, labels, *classes):
         info = {"info": {"features": {"kind": {"_type": "ClassLabel", "names": classes}}}}
