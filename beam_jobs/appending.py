@@ -6,6 +6,7 @@ A version of a data set is read like any other: its records are alike, whichever
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from beam_jobs.config import ConvertConfig
@@ -92,7 +93,19 @@ def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list
             f"note: --group_by={config.group_by} holds for the new rows; those that are there were not dealt by it, so "
             "a group that is among them, too, may be in two splits"
         )
+    key = parent.options.get("key_column")
+    if key and not config.key_column and config.dataset in _takers("key_column"):
+        found.append(
+            f"warning: the data set has keys of --key_column={key}, and the new rows those of their places, by which "
+            f"rows that are there are not found; --key_column={key} compares them"
+        )
     return found
+
+
+def _takers(option: str) -> Collection[str]:
+    """Returns the data sets that take an option of sources."""
+    (takers,) = (field.metadata["takers"] for field in dataclasses.fields(SourceOptions) if field.name == option)
+    return takers  # type: ignore[no-any-return]
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:
@@ -140,8 +153,7 @@ def _check_defaults(config: ConvertConfig, source: Source, parent: Manifest) -> 
 
     An empty field of CSV would be a text of its own, beside the default of the rows that are there.
     """
-    (takers,) = (field.metadata["takers"] for field in dataclasses.fields(SourceOptions) if field.name == "default")
-    for text in parent.options.get("default", ()) if config.dataset in takers else ():
+    for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
         name = next((name for name in source.features if text.startswith(f"{name}:")), None)
         if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
             raise UsageError(

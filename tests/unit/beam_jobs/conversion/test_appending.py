@@ -345,6 +345,16 @@ def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_num
     assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
+def test_keys_of_another_kind_than_those_of_the_data_set_are_told(convert, tmp_path):
+    source = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": [picture(1)] * 2, "label": [0, 1], "id": [7, 8]}), source)
+    flags = ["--dataset=parquet", f"--source={source}", f"--data_dir={tmp_path / 'data'}"]
+    assert convert(*flags, "--key_column=id").code == 0
+    assert "the data set has the keys of all 2 rows" in convert(*flags, "--append", "--key_column=id").err
+    told = convert(*flags, "--append")
+    assert "warning: the data set has keys of --key_column=id, and the new rows those of their places" in told.out
+
+
 def test_a_default_of_the_data_set_is_given_again(convert, tmp_path):
     def flags(name, first):
         for number in (first, first + 1):
