@@ -6,13 +6,14 @@ A version of a data set is read like any other: its records are alike, whichever
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.selection import ImageOptions
 from beam_jobs.sources import transformed
 from beam_jobs.sources.appended import AppendedSource, added_classes
-from beam_jobs.sources.base import Source
+from beam_jobs.sources.base import Source, SourceOptions
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature, Manifest, PixelRule
@@ -92,7 +93,19 @@ def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list
             f"note: --group_by={config.group_by} holds for the new rows; those that are there were not dealt by it, so "
             "a group that is among them, too, may be in two splits"
         )
+    key = parent.options.get("key_column")
+    if key and not config.key_column and config.dataset in _takers("key_column"):
+        found.append(
+            f"warning: the data set has keys of --key_column={key}, and the new rows those of their places, by which "
+            f"rows that are there are not found; --key_column={key} compares them"
+        )
     return found
+
+
+def _takers(option: str) -> Collection[str]:
+    """Returns the data sets that take an option of sources."""
+    (takers,) = (field.metadata["takers"] for field in dataclasses.fields(SourceOptions) if field.name == option)
+    return takers  # type: ignore[no-any-return]
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:
@@ -125,6 +138,7 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     Raises:
       UsageError: features or labels of the source are not the data set's.
     """
+    _check_defaults(config, source, parent)
     stored = parent.features["image"].encoding
     if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":
         config = dataclasses.replace(config, image_encoding="jpeg" if stored == "jpeg" else "png")
@@ -132,6 +146,19 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     if config.image_encoding != "source" and not config.channels and channels in (1, 3):
         config = dataclasses.replace(config, channels=channels)
     return config, AppendedSource.of(source, parent)
+
+
+def _check_defaults(config: ConvertConfig, source: Source, parent: Manifest) -> None:
+    """Raises UsageError if the nulls of a kept column have a value in the data set, and none in the source.
+
+    An empty field of CSV would be a text of its own, beside the default of the rows that are there.
+    """
+    for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
+        name = next((name for name in source.features if text.startswith(f"{name}:")), None)
+        if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
+            raise UsageError(
+                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
+            )
 
 
 def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:

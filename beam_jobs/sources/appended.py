@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, Source
 from beam_jobs.sources.known_keys import KeyTable, KnownKey
-from pipeline.commands.text import some_of
+from pipeline.commands.text import count_of, some_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest
@@ -145,7 +145,8 @@ def _check_features(source: Source, parent: Manifest) -> None:
 def _words(feature: Feature | None) -> str:
     if feature is None:
         return "missing"
-    classes = f" of {len(feature.class_names)} classes" if feature.class_names else ""
+    count, named = len(feature.class_names), some_of(list(feature.class_names), _MOST_CLASSES)
+    classes = f" of {count_of(count, 'class', 'classes')}, {named}," if count else ""
     if not feature.convention:
         return f"{feature}{classes}"
     fill = f", filled with {feature.fill}" if feature.fill else ""
@@ -173,6 +174,11 @@ def added_classes(source: Source, parent: Manifest) -> list[str]:
         if shown:
             behind = "that the data set does not have, behind those that it has"
             found.append(f"note: {what} {behind}: {some_of(shown, _MOST_CLASSES)}")
+        if shown and there and all(map(str.isdecimal, names[len(there) :])) and not any(map(str.isdecimal, there)):
+            found.append(
+                f"warning: {what} of the source are numbers, those of the data set names; if {names[len(there)]} is "
+                f"one of these, such as {there[0]!r}, convert a source with names"
+            )
         found += [
             f"note: {what} {one!r} and {other!r} differ only in case"
             for one, other in labels.alike(names, ignore_case=True)

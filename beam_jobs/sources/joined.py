@@ -139,11 +139,12 @@ def _check_alike(root: StoragePath, one: tuple[str, Source], other: tuple[str, S
     different = _features(source) ^ _features(another)
     if different:
         feature = min(each for each, _ in different)
-        forms = [f"{each.features.get(feature, 'missing')}" for each in (source, another)]
-        is_same = forms[0] == forms[1]  # but for the names of its classes
+        here, there = (each.features.get(feature) for each in (source, another))
+        problem = f"the feature {feature!r} is {here or 'missing'} in {first} and {there or 'missing'} in {name}"
+        if here and there and here.class_names != there.class_names:
+            problem += f", of the classes {', '.join(here.class_names)} and {', '.join(there.class_names)}"
         raise DataError(
-            f"the feature {feature!r} is not the same in {first} and {name}"
-            + f": {' and '.join(forms)}" * (not is_same),
+            problem,
             path=root,
             advice="convert one of them again, with the same --keep_columns and types (NAME:float32)",
         )

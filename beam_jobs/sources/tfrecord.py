@@ -19,7 +19,7 @@ from beam_jobs.sources.record_files import RecordFile, RecordSource
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
-from pipeline.files.paths import StoragePath, each, path_of
+from pipeline.files.paths import StoragePath, each, path_of, with_version
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming, versions
 from pipeline.manifest.manifest import MASK, MOST_CLASSES
 from pipeline.records import schema, splits, tf_example
@@ -41,10 +41,13 @@ def open_source(options: SourceOptions) -> Source:
       UsageError: a flag does not fit the source.
       DataError: a file is missing, cut short, corrupt or cannot be read.
     """
-    folder = path_of(options.source)
+    named, version = with_version(options.source)
+    if version is None or path_of(options.source).exists():  # a file may be called so
+        named, version = options.source, None
+    folder = path_of(named)
     splits.check_flag(options.split_column, options.dataset)
-    if (folder / naming.MANIFEST).exists():
-        made = manifest.load(folder)
+    if version is not None or (folder / naming.MANIFEST).exists():
+        made = manifest.load(folder if version is None else options.source)
         if made.has_images:
             return _open_ours(folder, made, options)
         # An index of arbitrary records: their content is inferred, but the split of each file is known.
@@ -74,23 +77,22 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
 
     Raises:
       DataError: only some of the files belong to one: labels, keys and class names of the others mean something else;
-        or a file belongs to an earlier version of one alone.
+        or a file is of an older version of one.
     """
     found, listed = {}, set()
     for place in dict.fromkeys(path.parent for path in paths):
         if (place / naming.MANIFEST).exists() and (made := manifest.load(place)).has_images:
             shards = {place / shard.file for shard in made.shards}.intersection(paths)
+            older = {place / shard.file for one in versions.all_of(place) for shard in one.shards}.intersection(paths)
+            if stale := sorted(map(str, older - shards)):
+                raise DataError(
+                    f"is of an older version of {place}, whose labels may have been corrected since",
+                    path=stale[0],
+                    advice=f"give --source={place} for the newest, or {place}@VERSION",
+                )
             listed |= shards
             if shards:
                 found[place] = made
-            # Read as another program's, records that an edit has replaced would bring back their old labels.
-            older = {place / shard.file for version in versions.older_in(place) for shard in version.shards}
-            if replaced := min(older.intersection(paths) - shards, key=str, default=None):
-                raise DataError(
-                    f"holds records as they were before the newest version of the data set in {place}",
-                    path=replaced,
-                    advice=f"give the folder, --source={place}, whose newest version is read",
-                )
     strange = next((path for path in paths if path not in listed), None)
     if found and strange is not None:
         raise DataError(

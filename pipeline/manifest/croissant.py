@@ -211,7 +211,7 @@ def _distribution(made: Manifest, text: bytes) -> Iterator[Node]:
             "@id": _shards_of(split),
             "description": f"shards: {len(info.shards)}, bytes: {info.num_bytes}",
             "encodingFormat": [_TFRECORD, *(_PACKED[packing] for packing in packings)],
-            "includes": _patterns(split, info),
+            "includes": _patterns(made, split, info),
         }
         if made.columns:
             yield {
@@ -226,10 +226,13 @@ def _distribution(made: Manifest, text: bytes) -> Iterator[Node]:
             }
 
 
-def _patterns(split: str, info: SplitInfo) -> list[str]:
-    """Returns one pattern for a conversion's shards, else the name of each file."""
+def _patterns(made: Manifest, split: str, info: SplitInfo) -> list[str]:
+    """Returns one pattern for a conversion's shards, else the name of each file.
+
+    Beside those of a later version may lie shards of older ones, which an edit has replaced.
+    """
     named = [naming.parse_shard_name(shard.file) for shard in info.shards]
-    if all(found and found[0] == split for found in named):
+    if made.version == 1 and all(found and found[0] == split for found in named):
         return [f"{split}-*.tfrecord*"]
     return [glob.escape(shard.file) for shard in info.shards]
 

@@ -92,20 +92,6 @@ def test_killed_at_any_change_of_a_deletion_the_same_command_finishes(moment, ed
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
 
 
-def test_a_shard_that_an_edit_has_replaced_is_not_converted_as_another_programs(edited, tmp_path):
-    """By its name alone, or among others: its labels are those before the edit."""
-    data = edited / "set"
-    newest = {shard.file for shard in manifest.load(data).shards}
-    replaced = min(shard.file for shard in manifest.load(f"{data}@1").shards if shard.file not in newest)
-    for pattern in (replaced, "train-*"):
-        flags = ["--dataset=tfrecord", f"--source={data / pattern}", f"--data_dir={tmp_path / 'out'}"]
-        process = forked.Process(["-m", "beam_jobs.convert", *flags])
-        _, said = process.communicate()
-        assert process.returncode == 1
-        assert f"{data / replaced}: holds records as they were before the newest version of the data set in" in said
-        assert f"give the folder, --source={data}, whose newest version is read" in said
-
-
 def test_bytes_of_deleted_records_are_in_no_file(edited):
     for key in GONE:
         for content in bytes_of(f"{edited / 'old'}@1", key):

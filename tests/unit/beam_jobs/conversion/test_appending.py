@@ -345,6 +345,52 @@ def test_a_number_that_is_no_class_is_an_invalid_row_where_classes_get_other_num
     assert manifest.load(tmp_path / "data").splits["train"].num_rejects == 1
 
 
+def test_keys_of_another_kind_than_those_of_the_data_set_are_told(convert, tmp_path):
+    source = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": [picture(1)] * 2, "label": [0, 1], "id": [7, 8]}), source)
+    flags = ["--dataset=parquet", f"--source={source}", f"--data_dir={tmp_path / 'data'}"]
+    assert convert(*flags, "--key_column=id").code == 0
+    assert "the data set has the keys of all 2 rows" in convert(*flags, "--append", "--key_column=id").err
+    told = convert(*flags, "--append")
+    assert "warning: the data set has keys of --key_column=id, and the new rows those of their places" in told.out
+
+
+def test_a_default_of_the_data_set_is_given_again(convert, tmp_path):
+    def flags(name, first):
+        for number in (first, first + 1):
+            (tmp_path / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / name).write_text(f"file_name,label,site\n{first}.png,x,\n{first + 1}.png,x,b\n")
+        return "--dataset=image_table", f"--source={tmp_path / name}", f"--data_dir={tmp_path / 'data'}"
+
+    kept = "--keep_columns=site"
+    assert convert(*flags("a.csv", 0), kept, "--default=site:none").code == 0
+    refused = convert(*flags("b.csv", 2), kept, "--append")
+    assert (refused.code, "by --default=site:none; give it again\n" in refused.err) == (2, True)
+    assert convert(*flags("b.csv", 2), kept, "--append", "--default=site:none").code == 0
+    found = [bytes(record["site"]) for record in RandomAccess(tmp_path / "data", "train")]
+    assert sorted(found) == [b"b", b"b", b"none", b"none"]
+
+
+def test_numbers_of_classes_beside_names_are_told_and_names_that_differ_are_named(convert, tmp_path):
+    def flags(name, labels, *classes):
+        info = {"info": {"features": {"kind": {"_type": "ClassLabel", "names": classes}}}}
+        table = pa.table({"image": [picture(1)] * 2, "label": labels, "kind": [0, 1]})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / name)
+        return "--dataset=parquet", f"--source={tmp_path / name}", "--keep_columns=kind", "--append"
+
+    to = f"--data_dir={tmp_path / 'data'}"
+    assert convert(*flags("a.parquet", ["cat", "dog"], "x", "y")[:3], to).code == 0
+    refused = convert(*flags("b.parquet", ["cat", "dog"], "y", "x"), to)
+    assert (
+        "'kind' is int64 of 2 classes, x, y, in the data set and int64 of 2 classes, y, x, in the source" in refused.err
+    )
+    assert convert(*flags("b.parquet", ["cat", "dog"], "y", "x")[:3], f"--data_dir={tmp_path / 'other'}").code == 0
+    refused = convert("--dataset=tfrecord", f"--source={tmp_path}/*/*.tfrecord", f"--data_dir={tmp_path / 'joined'}")
+    assert "'kind' is int64 in data and int64 in other, of the classes x, y and y, x; " in refused.err
+    told = convert(*flags("b.parquet", [0, 1], "x", "y"), to)
+    assert "'0' = 2, '1' = 3\nwarning: classes of the source are numbers, those of the data set names; if 0" in told.out
+
+
 def test_a_column_that_pandas_made_floats_of_is_appended_as_what_it_was(convert, tmp_path):
     def flags(name, numbers, kept):
         pq.write_table(pa.table({"image": [picture(1)] * 2, "label": [0, 1], "age": numbers}), tmp_path / name)

@@ -17,6 +17,7 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.inspect.__main__ import main as inspect
 from pipeline.manifest import croissant, naming, versions
 from pipeline.read.statistics import entropy
+from tests.converting import convert_in_process
 from tests.unit.beam_jobs.conversion.test_appending import files_of, write_images
 
 STATISTICS = ("image_mean", "image_std", "class_names")
@@ -102,10 +103,30 @@ def test_labels_are_set_and_other_shards_stay(data, edit, tmp_path, monkeypatch)
     assert "<dt>version 2</dt><dd>labels set: 2</dd>" in (data / naming.CARD).read_text()
     assert (made.image_mean, made.image_std) == (first.image_mean, first.image_std)
 
+    described = {node["@id"]: node for node in json.loads(after[naming.CROISSANT])["distribution"]}
+    assert described["train-shards"]["includes"] == wanted  # the pattern train-* has shards of version 1, too
+
     again = files_of(data)
     code, out, err = edit(data, f"--set_labels={tmp_path / 'labels.csv'}")
     assert (code, out, err) == (0, f"{data}: its newest version has these edits; nothing to do\n", "")
     assert files_of(data) == again
+
+
+def test_a_version_is_a_source_and_shards_of_an_older_one_are_not_taken_for_the_newest(data, edit, tmp_path):
+    edit(data, f"--set_labels={table(tmp_path / 'labels.csv', ['train/cat/0.png,dog'])}")
+    for version, label in ((1, 0), (2, 1)):
+        copy = tmp_path / f"copy{version}"
+        convert_in_process("--dataset=tfrecord", f"--source={data}@{version}", f"--data_dir={copy}")
+        found = labels_of(copy)
+        assert (len(found), found["train/cat/0.png"]) == (12, label)
+    (old,) = {shard.file for shard in manifest.load(f"{data}@1").shards} - {s.file for s in manifest.load(data).shards}
+    for source in ("train-*", old):
+        with pytest.raises(
+            DataError, match=f"{old}: is of an older version of {data}, .*; give --source={data} for the"
+        ):
+            convert_in_process("--dataset=tfrecord", f"--source={data}/{source}", f"--data_dir={tmp_path}/none")
+    with pytest.raises(DataError, match="has no version 3; it has 1 "):
+        convert_in_process("--dataset=tfrecord", f"--source={data}@3", f"--data_dir={tmp_path}/none")
 
 
 def keys_of_shard(data, shard):

@@ -349,7 +349,11 @@ NOT_UTF8 = STREAM.getvalue().replace(b"?.png", b"\xe4.png")
             '{"path": "a.png", "label": 1}\n{"path": "b.png", "label": "x"}\n',
             "row 1: .*'label' has 'x'.* int",
         ),
-        ("a.jsonl", '{"path": "a.png", "label": 99999999999999999999}\n', "rows 0 to 0: column 'label'"),
+        (
+            "a.jsonl",
+            '{"path": "a.png", "label": 99999999999999999999}\n',
+            "row 0: column 'label' has 99999999999999999999, which int64 does not hold",
+        ),
         ("a.jsonl", b'{"file_name": "a\xff.png", "label": 1}\n', "line 1: is not JSON .* in UTF-8"),
         ("a.parquet", "x", "cannot be read as Parquet"),
         ("a.parquet", NOT_UTF8, r"row 0: column 'file' has b'\\xe4.png', which is not UTF-8 text"),
