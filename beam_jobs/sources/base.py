@@ -387,8 +387,8 @@ class Source(abc.ABC):
     @classmethod
     def like(cls, other: Source, **own: Any) -> Self:
         """Returns a source with the fields of another one, but for its own."""
-        shared = {field.name: getattr(other, field.name) for field in dataclasses.fields(Source)}
-        return cls(**shared | own)
+        names = {field.name for field in dataclasses.fields(Source)} - own.keys()
+        return cls(**{name: getattr(other, name) for name in names}, **own)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows in each unit of random access (a row group, a file) of a split, int64 (n,).
