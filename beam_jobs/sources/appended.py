@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -147,6 +148,13 @@ def _alike(name: str, feature: Feature | None) -> Feature | None:
     return dataclasses.replace(feature, shape=(), class_names=names)
 
 
+def behind(what: str, there: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns a line about the names that come behind those that a data set has; empty if there are none."""
+    shown = [f"{name!r} = {number}" for number, name in enumerate(names)][len(there) :]
+    listed = some_of(shown, _MOST_CLASSES)
+    return [f"note: {what} that the data set does not have, behind those that it has: {listed}"] if shown else []
+
+
 def added_classes(source: Source, parent: Manifest) -> list[str]:
     """Returns lines about the classes that a data set gets by an append; empty if it has them all."""
     of_boxes = source.features.get(BOX_LABELS)
@@ -156,10 +164,7 @@ def added_classes(source: Source, parent: Manifest) -> list[str]:
     ]
     found = []
     for what, there, names in filter(None, pairs):
-        shown = [f"{name!r} = {number}" for number, name in enumerate(names) if number >= len(there)]
-        if shown:
-            behind = "that the data set does not have, behind those that it has"
-            found.append(f"note: {what} {behind}: {some_of(shown, _MOST_CLASSES)}")
+        found += behind(what, there, names)
         found += [
             f"note: {what} {one!r} and {other!r} differ only in case"
             for one, other in labels.alike(names, ignore_case=True)

@@ -70,14 +70,6 @@ def open_source(options: SourceOptions) -> PathSource:
     for line in _notes(scan, table):
         print(f"{folder}: {line}", file=sys.stderr, flush=True)
     labels.say_alike(table.class_names, folder)
-    if inner := _folders_of_only_class(table):
-        names = f"{text(inner[0])!r}, {text(inner[1])!r}"
-        print(
-            f"{folder}: all images are of one class, {table.class_names[0]!r}; if its folders ({names}, ...) are the "
-            "classes, give that folder as --source",
-            file=sys.stderr,
-            flush=True,
-        )
     by_split = {split: [text(name)] for split, name in scan.folders.items()}
     again = functools.partial(_table, folder, options.follow_links, options.splits)
     source = image_files.source_of(options.dataset, table, by_split, again)
@@ -89,7 +81,7 @@ def _table(folder: str, follow_links: bool, wanted: Sequence[str]) -> PathTable:
 
 
 def _notes(scan: _Scan, table: PathTable) -> Iterator[str]:
-    """Yields what to tell the user about files that are not read."""
+    """Yields what to tell the user about files that are not read, and folders that may be classes."""
     if scan.ignored:
         yield _skipped(scan.ignored)
     if len(scan.folders) == 1 and (lists := _lists_of_splits(os.fsencode(str(table.folder)))):
@@ -97,6 +89,12 @@ def _notes(scan: _Scan, table: PathTable) -> Iterator[str]:
         yield (
             f"{', '.join(lists)} may list splits, but are not read: all images are of {split!r}; "
             "a table with a column of splits keeps them apart (--dataset=image_table)"
+        )
+    if inner := _folders_of_only_class(table):
+        names = f"{text(inner[0])!r}, {text(inner[1])!r}"
+        yield (
+            f"all images are of one class, {table.class_names[0]!r}; if its folders ({names}, ...) are the classes, "
+            "give that folder as --source"
         )
 
 
