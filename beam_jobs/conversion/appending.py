@@ -13,7 +13,7 @@ from beam_jobs.appending import notes_about
 from beam_jobs.conversion import job
 from beam_jobs.plan import Plan
 from beam_jobs.report import card
-from beam_jobs.report.summary import summary
+from beam_jobs.report.summary import kept_version, summary
 from beam_jobs.shards import keys
 from beam_jobs.sink import Sink
 from beam_jobs.sink.present import appended_before, existing_manifest, notes
@@ -123,6 +123,5 @@ def _lines(sink: Sink, made: Manifest, parent: Manifest) -> Iterator[str]:
             f"({', '.join(missing)}): their values came from a file or function, which the new rows lack; to add them: "
             f"{add}"
         )
-    old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
-    yield f"version {parent.version} stays: {old}; runs that began on it resume on it, and move with --data_dir={new}"
+    yield kept_version(sink.shown, parent, made)
     yield from (f"note: {note}" for note in notes(sink.data_dir, made))

@@ -9,22 +9,21 @@ from collections.abc import Iterator, Sequence
 
 from beam_jobs import flag_values
 from beam_jobs.report import card
-from beam_jobs.report.summary import by_size
+from beam_jobs.report.summary import by_size, kept_version
 from beam_jobs.shards import edited
 from beam_jobs.shards.edited import Edits, Label, Places
 from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import notes
 from beam_jobs.sources import label_table
+from beam_jobs.sources.appended import behind
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.commands.flags import check_all, flag
-from pipeline.commands.text import count_of, size_of, some_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, reason_of, to_run
 from pipeline.files.paths import path_of, with_version
-from pipeline.files.remote import in_command
 from pipeline.manifest import Manifest, naming, versions
 
-_MOST_CLASSES = 8  # in a line
 _SECRET = "..."  # in the card, in place of keys
 
 
@@ -169,10 +168,7 @@ def _places(sink: Sink, parent: Manifest, edits: Edits) -> Places | None:
 def _plan_lines(sink: Sink, parent: Manifest, edits: Edits, places: Places) -> Iterator[str]:
     shards = f"{len(places.names(parent)):,} of {count_of(len(parent.shards), 'shard')} to write again"
     yield f"{sink.shown}: version {parent.version + 1}: {places.edit}; {shards}"
-    added = [f"{name!r} = {number}" for number, name in enumerate(edits.class_names)][len(parent.class_names) :]
-    if added:
-        shown = some_of(added, _MOST_CLASSES)
-        yield f"note: classes that the data set does not have, behind those that it has: {shown}"
+    yield from behind("classes", parent.class_names, edits.class_names)
     if places.removed:
         after = dataclasses.replace(parent, edit=places.edit)
         gone = [str(made.version) for made in versions.all_of(sink.data_dir) if after.has_deleted(made)]
@@ -194,8 +190,7 @@ def _result_lines(sink: Sink, made: Manifest, parent: Manifest | None, edits: Ed
             left += ", and so are older versions of objects, if the bucket keeps them"
         yield f"deleted: no file of the data set in {sink.shown} holds them any more; {left}"
     elif parent:
-        old, new = (in_command(f"{sink.shown.rstrip('/')}@{one.version}") for one in (parent, made))
-        yield f"version {parent.version} stays: {old}; runs that began on it resume on it, and move by --data_dir={new}"
+        yield kept_version(sink.shown, parent, made)
 
 
 def _shown_arguments(config: EditConfig) -> list[str]:

@@ -289,5 +289,11 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     ]
 
 
+def kept_version(data_dir: str, parent: Manifest, made: Manifest) -> str:
+    """Returns a line about the version that a new one follows."""
+    old, new = (remote.in_command(f"{data_dir.rstrip('/')}@{one.version}") for one in (parent, made))
+    return f"version {parent.version} stays: {old}; runs that began on it resume on it, and move by --data_dir={new}"
+
+
 def _inside(data_dir: str, name: str) -> str:
     return f"{data_dir.rstrip('/')}/{name}"

@@ -143,7 +143,6 @@ def table_of(
             for kind in [_TYPES[feature.dtype]]
         },
     }
-    kind_of_label, _ = label_kind(placed)
     sizes, times = _status(root, [row.path for row in rows])
     if not (sizes >= 0).any():
         problem = f"{shown(rows[0].path)}: no such file; none of {count_of(len(rows), 'image')} has a file in {root}"
@@ -153,7 +152,7 @@ def table_of(
         folder=folder,
         files=files,
         data=pa.table(data),
-        columns=Columns(IMAGE, False, "", kind_of_label, "", tuple(kept.items()), placed=tuple(placed)),
+        columns=Columns(IMAGE, False, "", label_kind(placed), "", tuple(kept.items()), placed=tuple(placed)),
         class_names=class_names,
         images=AnnotatedFiles(
             *(IMAGE, os.fsencode(str(root)), paths, sizes, times),

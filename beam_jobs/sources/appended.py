@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -161,6 +162,13 @@ def _alike(name: str, feature: Feature | None) -> Feature | None:
     return dataclasses.replace(feature, shape=(), class_names=names)
 
 
+def behind(what: str, there: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns a line about the names that come behind those that a data set has; empty if there are none."""
+    shown = [f"{name!r} = {number}" for number, name in enumerate(names)][len(there) :]
+    listed = some_of(shown, _MOST_CLASSES)
+    return [f"note: {what} that the data set does not have, behind those that it has: {listed}"] if shown else []
+
+
 def added_classes(source: Source, parent: Manifest) -> list[str]:
     """Returns lines about the classes that a data set gets by an append; empty if it has them all."""
     of_boxes = source.features.get(BOX_LABELS)
@@ -170,13 +178,11 @@ def added_classes(source: Source, parent: Manifest) -> list[str]:
     ]
     found = []
     for what, there, names in filter(None, pairs):
-        shown = [f"{name!r} = {number}" for number, name in enumerate(names) if number >= len(there)]
-        if shown:
-            behind = "that the data set does not have, behind those that it has"
-            found.append(f"note: {what} {behind}: {some_of(shown, _MOST_CLASSES)}")
-        if shown and there and all(map(str.isdecimal, names[len(there) :])) and not any(map(str.isdecimal, there)):
+        found += behind(what, there, names)
+        new = names[len(there) :]
+        if new and there and all(map(str.isdecimal, new)) and not any(map(str.isdecimal, there)):
             found.append(
-                f"warning: {what} of the source are numbers, those of the data set names; if {names[len(there)]} is "
+                f"warning: {what} of the source are numbers, those of the data set names; if {new[0]} is "
                 f"one of these, such as {there[0]!r}, convert a source with names"
             )
         found += [

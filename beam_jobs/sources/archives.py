@@ -50,7 +50,6 @@ _PROBLEMS = {
 _UTF_8, _DOS = "utf-8", "cp437"  # encodings of names in zips
 _HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and of more
 _NO_CRC = -1
-_AGAIN = "get the file again"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -295,7 +294,7 @@ def _advice(stream: IO[bytes], is_zip: bool) -> str:
         return "it is a zip: call it .zip"
     if start[257:262] == b"ustar" and is_zip:
         return "it is a tar: call it .tar"
-    return _AGAIN
+    return "get the file again"
 
 
 def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
@@ -317,7 +316,7 @@ def _check_end(path: bytes, end: int, stream: IO[bytes]) -> None:
     stream.seek(end)
     rest = stream.read(_MAX_REST + 1)
     if len(rest) < _BLOCK:
-        raise DataError("is cut short: the mark at its end is missing", path=os.fsdecode(path), advice=_AGAIN)
+        raise streams.damaged(os.fsdecode(path), "is cut short: the mark at its end is missing")
     if len(rest) > _MAX_REST or rest.strip(b"\0"):
         problem = f"has more after its end, at byte {end:,}: another tar, or a part that was not copied"
         raise DataError(problem, path=os.fsdecode(path), advice="get the file again, or pack the files again")

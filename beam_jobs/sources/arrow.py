@@ -38,7 +38,6 @@ _MARK = 0xFFFFFFFF
 _MAX_METADATA = 64 << 20  # 64 MiB
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"  # of save_to_disk
-_AGAIN = "get the file again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
             raise DataError("is Feather version 1", path=path, advice=advice)
         is_stream = not start.startswith(_MAGIC)
         if not is_stream and stream.read_at(len(_MAGIC), size - len(_MAGIC)) != _MAGIC:
-            raise DataError("is cut short: it does not end as an Arrow file does", path=path, advice=_AGAIN)
+            raise streams.damaged(path, "is cut short: it does not end as an Arrow file does")
         schema, has_dictionaries, batches = None, False, []
         for kind, offset, length, rows in _messages(path, stream, 0 if is_stream else _START, size):
             if schema is None:
@@ -169,7 +168,7 @@ def _messages(path: StoragePath, stream: pa.NativeFile, at: int, size: int) -> I
     while True:
         prefix = stream.read_at(_PREFIX.size, at)
         if len(prefix) < _PREFIX.size:
-            raise DataError("is cut short: the mark at the end is missing", path=path, advice=_AGAIN)
+            raise streams.damaged(path, "is cut short: the mark at the end is missing")
         mark, length = _PREFIX.unpack(prefix)
         if mark == _MARK and length == 0:
             return
@@ -178,13 +177,13 @@ def _messages(path: StoragePath, stream: pa.NativeFile, at: int, size: int) -> I
         try:
             kind, rows, body = _header(stream.read_at(length, at + _PREFIX.size))
         except (struct.error, IndexError):
-            raise DataError(f"its message at byte {at:,} is corrupt", path=path, advice=_AGAIN) from None
+            raise streams.damaged(path, f"its message at byte {at:,} is corrupt") from None
         total = _PREFIX.size + length + body
         if body < 0 or rows < 0:
-            raise DataError(f"its message at byte {at:,} is corrupt", path=path, advice=_AGAIN)
+            raise streams.damaged(path, f"its message at byte {at:,} is corrupt")
         if at + total > size:
             problem = f"is cut short: its message at byte {at:,} has {count_of(total, 'byte')}, the file {size:,}"
-            raise DataError(problem, path=path, advice=_AGAIN)
+            raise streams.damaged(path, problem)
         yield kind, at, total, rows
         at += total
 
@@ -263,7 +262,7 @@ def _of_dict(
             advice = "rename it and save again; a name has letters, digits and _ only, and val is validation"
             raise DataError(problem, path=folder / _DICT, advice=advice)
         if name not in files:
-            raise DataError(f"has no files of split {name!r}, which {_DICT} lists", path=folder, advice=_AGAIN)
+            raise streams.damaged(folder, f"has no files of split {name!r}, which {_DICT} lists")
         found[split] = files[name]
     return {split: found[split] for split in splits.among(splits.in_order(found), wanted)}
 
@@ -280,7 +279,7 @@ def _listed(folder: StoragePath, parent: str, state: dict[str, Any]) -> list[str
         raise DataError(problem, path=place / _STATE, advice="call flatten_indices() before save_to_disk")
     for name in names:
         if not (place / name).exists():
-            raise DataError(f"is missing; {_STATE} lists it", path=place / name, advice=_AGAIN)
+            raise streams.damaged(place / name, f"is missing; {_STATE} lists it")
     return [f"{parent}/{name}" if parent else name for name in names]
 
 
@@ -296,5 +295,5 @@ def _json(path: StoragePath) -> dict[str, Any]:
         try:
             found = json.loads(stream.read())
         except (ValueError, RecursionError):
-            raise DataError("is not JSON", path=path, advice=_AGAIN) from None
+            raise streams.damaged(path, "is not JSON") from None
     return found if isinstance(found, dict) else {}

@@ -266,11 +266,8 @@ def _checked(
         records = _unpickled(handle, where, labels) if layout.is_pickled else handle
         size = streams.size(records)
     if not size or size % length:
-        raise DataError(
-            f"has {count_of(size, 'byte')}, not a whole number of {length}-byte records",
-            path=where,
-            advice="get the file again",
-        )
+        problem = f"has {count_of(size, 'byte')}, not a whole number of {length}-byte records"
+        raise streams.damaged(where, problem)
     shape = (size // length, length)
     sha256 = hashlib.sha256()
     with streams.errors_of(known.path):
@@ -294,11 +291,8 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
     try:
         pixels = array.values() if isinstance(array, Array) else np.empty(0, np.uint8)
     except (ValueError, TypeError):
-        raise DataError(
-            f"its data has {count_of(len(array.data), 'byte')}, not those of its shape",
-            path=where,
-            advice="get the file again",
-        ) from None
+        problem = f"its data has {count_of(len(array.data), 'byte')}, not those of its shape"
+        raise streams.damaged(where, problem) from None
     if pixels.shape != expected or any(len(column) != len(pixels) for column in columns):
         lengths = " and ".join(count_of(len(column), "label") for column in columns)
         raise DataError(f"its data is {pixels.shape} for {lengths}; must be uint8 {expected}", path=where)
@@ -373,11 +367,7 @@ def load_pickle(handle: IO[bytes], where: str) -> Any:
         except Exception:  # the machine's operations check little, and some are missing
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
-    raise DataError(
-        f"is not a pickle of this data set: {reason}, before byte {at} of {size}",
-        path=where,
-        advice="get the file again",
-    )
+    raise streams.damaged(where, f"is not a pickle of this data set: {reason}, before byte {at} of {size}")
 
 
 class _Counted(io.BufferedReader):

@@ -179,7 +179,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     image, label = options.image_column, options.label_column
     nested = _check_image(path, schema, image, are_paths)
     placed = placed_columns.choose(path, schema, options, are_paths)
-    label_kind, has_lists = _label_kind(path, schema, options) if label else placed_columns.label_kind(placed)
+    label_kind, has_lists = placed_columns.label_kind(placed), False
+    if label:
+        label_kind, has_lists = _label_kind(path, schema, options)
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     kept: list[tuple[str, Feature]] = []

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base
-from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, DealtSource, Files, Source, SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 
@@ -22,38 +22,25 @@ _SIDE, _SMALL_SIDE, _SMALL_MAX = 28, 8, 16
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DigitsSource(Source):
-    """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key.
-
-    Attributes:
-      num_rows: number of digits in all splits.
-    """
-
-    num_rows: int
-
-    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        return self._array.hashes(0, self._array.num_rows)[self._rows(split)[start:stop]]
-
-    def where(self, split: str, row: int) -> tuple[str, int]:
-        return self._array.where(int(self._rows(split)[row]))
+    """scikit-learn's digits, upscaled to MNIST's 28x28x1, in one split."""
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split. Keys hold row numbers in scikit-learn's array."""
         pixels, labels = _load()
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")
-        chosen = self._rows(split)[rows]
-        return Block(upscale(pixels[chosen])[..., None], labels[chosen], self._array.keys(chosen))
+        return Block(upscale(pixels[rows])[..., None], labels[rows], self.parts[split].keys(rows))
 
-    @property
-    def _array(self) -> Files:
-        return Files((_FILE,), (self.num_rows,))
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DealtDigits(DealtSource):
+    """The digits, split 80/20 by a hash of the key."""
 
     def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows_of_split(self._array.num_rows)[split]
+        return _rows_of_split(sum(self.inner.splits.values()))[split]
 
 
 @SOURCES.named("digits", packages=("sklearn",))
-def open_source(options: SourceOptions) -> DigitsSource:
+def open_source(options: SourceOptions) -> DealtDigits:
     """Opens the digits of the installed scikit-learn.
 
     Raises:
@@ -62,15 +49,16 @@ def open_source(options: SourceOptions) -> DigitsSource:
     if options.source:
         raise UsageError(f"--source={options.source}: {options.dataset} comes with scikit-learn and takes no --source")
     pixels, labels = _load()
-    splits = {split: len(rows) for split, rows in _rows_of_split(len(labels)).items()}
-    return DigitsSource(
+    parts = {"all": Files((_FILE,), (len(labels),))}
+    whole = DigitsSource(
         dataset=options.dataset,
         class_names=tuple(string.digits),
         files=(_describe(pixels, labels),),
-        splits=splits,
+        splits=base.rows_of(parts, _FILE),
         image_shape=(_SIDE, _SIDE, 1),
-        num_rows=len(labels),
+        parts=parts,
     )
+    return DealtDigits.of(whole, {split: len(rows) for split, rows in _rows_of_split(len(labels)).items()})
 
 
 def upscale(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

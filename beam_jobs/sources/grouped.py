@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs import flag_values
-from beam_jobs.sources import base, columns, defaults
+from beam_jobs.sources import base, columns, defaults, streams
 from beam_jobs.sources import table as tables
 from beam_jobs.sources.arrow_types import class_names
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
@@ -133,11 +133,8 @@ class OpenFile(abc.ABC):
                     batch = batch.append_column(pa.field(name, value.type), pa.repeat(value, len(batch)))
                 yield defaults.filled(batch, self.fills)
         if read != rows:
-            raise DataError(
-                f"row group {group}: has {count_of(read, 'row')}, but the file says {rows:,}",
-                path=self.path,
-                advice="get the file again",
-            )
+            problem = f"row group {group}: has {count_of(read, 'row')}, but the file says {rows:,}"
+            raise streams.damaged(self.path, problem)
 
     def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
         """Adds the file and the row group to pyarrow's errors."""

@@ -70,14 +70,6 @@ def open_source(options: SourceOptions) -> PathSource:
     for line in _notes(scan, table):
         print(f"{folder}: {line}", file=sys.stderr, flush=True)
     labels.say_alike(table.class_names, folder)
-    if inner := _folders_of_only_class(table):
-        names = f"{text(inner[0])!r}, {text(inner[1])!r}"
-        print(
-            f"{folder}: all images are of one class, {table.class_names[0]!r}; if its folders ({names}, ...) are the "
-            "classes, give that folder as --source",
-            file=sys.stderr,
-            flush=True,
-        )
     by_split = {split: [text(name)] for split, name in scan.folders.items()}
     again = functools.partial(_table, folder, options.follow_links, options.splits)
     source = image_files.source_of(options.dataset, table, by_split, again)
@@ -89,7 +81,7 @@ def _table(folder: str, follow_links: bool, wanted: Sequence[str]) -> PathTable:
 
 
 def _notes(scan: _Scan, table: PathTable) -> Iterator[str]:
-    """Yields what to tell the user about files that are not read."""
+    """Yields what to tell the user about files that are not read, and folders that may be classes."""
     if scan.ignored:
         yield _skipped(scan.ignored)
     if len(scan.folders) == 1 and (lists := _lists_of_splits(os.fsencode(str(table.folder)))):
@@ -97,6 +89,12 @@ def _notes(scan: _Scan, table: PathTable) -> Iterator[str]:
         yield (
             f"{', '.join(lists)} may list splits, but are not read: all images are of {split!r}; "
             "a table with a column of splits keeps them apart (--dataset=image_table)"
+        )
+    if inner := _folders_of_only_class(table):
+        names = f"{text(inner[0])!r}, {text(inner[1])!r}"
+        yield (
+            f"all images are of one class, {table.class_names[0]!r}; if its folders ({names}, ...) are the classes, "
+            "give that folder as --source"
         )
 
 
@@ -180,11 +178,7 @@ class _Scan:
         names = [name.encode() for name in labels.in_order(name.decode() for name in set().union(*classes.values()))]
         if not names:
             self._check_links()
-            raise DataError(
-                "has no class folders; images are expected as class/file.png",
-                path=text(self._root),
-                advice=self._advice(),
-            )
+            raise self._error("has no class folders; images are expected as class/file.png", self._advice())
         self._check_names_differ(classes)
         images = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_links()
@@ -217,13 +211,9 @@ class _Scan:
             return {splits.TRAIN: b""}
         if len(known) < len(names) and not self._wanted:
             other = next(name for name in names if name not in known)
+            there = f"split folders ({', '.join(map(text, known))}) next to {text(other)!r}"
             advice = f"if they are no classes, --splits={','.join(splits.in_order(set(known.values())))} leaves it out"
-            raise DataError(
-                f"has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
-                "they classes? move one kind elsewhere",
-                path=text(self._root),
-                advice=advice,
-            )
+            raise self._error(f"has {there}; are they classes? move one kind elsewhere", advice)
         found: dict[str, list[bytes]] = {}
         in_order = [*splits.SPLIT_OF_WORD]
         for name in sorted(known, key=lambda name: (word := text(name).lower()) in in_order and in_order.index(word)):
@@ -232,11 +222,7 @@ class _Scan:
         for split in chosen:
             if len(found[split]) > 1:
                 one, other, *_ = found[split]
-                raise DataError(
-                    f"{text(one)!r} and {text(other)!r} are both split {split!r}",
-                    path=text(self._root),
-                    advice="join them",
-                )
+                raise self._error(f"{text(one)!r} and {text(other)!r} are both split {split!r}", "join them")
         return {split: found[split][0] for split in chosen}
 
     def _is_nested(self, name: bytes) -> bool:
@@ -337,9 +323,7 @@ class _Scan:
             pairs = [pair for pair in in_case if not any(set(pair) <= names for names in by_split)]
         for pair in pairs:
             names = " and ".join(map(ascii, pair))
-            raise DataError(
-                f"the class folders {names} {problem}", path=text(self._root), advice="join them, or rename one"
-            )
+            raise self._error(f"the class folders {names} {problem}", "join them, or rename one")
 
     def _check_levels(self, names: Sequence[bytes], images: pa.Table) -> None:
         """Raises DataError if split folders were taken for classes, or class folders for folders inside one class."""
@@ -350,11 +334,8 @@ class _Scan:
                 if rows and all(path.as_py().count(b"/") > 1 for path in paths.slice(rows.start, len(rows))):
                     rows_shown = rows.start, 0 if rows.start else rows.stop
                     split, other = (repr(text(paths[row].as_py())) for row in rows_shown)
-                    raise DataError(
-                        f"{split} is split/class/file by the name of its folder, {other} is not",
-                        path=text(self._root),
-                        advice="put all images at one level",
-                    )
+                    problem = f"{split} is split/class/file by the name of its folder, {other} is not"
+                    raise self._error(problem, "put all images at one level")
         inner: dict[str, bytes] = {}  # {split: an image below a folder with its name inside a class}
         for word, split in splits.SPLIT_OF_WORD.items():
             found = pc.match_substring_regex(paths, f"^[^/]+/(split=)?{word}/", ignore_case=True)
@@ -363,11 +344,11 @@ class _Scan:
         if len(inner) > 1:
             pair = " and ".join(repr(text(path)) for path in list(inner.values())[:2])
             only = f"; give --source={text(os.path.join(self._root, *names))}" if len(names) == 1 else ""
-            raise DataError(
-                f"{pair} are of different splits, inside a class",
-                path=text(self._root),
-                advice=f"images are expected as split/class/file.png{only}",
-            )
+            advice = f"images are expected as split/class/file.png{only}"
+            raise self._error(f"{pair} are of different splits, inside a class", advice)
+
+    def _error(self, problem: str, advice: str) -> DataError:
+        return DataError(problem, path=text(self._root), advice=advice)
 
     def _check_links(self) -> None:
         for path, problem in self._refused.items():
@@ -380,8 +361,8 @@ class _Scan:
         empty += [f"split {split!r}" for split, images in found.items() if not len(images)]
         if empty:
             others = f"; {_skipped(self.ignored)}" if self.ignored else ""
-            error = DataError(f"{empty[0]} has no image{others}", path=text(self._root))
-            raise error.advised("remove it, or put images there").advised(self._advice())
+            error = self._error(f"{empty[0]} has no image{others}", "remove it, or put images there")
+            raise error.advised(self._advice())
 
     def _advice(self) -> str:
         """Returns advice on converting the other files if they look like a data set; else ""."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from beam_jobs.sources import archives, columns, defaults, image_files, listing, loaded, streams
 from beam_jobs.sources import table as tables
@@ -157,17 +156,17 @@ def scanned(
     tables.check_exact(rows, chosen)
     chosen = tables.with_box_classes(rows, chosen, options.na_is_class)
     root, before, after = _image_dir(folder, "image_dir", options.image_dir)
-    found = _Finder(root, before, after, options.follow_links)
-    paths, sizes, times = _look_up(rows, used.image_column, bool(used.image_dir), found)
-    codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
+    finder = _Finder(root, before, after, options.follow_links)
+    images = _look_up(rows, used.image_column, bool(used.image_dir), finder)
+    codes = images.paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered in order of appearance
     table = PathTable(
         folder=folder,
         files=rows.files,
-        data=rows.replaced(chosen.image, pa.chunked_array([paths])).data,
+        data=rows.replaced(chosen.image, pa.chunked_array([images.paths])).data,
         columns=chosen,
         class_names=names or tables.class_names(rows, chosen, named, used.na_is_class),
-        images=FileColumn(chosen.image, os.fsencode(root), paths, sizes, times),
-        again=(np.diff(np.maximum.accumulate(codes), prepend=-1) == 0) & (sizes != UNNAMED),
+        images=images,
+        again=(np.diff(np.maximum.accumulate(codes), prepend=-1) == 0) & (images.sizes != UNNAMED),
         origin=(files, options),
         masks=_masks(rows, folder, options, root),
     )
@@ -178,10 +177,9 @@ def _masks(rows: LoadedTable, folder: LocalPath, options: SourceOptions, root: s
     """Returns the files of masks that the rows name; None if no column has any."""
     if not options.mask_column:
         return None
-    own, before, after = _image_dir(folder, "mask_dir", options.mask_dir) if options.mask_dir else (root, b"", b"")
+    own = _image_dir(folder, "mask_dir", options.mask_dir) if options.mask_dir else (root, b"", b"")
     is_given = bool(options.mask_dir or options.image_dir)
-    found = _look_up(rows, options.mask_column, is_given, _Finder(own, before, after, options.follow_links))
-    return FileColumn(options.mask_column, os.fsencode(own), *found)
+    return _look_up(rows, options.mask_column, is_given, _Finder(*own, options.follow_links))
 
 
 def _read(
@@ -322,9 +320,9 @@ class _Finder:
     """Looks up the files that paths name."""
 
     def __init__(self, root: str, before: bytes, after: bytes, follows_links: bool) -> None:
-        self._root, self._before, self._after, self._follows_links = os.fsencode(root), before, after, follows_links
-        self._below = os.path.join(self._root, b"")
-        self._real_root = os.path.join(os.path.realpath(self._root), b"")
+        self.root, self._before, self._after, self._follows_links = os.fsencode(root), before, after, follows_links
+        self._below = os.path.join(self.root, b"")
+        self._real_root = os.path.join(os.path.realpath(self.root), b"")
         self._is_inside = functools.lru_cache(maxsize=_BLOCK)(self._leads_inside)  # once per folder, not per file
 
     def find(self, folder: bytes, name: str | None) -> tuple[bytes | None, int, int]:
@@ -341,7 +339,7 @@ class _Finder:
             return name if name is None else b"", UNNAMED, 0
         written = name.strip().encode()
         for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as written, or a Windows path
-            path = os.path.normpath(os.path.join(self._root, folder, self._before + form + self._after))
+            path = os.path.normpath(os.path.join(self.root, folder, self._before + form + self._after))
             place, member = archives.parted(path)
             with streams.errors_of(shown(place)):
                 status, is_link = _status(place)
@@ -353,7 +351,7 @@ class _Finder:
             return inside, MISSING, 0
         if not self._follows_links and not self._is_of_root(place, is_link):
             return path, OUTSIDE, 0
-        key = inside if inside != path else os.path.relpath(path, self._root)
+        key = inside if inside != path else os.path.relpath(path, self.root)
         if member:
             return key, size, status.st_mtime_ns
         return (key, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (key, IRREGULAR, 0)
@@ -389,10 +387,8 @@ def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
         raise
 
 
-def _look_up(
-    rows: LoadedTable, name: str, is_below_root: bool, finder: _Finder
-) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (paths, sizes, times) of the files that a column names, as in `FileColumn`.
+def _look_up(rows: LoadedTable, name: str, is_below_root: bool, finder: _Finder) -> FileColumn:
+    """Returns the files that a column names.
 
     Args:
       rows: the table.
@@ -415,7 +411,7 @@ def _look_up(
                 raise rows.refused(start + row, f"{shown(paths[row])} is not in the folder of the images", advice)
             found.append(pa.array(paths, pa.large_binary()))
         first += count
-    return pa.concat_arrays(found), sizes, times
+    return FileColumn(name, finder.root, pa.concat_arrays(found), sizes, times)
 
 
 def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:

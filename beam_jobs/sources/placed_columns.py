@@ -129,9 +129,9 @@ def check_needs(options: SourceOptions) -> None:
             raise UsageError(f"--{flag}={getattr(options, flag)}: needs --{needed}=NAME")
 
 
-def label_kind(placed: Sequence[PlacedColumn]) -> tuple[str, bool]:
-    """Returns the kind of the labels of a table without a column of them, and whether there is a list of them."""
-    return ("boxes" if any(each.name == BOX_LABELS for each in placed) else "none"), False
+def label_kind(placed: Sequence[PlacedColumn]) -> str:
+    """Returns the kind of the labels of a table without a column of them."""
+    return "boxes" if any(each.name == BOX_LABELS for each in placed) else "none"
 
 
 def _given(options: SourceOptions) -> Iterator[tuple[str, str, str]]:

@@ -243,7 +243,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
                                 raise DataError(f"holds {member[1]} twice", path=path)
                             found[member] = _spool(tar, info, path)
         except tarfile.TarError as error:
-            raise DataError(f"is not a whole tar archive ({error})", path=path, advice="get the file again") from None
+            raise streams.damaged(path, f"is not a whole tar archive ({error})") from None
     return found
 
 
@@ -277,7 +277,7 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
     stream: Any = tar.extractfile(member)  # not None: it is a regular file
     handle = streams.spool(streams.blocks(stream, member.size))
     if streams.size(handle) != member.size:
-        raise DataError(f"is cut short inside {member.name}", path=path, advice="get the file again")
+        raise streams.damaged(path, f"is cut short inside {member.name}")
     return handle
 
 
@@ -294,7 +294,7 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
                 for name in names:
                     _write_member(opened, path, f"{folder}/{name}", target / name)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"is not a whole .zip ({error})", path=path, advice="get the file again") from None
+            raise streams.damaged(path, f"is not a whole .zip ({error})") from None
 
 
 def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:

@@ -38,9 +38,9 @@ def errors_of(path: object) -> Iterator[None]:
     except DataError:
         raise
     except EOFError:
-        raise DataError("its gzip data is cut short", path=path, advice="get the file again") from None
+        raise damaged(path, "its gzip data is cut short") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"its gzip data is corrupt ({error})", path=path, advice="get the file again") from None
+        raise damaged(path, f"its gzip data is corrupt ({error})") from None
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except OSError as error:
@@ -80,14 +80,18 @@ def changed(where: object, how: str = "") -> DataError:
     return DataError(f"changed while it was being converted{how}", path=where, advice="run the conversion again")
 
 
-def open_plain(path: StoragePath | str) -> IO[bytes]:
+def damaged(where: object, problem: str) -> DataError:
+    """Returns an error about a file that is not as its maker wrote it."""
+    return DataError(problem, path=where, advice="get the file again")
+
+
+def open_plain(path: StoragePath) -> IO[bytes]:
     """Opens a file without decompression, unbuffered.
 
     Raises:
       DataError: it is missing, not a regular file, or unreadable.
     """
     with errors_of(path):
-        path = LocalPath(path) if isinstance(path, str) else path
         if not path.is_remote and path.exists() and not os.path.isfile(str(path)):
             raise DataError("is not a regular file", path=path)  # opening a named pipe would block forever
         return path.open("rb", buffering=0)

@@ -128,13 +128,13 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     config, beam_arguments, flags = commandline.parse_known(
         command, description, ValidateConfig, argv, others=entry.check_beam_flags
     )
-    place, version = paths.with_version(config.data_dir)
-    data_dir = paths.path_of(place)
-    shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without the parts of a URL that may be secret
-    content = manifests.load(config.data_dir if version else data_dir)
+    data_dir, content, shown = _found(config.data_dir)
     if config.card and not versions.is_newest(data_dir, content):
+        place, _ = paths.with_version(config.data_dir)
         raise UsageError(f"--card with {shown}: the card of an older version stays as it was written; give {place}")
-    other = _other(config) if config.compare else None
+    other = Other(*_found(config.compare), config.most_drift) if config.compare else None
+    if other:
+        other.manifest.require_images()
     if config.deep or config.card or other:
         content.require_images()
     commandline.require("apache_beam", *(["imagehash"] if config.near else []))
@@ -220,13 +220,12 @@ def count(report: Report, content: Manifest) -> str:
     return f"{count_of(report.num_problems, 'problem')} in {where}"
 
 
-def _other(config: ValidateConfig) -> Other:
-    """Returns the data set of --compare."""
-    place, version = paths.with_version(config.compare)
+def _found(given: str) -> tuple[StoragePath, Manifest, str]:
+    """Returns the folder, the manifest and the name for messages of a data set, or of a version, that a flag names."""
+    place, version = paths.with_version(given)
     data_dir = paths.path_of(place)
-    found = manifests.load(config.compare if version else data_dir)
-    found.require_images()
-    return Other(data_dir, found, str(data_dir) if data_dir.is_remote else config.compare, config.most_drift)
+    shown = str(data_dir) if data_dir.is_remote else given  # without the parts of a URL that may be secret
+    return data_dir, manifests.load(given if version else data_dir), shown
 
 
 def _run(

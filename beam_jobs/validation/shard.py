@@ -501,17 +501,16 @@ class ExampleCheck:
             is_class = "label" in self._classes
             code = label_code(int(label[0]) if is_class else label)
             code = NO_LABEL_CODE if is_class and label[0] == NO_LABEL else code
+        pixels = self._pixels
         if self._raw_shape:
-            data = found["image"][0]
-            exact = self.images.add(data, self._raw_shape, number, code)
+            pixels = np.frombuffer(found["image"][0], np.uint8).reshape(self._raw_shape)
+        elif pixels is not None:
+            self._add_mean(float(pixels.mean()), number)
+            self._report.sides.add(side_of(*pixels.shape[:2]), self._report.shard, number)
+        if pixels is not None:
+            exact = self.images.add(pixels, number, code)
             if self.perceived:
-                self.perceived.add(np.frombuffer(data, np.uint8).reshape(self._raw_shape), exact, number)
-        elif self._pixels is not None:
-            exact = self.images.add(self._pixels.tobytes(), self._pixels.shape, number, code)
-            if self.perceived:
-                self.perceived.add(self._pixels, exact, number)
-            self._add_mean(float(self._pixels.mean()), number)
-            self._report.sides.add(side_of(*self._pixels.shape[:2]), self._report.shard, number)
+                self.perceived.add(pixels, exact, number)
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
         if problem := tf_example.problem_of(feature, values):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import crc32c
@@ -68,16 +68,16 @@ class Hashed:
         self._hashes = bytearray()
         self._records, self._labels = array("I"), array("I")
 
-    def add(self, pixels: bytes, shape: Sequence[int], record: int, label: int) -> bytes:
+    def add(self, pixels: NDArray[np.uint8], record: int, label: int) -> bytes:
         """Adds an image, and returns its hash.
 
         Args:
-          pixels: row-major uint8.
-          shape: (height, width, channels).
+          pixels: uint8 (height, width, channels).
           record: number of the record in the shard.
           label: `label_code` of its label; `NO_LABEL_CODE` if it has none.
         """
-        digest = hashlib.blake2b(pixels, digest_size=_HASH_BYTES, person=",".join(map(str, shape)).encode()[:16])
+        shape = ",".join(map(str, pixels.shape)).encode()[:16]
+        digest = hashlib.blake2b(pixels.tobytes(), digest_size=_HASH_BYTES, person=shape)
         self._hashes += digest.digest()
         self._records.append(record)
         self._labels.append(label)

@@ -33,7 +33,7 @@ def hashed(shard, images, labels=None):
     found = twins.Hashed(shard)
     for record, image in enumerate(images):
         label = twins.NO_LABEL_CODE if labels is None else twins.label_code(labels[record])
-        found.add(bytes([image, 7]), (1, 2, 1), record, label)
+        found.add(np.array([image, 7], np.uint8).reshape(1, 2, 1), record, label)
     return list(found.groups())
 
 
@@ -82,7 +82,7 @@ def test_equal_images_are_counted_within_and_across_splits(seed):
 def test_images_of_one_content_and_two_shapes_differ():
     found = twins.Hashed(0)
     for record, shape in enumerate([(1, 2, 1), (2, 1, 1), (1, 2, 1)]):
-        found.add(b"ab", shape, record, 1)
+        found.add(np.array([1, 2], np.uint8).reshape(shape), record, 1)
     (pair,) = all_twins(found.groups()).pairs
     assert (pair.first, pair.second) == ((0, 0), (0, 2))
 
