@@ -20,7 +20,7 @@ from pipeline.manifest import Feature, Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
 _DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
-_ENCODINGS = {"any": ("png", "jpeg")}  # of stored images: values of --image_encoding
+_ENCODINGS = {"any": ("png", "jpeg")}  # stored encoding to values of --image_encoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Base:
 
 
 def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
-    """Returns the options of an append: those of the data set where none are given.
+    """Returns the options of an append; options that are not given are the data set's.
 
     Raises:
       UsageError: no conversion made the data set, or an option differs from its own.
@@ -109,7 +109,7 @@ def _takers(option: str) -> Collection[str]:
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:
-    """Returns the seed that dealt the groups of a data set to splits, by which those of new rows find the same ones.
+    """Returns the seed that assigned the data set's groups to splits, so that new rows of a group join its split.
 
     Raises:
       UsageError: an option would deal them otherwise; or what was dealt depended on the other rows.
@@ -162,7 +162,7 @@ def _check_defaults(config: ConvertConfig, source: Source, parent: Manifest) -> 
 
 
 def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
-    """Returns the options for storing images as a data set does.
+    """Returns the image options under which a data set was stored.
 
     Raises:
       UsageError: it has images of another size, or other pixels by the rule of an earlier release.

@@ -41,7 +41,7 @@ _BLOCK = 1 << 20  # rows hashed at a time in larger splits
 _CHUNKS, _WITHIN_SHARD = 1, 2  # keys of the other permutations
 _SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
 _MANY_SHARDS = 64
-_SAMPLED_ROWS = 16  # of a split
+_SAMPLED_ROWS = 16  # rows per split
 _MOST_CHANNELS = 4  # grey or colour, with or without transparency
 _SAMPLED_CHUNKS = 3  # the first, the middle one and the last
 _MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # for timing the work on the sample
@@ -102,7 +102,7 @@ class Plan:
         """SHA-256, hexadecimal, of everything that shapes the bytes: plans with equal digests write equal shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
-        own = dataclasses.replace(self.sample.images, like=None)  # which the base decides
+        own = dataclasses.replace(self.sample.images, like=None)  # the base decides on it
         images = [*dataclasses.astuple(own)[:-1], self.config.compression]
         if self.pixel_rule is not None:
             images.append(dataclasses.astuple(self.pixel_rule))

@@ -23,7 +23,7 @@ EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same comma
 _SUBCOMMANDS = (pair.partition("=") for pair in os.environ.get("STEPFEED_COMMANDS", "").split(";") if pair)
 SUBCOMMANDS: dict[str, str] = {module: name for module, _, name in _SUBCOMMANDS}
 _MOST_LISTED = 20  # names in one line
-_MOST_CHARACTERS = 300  # of a TensorFlow message
+_MOST_CHARACTERS = 300  # characters shown of a TensorFlow message
 _MOST_OF_REASON = 400  # characters of a system or store message: without Java, HDFS lists 100 folders
 _TOO_LARGE = os.strerror(errno.EFBIG)
 _REMEDIES = {  # {system's reason: what to do}
@@ -41,7 +41,7 @@ _LOCATES = re.compile(
 )
 _ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # item of a list: `  (0) ABORTED:  text`
 _NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # nodes and compiled functions
-_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, if there is one
+_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # codes of errors that others cause
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # in Keras' messages
 # Keras' lines before the message itself.
 _CALLING = ("Exception encountered when calling ", "Could not automatically infer the ", "Error encountered:")

@@ -37,7 +37,7 @@ _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 _CHANNELS |= dict.fromkeys(_SIXTEEN_BITS, 1)
 _SUBFILE, _BITS, _PHOTOMETRIC, _DNG = 254, 258, 262, 50706  # tags of TIFF
-_TURNS = {  # by EXIF orientation, as in Pillow's ImageOps.exif_transpose
+_TURNS = {  # Pillow's transpositions by EXIF orientation, as in its ImageOps.exif_transpose
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
     4: PIL.Image.Transpose.FLIP_TOP_BOTTOM,

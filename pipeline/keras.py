@@ -96,7 +96,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         if after and int(optimizer.iterations.numpy()):
             raise UsageError("has the optimizer of the compile before; compile it with a new one", argument="model")
         self._firsts: list[int] = [*after._firsts, after.step] if after else [0]  # the step at which each compile began
-        self._end: int | None = None  # of this compile, if another one has begun
+        self._end: int | None = None  # step at which this compile ended, once another one has begun
         optimizer.build(model.trainable_variables)  # its slots, so that they can be restored
         self._fitted, self._iterations, self._spec, self._every = model, optimizer.iterations, spec, every
         self._optimizer = type(optimizer).__name__

@@ -26,7 +26,7 @@ _CONFIG, _ORDER = "config.yaml", "order.json"
 
 @dataclasses.dataclass(frozen=True)
 class InputFlags:
-    """Which examples are in which batch. Flags that are None are those of the run, where --model_dir names one."""
+    """Which examples are in which batch. Flags that are None come from the run that --model_dir names, if any."""
 
     split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train", meaning=_ON_SHEET)
     # At most 16.7 million rows per step, more images than any memory holds.
@@ -87,7 +87,7 @@ class InputFlags:
 
 @dataclasses.dataclass(frozen=True)
 class OrderFlags(InputFlags):
-    """Which examples are trained on. Flags that are None are those of the run, where --model_dir names one."""
+    """Which examples are trained on. Flags that are None come from the run that --model_dir names, if any."""
 
     skip_steps: str | None = flag(None, "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)")
 

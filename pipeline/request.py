@@ -31,8 +31,8 @@ from pipeline.order.sharding import (
 from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
 from pipeline.order.views import LABEL, View, Where, checked_skips
 
-UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by name
-UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by name
+UserAugment: TypeAlias = Callable[..., Any]  # takes (images, keys), and training by name
+UserParse: TypeAlias = Callable[..., Any]  # takes serialized records, and keys and training by name
 Size: TypeAlias = "str | int | tuple[int, int] | None"
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -41,7 +41,7 @@ First = TypeVar("First")
 
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # policies for corrupt records
-MOST_COPIES = 1024  # of an image; each copy is augmented by its own ops
+MOST_COPIES = 1024  # copies per image; each copy is augmented by its own ops
 MAX_CORRUPT = 100  # most records to skip
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # places to augment
 AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
@@ -265,7 +265,7 @@ class Request(JobOptions):
             raise UsageError(f"features={self.features!r}: must be a sequence of names")
         self._set("resize", parse_size(self.resize))
         self._set("features", tuple(self.features))
-        known = (LABEL, *(name for name in CONVENTIONS if name != BOX_LABELS))  # which come with boxes
+        known = (LABEL, *(name for name in CONVENTIONS if name != BOX_LABELS))  # box labels come with boxes
         if self.label not in known:
             raise unknown("label", str(self.label), known)
         if self.label != LABEL:

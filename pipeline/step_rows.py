@@ -275,7 +275,7 @@ def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tu
         if image is None:
             images.written(pen, (left + _GAP, y + side // 2), "-", _INK, _LETTERS)
         else:
-            is_larger = max(image.shape[:2]) > side  # of which single rows are left out by the nearest, and so outlines
+            is_larger = max(image.shape[:2]) > side  # nearest-neighbour scaling leaves out single rows, and so outlines
             how = Image.Resampling.BOX if is_larger else Image.Resampling.NEAREST
             picture.paste(Image.fromarray(images.as_rgb(image)).resize((side, side), how), (left, y))
     if tile.is_marked:

@@ -62,5 +62,5 @@ def __getattr__(name: str) -> Any:
     shadowed.check("pipeline")
     if name not in _TRAINER:
         return getattr(importlib.import_module("pipeline"), name)
-    shadowed.check("trainer")  # which imports pipeline, too
+    shadowed.check("trainer")  # trainer imports pipeline, too
     return getattr(importlib.import_module("trainer"), name)

@@ -1,4 +1,4 @@
-"""Detects files with the name of one of our packages: the user's, found first, or those of another package.
+"""Detects files that shadow one of our packages: the user's own, or another package's.
 
 It needs only the standard library, so that our other packages can use it before they import each other.
 """

@@ -179,7 +179,7 @@ def _count(made: Manifest) -> int:
 
 
 def pinned(config: TrainConfig, order: Mapping[str, Any], run: RunFolder) -> TrainConfig:
-    """Returns the flags of a run with the data that it trains on; the arguments are those of `succession.pinned`."""
+    """Returns the flags of a run with the data that it trains on; takes the arguments of `succession.pinned`."""
     flags = aliases.stored(dataclasses.asdict(config))
     now = succession.pinned(flags, order, run.path)
     changed = {name: value for name, value in now.items() if flags.get(name) != value}

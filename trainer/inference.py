@@ -60,7 +60,7 @@ class Trained:
 
     @property
     def pixel_rule(self) -> PixelRule:
-        """How image files become pixels for the model: as those of the data that it was trained on."""
+        """How image files become pixels for the model: by the training data's rule."""
         data = self.config.data
         if data.eval_data_dir is None:
             return self.split.manifest.pixels
@@ -78,7 +78,7 @@ class Trained:
 
     @property
     def parses(self) -> bool:
-        """Whether the task parses records, so that the model takes what it returns instead of images."""
+        """Whether the task parses records, so that the model takes its results instead of images."""
         return self.split.request.parse is not None
 
     @property
@@ -192,7 +192,7 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
         succession.check_trained_on(record.config().data.sources, record.content.get("order", {}), record.path)
     if "global_batch_size" in given:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
-    if "data_dir" in given and record.config().data.eval_data_dir is not None:  # which it takes the place of
+    if "data_dir" in given and record.config().data.eval_data_dir is not None:  # data_dir takes its place
         given = {"eval_split": None, **given, "eval_data_dir": None}
     config = record.config(**given)
     if not config.data.evaluates:

@@ -98,7 +98,7 @@ class Progress:
         return {} if math.isnan(means["total_loss"]) else means
 
     def is_skipped(self, skips: Intervals) -> bool:
-        """Whether the last update is that of one of the steps to skip: its `values` are those of no row."""
+        """Whether the last step was one of the steps to skip: its `values` are of no row."""
         return any(first < self.step <= stop for first, stop in skips)
 
     def since(self, earlier: Progress | None) -> Spent:
@@ -233,7 +233,7 @@ class _Updates:
         """
         plain = end - 1 if summaries else end
         phase = self._phases.number_at(self.step)
-        if (phase, _NO_SUMMARIES) not in self._compiled:  # by itself, so that its time is known
+        if (phase, _NO_SUMMARIES) not in self._compiled:  # compiled separately, so that its time is known
             self._run(min(self.step + 1, plain), _NO_SUMMARIES)
         self._run(plain, _NO_SUMMARIES)
         self._run(end, summaries)

@@ -118,7 +118,7 @@ class LossLog:
             self._file: BinaryIO = path.open("ab")
 
     def append(self, step: int, records: NDArray[Any], losses: NDArray[Any], weights: NDArray[Any]) -> None:
-        """Appends the rows of a global step, except those of weight 0.
+        """Appends the rows of a global step, except rows of weight 0.
 
         Args:
           step: global step before the update.

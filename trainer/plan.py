@@ -68,7 +68,7 @@ class Plan:
         return tuple(self.training.in_phase(phase.resize, phase.augment) for phase in self.phases.each)
 
     def input_at(self, step: int) -> ResolvedInput:
-        """Returns what the phase of the update that follows a global step trains on."""
+        """Returns the input of the phase that the step after a global step belongs to."""
         return self.inputs[self.phases.number_at(step)]
 
 
@@ -168,7 +168,7 @@ def with_trained_split(config: TrainConfig) -> TrainConfig:
 
 
 def splits_of(config: TrainConfig) -> list[str]:
-    """Returns the names of splits that can be evaluated on, in their order: not those of images without labels.
+    """Returns the names of splits that can be evaluated on, in their order: all but splits without labels.
 
     Raises:
       DataError: no valid data set.
@@ -281,12 +281,12 @@ def _request(
     if task is not None:
         parse, options["augment"], options["label"] = task.parse, _augment_of(task, config), task.label
     if parse and options["resize"] == defaults_of(config.model.model).get("resize"):
-        options["resize"] = None  # of the model, not of the user: what is parsed has a size of its own
+        options["resize"] = None  # the model's size, not the user's: parsed images have a size of their own
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
 
 
 def _augment_of(task: type[Task], config: TrainConfig) -> Any:
-    """Returns what augments a task's images: its own function, or the recipe of --augment; None: nothing does.
+    """Returns a task's augmentation: its own function, or the recipe of --augment; None if there is none.
 
     Raises:
       UsageError: two of them would.
@@ -325,12 +325,12 @@ def _evaluated(config: TrainConfig) -> list[PathLike]:
     """Returns the folders of the data sets that are evaluated on."""
     given, trained = config.data.eval_data_dir, _folders(config)
     if given is None and config.order.mixture_schedule and are_versions(trained):
-        return trained[-1:]  # which they lead to
+        return trained[-1:]  # earlier phases lead to it
     return [given] if given is not None else trained
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
-    """Returns what the evaluation of each data set is called: `test`, or `mnist:test` if there are several."""
+    """Returns the name of each data set's evaluation: `test`, or `mnist:test` if there are several."""
     if len(folders) == 1:
         return {folders[0]: split}
     short = [os.path.basename(os.path.normpath(os.fspath(folder))) for folder in folders]

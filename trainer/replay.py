@@ -193,7 +193,7 @@ class Replay:
         return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
-        """Returns what of the flags and of the order a run changed when it continued from the checkpoint of a step.
+        """Returns the changes of flags and order with which a run continued from the checkpoint of a step.
 
         Raises:
           UnreadableError: the checkpoint cannot be read.
@@ -320,7 +320,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
 
 
 def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[Task]) -> plans.Plan:
-    """Returns what the run trains on.
+    """Returns the plan of the run.
 
     Raises:
       DataError: the data are gone, or are others than the run's.

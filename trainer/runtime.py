@@ -54,7 +54,7 @@ def saving_without_function() -> Iterator[None]:
     save = functional_saver.MultiDeviceSaver.save
 
     def by_operations(saver: Any, *arguments: Any, **options: Any) -> Any:
-        saver._num_unique_tasks = 1  # of several, it makes a function
+        saver._num_unique_tasks = 1  # for several it makes a function
         return save(saver, *arguments, **options)
 
     functional_saver.MultiDeviceSaver.save = by_operations

@@ -358,7 +358,7 @@ def shape_of(model: keras.Model, data: DataSpec) -> Any:
       model: built model. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
       data: spec of the features.
     """
-    known = getattr(model, "output_shape", None)  # of several outputs a list, also where a call returns a dict
+    known = getattr(model, "output_shape", None)  # a list for several outputs, even if a call returns a dict
     if isinstance(known, tuple) and all(size is None or isinstance(size, int) for size in known):
         return known
     features = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), data.features)

@@ -22,10 +22,10 @@ import tensorflow as tf
 from pipeline.errors import PipelineError, UsageError
 from trainer.runtime import context
 
-_Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # of a variable, float32: (n, *shape), or n times (*shape)
+_Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # of a variable: (n, *shape), or n times (*shape)
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # attribute of Keras' optimizers under tf.distribute
 _BITS = 62  # bits of the sum
-_EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
+_EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # float32's: |x| < 2^(exponent - 126)
 _LEAST_NORMAL = -126  # 2^-126 is the smallest normal float32
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
 _WORTH_COMPILING = 1 << 18  # summands on a CPU from which the time saved repays the second of compiling
@@ -183,7 +183,7 @@ def _combined(
 
 
 def _common(exponents: tf.Tensor, shift: int) -> tf.Tensor:
-    """Returns the exponents of the sums, (variables,), from those of each replica, (replicas, variables)."""
+    """Returns the exponents of the sums, (variables,), given each replica's, (replicas, variables)."""
     return tf.maximum(tf.reduce_max(exponents, axis=0), shift + _LEAST_NORMAL + 1)
 
 

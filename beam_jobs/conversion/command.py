@@ -52,7 +52,7 @@ def _check_folder(arguments: Sequence[str]) -> None:
 
 
 def _check_unconverted(config: ConvertConfig) -> None:
-    """Raises UsageError if the files to convert are those of a data set of ours, which is trained on as it is."""
+    """Raises UsageError if the files to convert are a converted data set already, which needs no conversion."""
     if config.dataset not in ("image_folder", "image_table", "webdataset", "parquet", "arrow") or is_url(
         config.source or ""
     ):

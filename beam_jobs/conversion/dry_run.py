@@ -27,7 +27,7 @@ _ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: most to read of each split
 _SHOWN = 3  # examples of each split
 _LISTED_REJECTS = 5
 _LONGEST = 32  # characters of a feature's value
-_ENOUGH_SECONDS = 0.2  # of work: enough to time it
+_ENOUGH_SECONDS = 0.2  # seconds of work that are enough to time it
 
 
 @dataclasses.dataclass(frozen=True)

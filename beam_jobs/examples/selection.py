@@ -39,7 +39,7 @@ class ImageOptions:
     like: Feature | None = None
 
     def check(self, shape: tuple[int, ...], kind: str) -> None:
-        """Raises BadImageError if an image, of a shape and a format, is unlike those of the data set that it joins."""
+        """Raises BadImageError if an image's shape or format differs from the data set that it joins."""
         if self.like is None:
             return
         if self.like.encoding not in (kind, "any"):
@@ -53,7 +53,7 @@ class ImageOptions:
             )
 
     def _to_fit(self, shape: tuple[int, ...], like: Feature) -> str:
-        """Returns the flags that would make an image of a shape like those of a data set; "" if none would."""
+        """Returns the flags that would make an image of this shape fit a data set; "" if none would."""
         height, width, channels = like.shape
         are_other_sides = any(there not in (None, here) for there, here in zip((height, width), shape, strict=False))
         if are_other_sides and not (height and width):

@@ -39,8 +39,8 @@ _THUMBNAIL_QUALITY = 82
 CLASSES = 20  # shown, and of each:
 _PER_CLASS = 5
 _SAMPLED_SHARDS = 16  # spread over the split: if the source is sorted by class, a shard has few classes
-_SAMPLED_RECORDS = 4096  # of all of them
-_SAMPLED_BYTES = 64 << 20  # 64 MiB, of all of them; of each at least one record
+_SAMPLED_RECORDS = 4096  # most records read in all sampled shards
+_SAMPLED_BYTES = 64 << 20  # 64 MiB in all sampled shards; at least one record of each
 _MANY_CLASSES = 40
 _COLUMNS, _LONG_NUMBER = 2, 100_000  # most splits, and examples of a label, that fit in a table row on a phone
 _PICTURES = 1 << 20  # 1 MiB for all pictures; base64 in the page adds a third
@@ -118,7 +118,7 @@ def _named_within(folder: StoragePath, error: Exception) -> Exception:
 
 
 def problem_of(page: bytes, made: Manifest) -> str | None:
-    """Returns what is wrong with a card (it belongs to a different data set, or was altered), or None."""
+    """Returns a problem with a card (it belongs to a different data set, or was altered), or None."""
     found = _IDENTITY.search(page)
     if not found:
         return "is not a card that a conversion wrote"
@@ -266,7 +266,7 @@ def _rows(bars: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Returns (text, [(length of the bar, count) of each split], what follows) of (text, {split: count}, ...)."""
     most: Counter[str] = Counter()
     for _, counts, *_ in bars:
-        most |= Counter(counts)  # of each split the largest
+        most |= Counter(counts)  # the maximum over the splits
     return [(text, [(n / (most[split] or 1), n) for split, n in counts.items()], *more) for text, counts, *more in bars]
 
 

@@ -27,7 +27,7 @@ from pipeline.read.statistics import entropy
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
 # can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
 _MOST_LACKING = 0.1
-_DEVIATIONS = 8.0  # of chi-square: safely beyond chance, even with rare classes, whose tail is heavier
+_DEVIATIONS = 8.0  # deviations of chi-square: safely beyond chance, even for rare classes with their heavier tail
 _MOST_LISTED = 10  # labels
 _LISTED_SIZES = 3
 

@@ -59,11 +59,11 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields (FOUND, result) for each of the given shards, and (bucket, hashes), such as those of its keys."""
+        """Yields (FOUND, result) for each given shard, and (bucket, hashes), for example hashes of its keys."""
 
     @abc.abstractmethod
     def repeated(self, hashes: Iterable[Any]) -> Sequence[Any]:
-        """Returns what is repeated in one bucket, such as keys, as much of it as `finish` needs."""
+        """Returns repeated items of one bucket, for example keys, as far as `finish` needs them."""
 
     @abc.abstractmethod
     def finish(self, found: list[Any], repeated: list[Any]) -> str:
@@ -348,7 +348,7 @@ _FRAME = re.compile(r"^\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ .*)$", re.MULTILINE)
 _CAUSE = re.compile(r"^\s*Caused by: (.*\S)", re.MULTILINE)
 _PYTHON = re.compile(r"Traceback .*?:$(.*?)^\s+at [\w.$/]+\(", re.MULTILINE | re.DOTALL)  # a worker's own error
 _PREAMBLE = re.compile(r"Pipeline \S+ failed in state \w+: ")  # Beam's
-_PACKAGE = re.compile(r"\b(?:[a-z]\w*\.){2,}(?=[A-Z])")  # of a class: org.apache.flink.util.
+_PACKAGE = re.compile(r"\b(?:[a-z]\w*\.){2,}(?=[A-Z])")  # a Java class's package: org.apache.flink.util.
 # In messages about a lost task manager, executor or worker pool, or a lost connection.
 _LOST = re.compile(
     r"client cancelled|UNAVAILABLE|ConnectException|RemoteTransportException|TaskManager with id|ExecutorLostFailure|"

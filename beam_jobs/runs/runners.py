@@ -59,7 +59,7 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, reason_of
 
-_SECONDS_THAT_PAY = 12.0  # of single-core work; worker processes take 2 to 4 s to start
+_SECONDS_THAT_PAY = 12.0  # seconds of single-core work; worker processes take 2 to 4 s to start
 _WORKERS_PER_CORE = 4
 _DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
 _MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # from Beam's validator

@@ -172,7 +172,7 @@ def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
 
 
 def _class_names(plan: Plan, on_images: dict[str, Feature]) -> tuple[str, ...]:
-    """Returns the names of the labels' classes; without labels, those of the masks."""
+    """Returns the class names of the labels or, without labels, of the masks."""
     is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
     return plan.source.class_names if is_labelled else on_images[MASK].class_names
 

@@ -187,7 +187,7 @@ class RemoteSink:
             return
         folder = self.data_dir / staging.folder_name(plan.digest)
         if present:
-            staging.remove_versions(self.data_dir)  # of a copy
+            staging.remove_versions(self.data_dir)  # the data set is a copy
             staging.keep_replaced(folder, present)
             (self.data_dir / naming.MANIFEST).remove()
         with _telling_what_is_kept(folder):

@@ -32,7 +32,7 @@ from pipeline.manifest.manifest import BOX_LABELS, BOXES, MASK, POINTS
 IMAGE = "file_name"  # column of the images' paths
 _NUMBERS = pa.list_(pa.list_(pa.float64()))
 _CLASSES = pa.list_(pa.int64())
-_TYPES = {"int64": pa.int64(), "string": pa.large_binary()}  # of columns, by the dtype of their feature
+_TYPES = {"int64": pa.int64(), "string": pa.large_binary()}  # Arrow types of columns by the feature's dtype
 
 
 @dataclasses.dataclass

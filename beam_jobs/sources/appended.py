@@ -93,7 +93,7 @@ class AppendedSource(Source):
 
 
 def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the classes of a data set with those of a source behind them, and the number in it of each of these.
+    """Returns the data set's classes followed by the source's new ones, and the number of each class of the source.
 
     Raises:
       UsageError: a class of one looks like a class of the other.
@@ -155,7 +155,7 @@ def _words(feature: Feature | None) -> str:
 
 
 def _alike(name: str, feature: Feature | None) -> Feature | None:
-    """Returns what must be equal of a feature: records differ in their number of boxes, and classes have names."""
+    """Returns the part of a feature that must be equal: the number of boxes may differ, and classes match by name."""
     if feature is None or not feature.convention:
         return feature
     names = feature.class_names if name == MASK and feature.class_names != _numbered(len(feature.class_names)) else ()

@@ -48,7 +48,7 @@ _PROBLEMS = {
     _SPARSE: "is stored in parts in its {kind}; pack it without --sparse, or unpack it",
 }
 _UTF_8, _DOS = "utf-8", "cp437"  # encodings of names in zips
-_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and of more
+_HEADER = struct.Struct("<4s22xHH")  # header of a zip's member: magic, length of its name, length of the extra field
 _NO_CRC = -1
 
 
@@ -221,7 +221,7 @@ class Entry:
 
 
 def entry(path: bytes) -> Entry | None:
-    """Returns what lies at a path in an archive, or the archive itself; None if no archive is on the path.
+    """Returns the entry at a path in an archive, or the archive itself; None if no archive is on the path.
 
     Raises:
       DataError: the archive has nothing there, or is no archive.
@@ -238,7 +238,7 @@ def entry(path: bytes) -> Entry | None:
 
 
 def entries(folder: bytes) -> list[Entry] | None:
-    """Returns what lies in a folder of an archive; None if it is not in one. Raises DataError as `entry`."""
+    """Returns the content of a folder in an archive; None if it is not in one. Raises DataError like `entry`."""
     found = entry(folder)
     if found is None:
         return None
@@ -285,7 +285,7 @@ def _opened(path: bytes, stamp: tuple[int, int]) -> Archive:
 
 
 def _advice(stream: IO[bytes], is_zip: bool) -> str:
-    """Returns what to do about a file that is not the archive that its name says."""
+    """Returns advice about a file whose name claims an archive that it is not."""
     stream.seek(0)
     start = stream.read(_BLOCK)
     if start.startswith(b"\x1f\x8b"):

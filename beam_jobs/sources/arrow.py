@@ -33,11 +33,11 @@ _KINDS = f"--source of arrow is a file ({', '.join(_SUFFIXES)}), a folder of suc
 _INDEXES = 256  # files whose offsets a process keeps
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _START = 8  # bytes before the first message of a file: the magic, padded
-_PREFIX = struct.Struct("<Ii")  # of a message: a mark, and the length of its metadata
+_PREFIX = struct.Struct("<Ii")  # prefix of a message: magic, length of its metadata
 _MARK = 0xFFFFFFFF
 _MAX_METADATA = 64 << 20  # 64 MiB
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
-_INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"  # of save_to_disk
+_INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"  # files that save_to_disk writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
 
 
 def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
-    """Returns the folder and the files of each split, those of save_to_disk as its JSON files say."""
+    """Returns the folder and the files of each split; for save_to_disk, the files that its JSON lists."""
     is_arrow = functools.partial(listing.is_visible, suffixes=_SUFFIXES)
     folder, names = listing.find(options.source, is_arrow, True, f"{', '.join(_SUFFIXES)}, at any depth", _KINDS)
     is_given = options.split_column not in ("", splits.NO_COLUMN)

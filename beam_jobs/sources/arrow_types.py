@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata with features and names of classes, as JSON
-IMAGE_FIELD = "bytes"  # of Hugging Face's struct {bytes, path}
+IMAGE_FIELD = "bytes"  # field of Hugging Face's struct {bytes, path}
 _MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
 _KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "int": (pa.types.is_integer,),

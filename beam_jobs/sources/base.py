@@ -26,7 +26,7 @@ from pipeline.registry import Registry
 
 _TABLES = ("parquet", "arrow", "image_table", "webdataset")  # data sets whose rows have columns
 _TABLES_ARE = ", ".join(_TABLES)
-_HIGHEST_CLASS = 255  # of a mask's pixels
+_HIGHEST_CLASS = 255  # the largest value of a mask's pixels
 
 
 def _option(

@@ -39,7 +39,7 @@ _KINDS = (
     f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX} or {_OF_CAPTIONS}train2017{_SUFFIX}, a folder of "
     "them, or a glob"
 )
-_KEPT = {"image_id": Feature("int64")}  # by which results are compared with COCO's own files
+_KEPT = {"image_id": Feature("int64")}  # COCO's tools match results to images by it
 _NEEDED = {"images": ("id", "file_name"), "categories": ("id", "name"), "annotations": ("id", "image_id")}
 _NEEDED_OF_CAPTIONS = {"images": ("id", "file_name"), "annotations": ("id", "image_id")}
 _READ = frozenset([
@@ -56,7 +56,7 @@ _OF_POINTS = {name: Feature("int64", (None,)) for name in (POINT_LABELS, "keypoi
 _COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS, "keep_columns": _CAPTION}
 _SHOWN = 60  # characters of a value in errors
 _MOST_TRIED = 1000  # images that are looked for to find their folder
-_SURROGATE = re.compile("[\ud800-\udfff]")  # of JSON's escapes: half of a character, which UTF-8 does not have
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON's escapes may have it and UTF-8 may not
 
 
 @SOURCES.named("coco", needs=_KINDS)
@@ -111,7 +111,7 @@ def _has_captions(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Returns the part of a file's name that those of the same images have in common."""
+    """Returns the part of a file's name that is common to the files about the same images."""
     stem = os.path.basename(name).removesuffix(_SUFFIX).removeprefix(_PREFIX)
     return stem.removeprefix(_OF_PERSONS).removeprefix(_OF_CAPTIONS)
 
@@ -279,7 +279,7 @@ def _images(
 
 
 def _add_captions(path: StoragePath, content: dict[str, list[dict[str, Any]]], rows: dict[Any, Annotated]) -> int:
-    """Adds the captions of a file to {id: image}; returns the number of those of images that are not among these."""
+    """Adds the captions of a file to {id: image}; returns the number of captions of unknown images."""
     names, others = {item["id"]: str(item["file_name"]) for item in content["images"]}, 0
     if not any(_CAPTION in item for item in content["annotations"]):
         raise DataError(f"none of its annotations has a {_CAPTION}", path=path)

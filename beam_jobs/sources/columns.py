@@ -360,7 +360,7 @@ def suspects(schema: pa.Schema, given: str) -> list[str]:
     return splits.suspects(schema.names, texts, given)
 
 
-_DTYPES = {  # of features
+_DTYPES = {  # dtypes of features by Arrow type
     **dict.fromkeys(("int", "bool"), "int64"),
     "float": "float32",
     **dict.fromkeys(("string", "bytes", "fixed"), "string"),

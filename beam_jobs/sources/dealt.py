@@ -22,12 +22,12 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
 
 _BLOCK = 1 << 20  # rows hashed at a time
-_UNITS_AT_ONCE = 1 << 16  # of strata, each with the hashes of its block
+_UNITS_AT_ONCE = 1 << 16  # units of strata, each with the hashes of its block
 _LONGEST_BLOCK = 100  # units of a stratum in which every split gets its share
 _WHOLE = 1e-6  # how near to a whole number of units the shares of a block must be
-_PARTS = 1_000_000  # of the shares of blocks in which they are not whole
+_PARTS = 1_000_000  # parts into which fractional shares of a block are rounded
 _MOST_KEPT = 4  # splits whose row numbers a worker keeps
-_FAR = 0.2  # of the share that was asked for: a larger difference is told as a warning
+_FAR = 0.2  # relative difference from the requested share beyond which there is a warning
 _MOST_NAMED = 3  # classes in one line
 _MOST_CLASSES = 40  # in a table
 _kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
@@ -164,7 +164,7 @@ def _by_strata(source: Source, dealing: Dealing) -> NDArray[np.int64]:
     stratum = strata.codes[firsts]
     order = np.lexsort((firsts, stratum, part))
     begins = np.flatnonzero(np.diff(part[order] * (len(strata.values) + 1) + stratum[order], prepend=-1))
-    places = np.empty(len(firsts), np.int64)  # of each unit among those of its stratum
+    places = np.empty(len(firsts), np.int64)  # each unit's place in its stratum
     places[order] = np.arange(len(order)) - np.repeat(begins, np.diff([*begins, len(order)]))
     keys = hashing.derive_key(Domain.SPLIT, dealing.seed, strata.hashes[stratum], part)
     numbers = np.empty(len(firsts), np.int64)
@@ -270,7 +270,7 @@ class Shares:
 
 
 def shares_of(source: Source) -> Shares | None:
-    """Returns what a dealing by groups or strata came to; None if there was none."""
+    """Returns the shares that dealing by groups or strata produced; None if there was none."""
     if isinstance(source, TransformedSource):
         source = source.inner
     if not isinstance(source, ResplitSource) or not (source.dealing.group_by or source.dealing.stratify):

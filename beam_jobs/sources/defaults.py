@@ -92,7 +92,7 @@ def chosen(
             fill = _fill(name, text, pa.string(), "" if is_split else "names no split", ("",))
         elif name == used.label:
             fill = _label(name, text, found, used, class_names, options.na_is_class)
-        elif name not in kept:  # of groups, strata, boxes or points; an empty text is no group
+        elif name not in kept:  # a column of groups, strata, boxes or points: an empty text is no group
             fill = _fill(name, text, found, "", ("",) if kind_of(found) == "string" else ())
         else:
             fill = _kept(name, text, found, kept[name], name in used.given)
@@ -112,7 +112,7 @@ def missing(na_is_class: bool) -> tuple[str, ...]:
 
 
 def filled(batch: pa.RecordBatch, fills: Sequence[Fill]) -> pa.RecordBatch:
-    """Returns a batch with the defaults in place of nulls, in those of the columns that it has."""
+    """Returns a batch with nulls replaced by the defaults, in the columns that it has."""
     for fill in fills:
         if fill.column in batch.schema.names:
             number = batch.schema.names.index(fill.column)

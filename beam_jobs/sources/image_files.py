@@ -289,7 +289,7 @@ def _mask(masks: FileColumn | DrawnMasks, row: int) -> bytes:
 
 
 def _content_of_member(place: bytes, member: bytes, time: int) -> bytes:
-    """Returns what `_content` does, of a file in an archive that was last modified at `time`."""
+    """Does the same as `_content` for a file in an archive that was last modified at `time`."""
     archive = archives.opened(place)
     number = archive.find(member)
     if archive.stamp[1] != time or number is None:

@@ -231,7 +231,7 @@ def _read(
 
 
 def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: pa.Schema) -> None:
-    """Raises DataError if the columns of a table differ from those of the first in type or class names."""
+    """Raises DataError if a table's columns differ from the first table's in type or class names."""
     if found.types != schema.types:
         pairs = [f"{field.name} ({field.type})" for field in schema]
         raise DataError(f"does not have the columns {', '.join(pairs)} of {first.path}", path=other.path)

@@ -22,7 +22,7 @@ from pipeline.records import labels
 KEY, LABEL = "key", "label"  # names of the columns
 _FORM = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-_SEPARATOR = ","  # of several classes in one text, where the data set's own were no texts
+_SEPARATOR = ","  # between the classes in one text, if the data set's own labels were not texts
 
 
 def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str, ...]]:
@@ -73,7 +73,7 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
 
 
 def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
-    """Returns the texts of a value: one, or those of several classes."""
+    """Returns the texts of a value: one, or one per class."""
     if isinstance(value, list):
         return [str(each) for each in value]
     text = "" if value is None else str(value).strip()

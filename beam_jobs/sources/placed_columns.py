@@ -178,7 +178,7 @@ def _mask(
     path: str, options: SourceOptions, are_paths: bool, parts: tuple[str, ...], found: pa.DataType
 ) -> PlacedColumn:
     feature = Feature("uint8", (None, None, 1), "png", convention="classes", fill=options.mask_fill or 0)
-    inner = found if are_paths else image_type(found)  # of views, Arrow cannot take rows
+    inner = found if are_paths else image_type(found)  # Arrow cannot take rows of view types
     fits = kind_of(inner) == ("string" if are_paths else "bytes") and not pa.types.is_binary_view(inner)
     if not fits or (are_paths and len(parts) > 1):
         what = "strings, the paths of PNG files" if are_paths else "binary, the bytes of PNG files"

@@ -468,7 +468,7 @@ def source_of(
 
 
 def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
-    """Returns the block of records that differ only in the bytes of image, label and key; None if others differ too."""
+    """Returns the block of records that differ only in the bytes of image, label and key; None if more differs."""
     size = len(records[0])
     if any(len(record) != size for record in records):
         return None

@@ -172,7 +172,7 @@ class TableSource(Source):
         return Texts(codes, values)
 
     def _class_of(self, value: str) -> str:
-        """Returns the name of the class with a number; other texts as they are, as rows that have them are invalid."""
+        """Returns the name of the class with a number; other texts unchanged, since their rows are invalid."""
         number = int(value) if value.isdecimal() else -1
         return self.class_names[number] if 0 <= number < len(self.class_names) else value
 

@@ -36,7 +36,7 @@ from pipeline.order.hashing import Domain
 from pipeline.records import labels, splits
 from pipeline.records.labels import SeenLabels, check_lines
 
-ROWS = 64  # of a block at most: for one row of a shard, all of its block are read and made
+ROWS = 64  # most rows of a block: to make one row of a shard, its whole block is read and transformed
 _REGION = 1 << 22  # 4 Mi rows without chunks are permuted together, in 32 MiB of a worker's memory
 _FLAG = "--transform"
 _MAY = (
@@ -115,7 +115,7 @@ class _Calls:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TransformedSource(Source):
-    """The rows that a function makes of a source's. Splits are those of the rows that it gets.
+    """The rows that a function makes from a source's rows. A made row is in the split of the rows it was made from.
 
     Attributes:
       inner: source of the rows that it gets.
@@ -210,7 +210,7 @@ def _blocks(source: Source, split: str, numbers: Iterable[int]) -> Iterator[tupl
 
 
 def _called(source: Source, function: str, block: Block) -> tuple[UserColumns, dict[int, str]]:
-    """Returns what the function makes of the valid rows of a block, and {row of the block: reason} of the others.
+    """Returns the function's result for the valid rows of a block, and {row of the block: reason} for the others.
 
     Raises:
       UsageError: it returns what is no block of rows.
@@ -238,7 +238,7 @@ def _called(source: Source, function: str, block: Block) -> tuple[UserColumns, d
 
 
 def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int64]) -> UserColumns:
-    """Returns what the function makes of rows of a block; raises _RaisedError if it raises."""
+    """Returns the function's result for rows of a block; raises _RaisedError if the function raises."""
     call, columns = _loaded(function), user_columns.given(source, block, rows)
     try:
         found = call(columns)
@@ -398,7 +398,7 @@ def _code_of(function: str) -> dict[str, str]:
 
 
 def edits(options: Mapping[str, Any]) -> list[str]:
-    """Returns what was edited of the code that made a data set's rows, `mine.py was edited`, given its options."""
+    """Returns how the code that made a data set's rows has changed, `mine.py was edited`, given its options."""
     return code.edited(options[_CODE], _code_of(options["transform"])) if _CODE in options else []
 
 

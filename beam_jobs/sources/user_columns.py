@@ -150,7 +150,7 @@ def objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) -> UserColumns:
-    """Returns what a function returned as columns of a block.
+    """Converts the result of a user's function to columns of a block.
 
     Args:
       source, block, rows: what it got, as in `given`.

@@ -33,7 +33,7 @@ _NAMES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-_KEPT = {"difficult": Feature("int64", (None,))}  # of each box
+_KEPT = {"difficult": Feature("int64", (None,))}  # one value per box
 _LARGEST = 16 << 20  # 16 MiB of XML
 _KINDS = f"--source of voc is a folder like VOCdevkit/VOC2012, with {_XML}, {_IMAGES} and {_SETS}"
 

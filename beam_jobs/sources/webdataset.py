@@ -135,7 +135,7 @@ def _samples(path: StoragePath) -> _Samples:
 
 
 def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table:
-    """Reads columns of a tar's samples, as `loaded.read` does those of a table."""
+    """Reads columns of a tar's samples, like `loaded.read` for a table."""
     samples = _samples(path)
     images = _images(samples)
     if not images:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from beam_jobs.validation.job import Report
 
 _ABOUT_PIXELS = "is about the images' pixels, which only --deep looks at"
-_SHOWN_PLACES = 3  # of a finding
+_SHOWN_PLACES = 3  # places listed per finding
 # Measured seconds of one core, to tell whether several processes pay: for each record and byte; for each byte of raw
 # pixels, which are summed; for each decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
 _RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9

@@ -33,8 +33,8 @@ COMPARED, SHARED = "compared", "shared"  # kinds of findings that are no drift: 
 _VARIANCES = 2.0
 _CHANCE = 3.1  # standard deviations: chance alone goes beyond it once in a thousand comparisons
 _SURE = 7  # records of a class that are expected: chance alone leaves out all of them once in a thousand times
-_BINS = 10  # of a column's numbers: the deciles of the other data set
-_EXACT_SIZES = 10  # of both together; of more, sizes are compared by area in half octaves of the side
+_BINS = 10  # bins of a column's numbers: the other data set's deciles
+_EXACT_SIZES = 10  # distinct sizes in both data sets; beyond it they are compared by area, in half octaves of the side
 _NAMED = 3  # bins, and columns
 _MISSING = "missing"
 _MANY = 100  # values that are all apart are numbers of records, such as ids
@@ -225,7 +225,7 @@ def _of_pixels(made: Manifest, other: Other) -> Iterator[Finding]:
         text = f"images have {count_of(len(mean), 'channel')}, {len(mean_there)} in {other.shown}"
         yield Finding(DRIFT, text, len(mean))
         return
-    tiny = 1e-9  # of images of one colour
+    tiny = 1e-9  # images of a single colour have none
     apart = (mean - mean_there) / np.sqrt((std**2 + std_there**2) / 2 + tiny)
     ratio = (std**2 + tiny) / (std_there**2 + tiny)
     means, stds = (f"{_listed(a)} ({_listed(b)} in {other.shown})" for a, b in ((mean, mean_there), (std, std_there)))

@@ -27,9 +27,9 @@ KINDS = (LEAKS, DUPLICATES, LABELS, NEAR, DRIFT)  # that --fail_on takes
 Places = Sequence[tuple[tuple[int, int], ...]]  # (number of the shard, number of the record) of each of a group
 _PICTURED = 12  # pairs on the card, of each finding
 _FEW = 10  # records of a class in a split
-_RARE = 0.1  # of the median of all classes
+_RARE = 0.1  # share of the classes' median count
 _MOST_NAMED = 5  # classes
-_KEPT_EXTREMES = 3  # of each kind and side, per shard and listed
+_KEPT_EXTREMES = 3  # extremes per kind and side, kept per shard and listed
 _MANY_NEAR = 0.1  # pairs per record
 _ENOUGH = 100  # images of which some may be odd
 _FENCE = 3  # interquartile ranges beyond the quartiles: Tukey's outer fences
@@ -51,7 +51,7 @@ class Place:
         return f"{self.file}, record {self.record}" + (f" ({', '.join(known)})" if known else "")
 
     def caption(self, split: str) -> str:
-        """Returns what stands under its image on the card."""
+        """Returns the caption of its image on the card."""
         return ", ".join(filter(None, (split, self.label, self.key or f"record {self.record}")))
 
 

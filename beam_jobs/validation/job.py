@@ -66,7 +66,7 @@ class Validation(ShardJob):
 
     @property
     def shards(self) -> Sequence[int]:
-        """The number of every shard; those of the other data set are behind those of this one."""
+        """The number of every shard; the other data set's shards follow this one's."""
         return range(len(self.infos))
 
     @property

@@ -36,7 +36,7 @@ from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.tf_example import Values
 
-_NO_IMAGE = Feature("uint8")  # of records of any kind
+_NO_IMAGE = Feature("uint8")  # for data sets without images or labels
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("png",), "jpeg": ("jpeg",), "any": ("png", "jpeg")}
 _Listed = TypeVar("_Listed")
@@ -146,9 +146,9 @@ class _Check:
         self.key_hashes: list[bytes] = []
         self.key_records: list[int] = []
         self._is_compressed = bool(self._info.compression)
-        self._begins = array("Q")  # of the records, before compression
-        self._end = 0  # of the last record
-        self._crcs = array("I")  # of the records; 0 of a damaged one
+        self._begins = array("Q")  # offsets of the records, before compression
+        self._end = 0  # the last record's
+        self._crcs = array("I")  # CRCs of the records; 0 for a damaged one
         self._known: NDArray[np.int64] | None = None  # offsets in the shard's sidecar
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is damaged
 
@@ -188,7 +188,7 @@ class _Check:
     def _listed(
         self, name_of: Callable[[str], str], load: Callable[[StoragePath, ShardInfo], _Listed], crc: str | None
     ) -> tuple[str, _Listed | None]:
-        """Returns a sidecar's name and what it lists; None if there is none, it is missing, or it fails its CRC."""
+        """Returns a sidecar's name and content; None if there is none, it is missing, or it fails its CRC."""
         name = name_of(self._info.file)
         if crc is None:
             return name, None
@@ -413,7 +413,7 @@ class ExampleCheck:
         report.unseen = {name: Extremes() for name in self._counted}
         self._image = manifest.features.get("image", _NO_IMAGE)
         label = manifest.features.get("label", _NO_IMAGE)
-        self._stored_label, self._has_label = label.named("label"), False  # of the last example
+        self._stored_label, self._has_label = label.named("label"), False  # the last example's
         self._classes = {"label": len(manifest.class_names)} if label.is_class else {}
         self._classes |= {
             name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
@@ -426,8 +426,8 @@ class ExampleCheck:
         self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
         self._raw_records: list[int] = []
-        self._number = 0  # of the last record
-        self._pixels: NDArray[np.uint8] | None = None  # of the last image, if it was decoded
+        self._number = 0  # the last record's
+        self._pixels: NDArray[np.uint8] | None = None  # the last image's, if it was decoded
         self.images = Hashed(report.shard)
         self.perceived = Perceived(report.shard) if finds_near and decodes else None
 

@@ -19,7 +19,7 @@ from pipeline.manifest import SplitInfo
 
 MOST_PAIRS = 100  # listed, of each kind
 _FIRST_BUCKET = 256  # behind those of keys
-_BUCKETS = 64  # by the upper bits of the hash's first byte
+_BUCKETS = 64  # buckets, by the upper bits of the hash's first byte
 _HASH_BYTES = 16  # any two of 60 million images share a hash with probability 5e-24
 _HASHED = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4"), ("label", "<u4")])
 NO_LABEL_CODE = 0
@@ -138,7 +138,7 @@ class Twins:
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Equal images of two data sets, of one bucket; the splits of the second are numbered behind those of the first."""
+    """Equal images of two data sets in one bucket; the second data set's splits are numbered after the first's."""
 
     twins: Twins
 
@@ -154,7 +154,7 @@ def _first_pairs(pairs: Iterable[Twin]) -> tuple[Twin, ...]:
 
 
 def of_records(groups: Iterable[Packed], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Returns what is known of each record, in the order of the shards, and the numbers of their shards."""
+    """Returns the facts about each record, in the order of the shards, and the numbers of their shards."""
     by_shard = {of.shard: np.frombuffer(of.packed, dtype) for of in groups}  # a retried bundle delivers them twice
     shards = sorted(by_shard)
     numbers = np.repeat(shards, [len(by_shard[shard]) for shard in shards])

@@ -28,7 +28,7 @@ _RECORDS = 256  # records whose augmented rows are compared
 _BATCH, _OTHER_BATCH = 32, 16  # batch rows; a row's augmentation must not depend on it
 _TRIES = 12  # epochs and seeds to try if another epoch gives the same rows
 _ENOUGH = 8  # if so many seeds give different rows, epochs should as well
-_ROUNDING = 2e-5  # of floats, in batches of different sizes
+_ROUNDING = 2e-5  # tolerance for floats from batches of different sizes
 
 _RESTATED: dict[str, dict[str, Any]] = {
     "flip": {"prob": 0.5},

@@ -220,7 +220,7 @@ def read_run(
 
 
 def _jobs(logs: Sequence[Sequence[Part]]) -> Sequence[Part]:
-    """Returns the parts of the first worker's log, as every job has that worker; without it, those of the first log."""
+    """Returns the parts of the first worker's log, since every job has that worker, or else of the first log."""
     return next((parts for parts in logs if parts and parts[0].header.worker == 0), next(filter(None, logs), ()))
 
 

@@ -25,7 +25,7 @@ from pipeline.augmentation.moves import Move
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 
-DRAWS = 64  # of a key, per recipe: recipe i has the draws 64i to 64i + 63
+DRAWS = 64  # draws of a key per recipe: recipe i has 64i to 64i + 63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +226,7 @@ class _Chain(NamedTuple):
 
 
 def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool) -> _Chain:
-    """Applies recipes up to the last one without passes; the arguments are those of `augmented_by_passes`."""
+    """Applies recipes up to the last one without passes; takes the arguments of `augmented_by_passes`."""
     waiting: list[Pass] = []  # applied together, before the next recipe without passes
     shape = images.shape[1:]
     several, first = (recipe.recipes, recipe.place) if isinstance(recipe, Composed) else ((recipe,), 0)

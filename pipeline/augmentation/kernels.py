@@ -23,7 +23,7 @@ _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit
 SHARE_BITS = 16  # bits of the fractions of shares and coefficients
 WEIGHT_BITS = 12  # bits of a weight of `resize`, so that its products and their sums are exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
-_MOST_OFF = 1 << WEIGHT_BITS - 9  # by which the weights of neighbours may be off together: half a level of 255
+_MOST_OFF = 1 << WEIGHT_BITS - 9  # bound on the total error of the neighbours' weights: half a level of 255
 _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are summed by a product of matrices
 
 
@@ -242,7 +242,7 @@ def mix_channels(images: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> t
 
 
 def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
-    """Replaces the values of uint8 images by those of tables, uint8 (rows, channels, 256)."""
+    """Looks up the values of uint8 images in tables, uint8 (rows, channels, 256)."""
     rows, _, _, channels = images.shape
     first = tf.reshape(tf.range(rows * channels) * 256, (rows, 1, 1, channels))
     return tf.gather(tf.reshape(tables, (-1,)), first + tf.cast(images, tf.int32))

@@ -23,8 +23,8 @@ from pipeline.augmentation.base import UserAugmented
 from pipeline.errors import UsageError, of_user
 from pipeline.order import graph_hashing, hashing
 
-_FIRST_DRAW = 1 << 32  # of a key, for seeds; `pipeline.uniform` of a user's function has those before it
-_CHANNELS = (1, 3, 4)  # of images
+_FIRST_DRAW = 1 << 32  # first draw of a key used for seeds; `pipeline.uniform` in a user's function has those before it
+_CHANNELS = (1, 3, 4)  # numbers of channels that images may have
 _KERAS, _TORCHVISION, _ALBUMENTATIONS = "Keras", "torchvision", "Albumentations"
 _MIXES = (
     "mixes the rows of a batch, but is called on one image at a time here; use the recipe mixup, cutmix or "
@@ -38,7 +38,7 @@ _REFUSED = {
     (_KERAS, "AugMix"): _TRACED,
     **{(library, name): _MIXES for library in (_KERAS, _TORCHVISION) for name in ("MixUp", "CutMix")},
 }
-_TAKE_PIL = {"ToTensor", "PILToTensor"}  # of torchvision, which pass tensors on as they are
+_TAKE_PIL = {"ToTensor", "PILToTensor"}  # torchvision's transforms that leave tensors unchanged
 
 _OF_EVALUATIONS = {"Normalize", "Grayscale", "ToGray"}  # transforms that a model needs of each image, if it has any
 
@@ -152,7 +152,7 @@ def _wrapped(transform: Any) -> _Wrapped:
 def _check_parts(library: str, parts: list[Any]) -> None:
     for part in parts:
         name = type(part).__name__
-        needs_others = getattr(part, "metadata_key", None) is not None  # of Albumentations
+        needs_others = getattr(part, "metadata_key", None) is not None  # Albumentations' transforms have it
         why = "takes pixels of other rows by metadata" if needs_others else _REFUSED.get((library, name))
         if why:
             raise UsageError(f"augment: {name} of {library} {why}")
@@ -448,7 +448,7 @@ def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             named = dict(kwargs or {})
-            if function is torch.randn_like:  # which takes no generator
+            if function is torch.randn_like:  # it takes no generator
                 return torch.empty_like(*args, **named).normal_(generator=self._generator)
             if function in drawing and named.get("generator") is None:
                 named["generator"] = self._generator

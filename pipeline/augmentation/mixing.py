@@ -68,7 +68,7 @@ class MixingRecipe(Augmentation):
 def mix(
     mixing: Mixing, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mixed images and labels; the arguments are those of `mix_images`, `mix_labels` and `Mixing.shares`."""
+    """Returns mixed images and labels; takes the arguments of `mix_images`, `mix_labels` and `Mixing.shares`."""
     shares = mixing.shares((images.shape[1], images.shape[2]), keys, epoch, real)
     return mix_images(images, shares), mix_labels(labels, shares)
 

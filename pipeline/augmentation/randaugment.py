@@ -26,7 +26,7 @@ from pipeline.order import graph_hashing
 Operation: TypeAlias = "Callable[..., tf.Tensor]"
 
 _LEAST_BLOCK = 16  # images to compute together; fewer cost as much
-_BLOCKS = 16  # of a batch
+_BLOCKS = 16  # blocks per batch
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
     "sharpness", "posterize", "solarize", "auto_contrast", "equalize",
@@ -34,7 +34,7 @@ OPERATIONS = (
 MOST = 30  # greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
 _MOST_BITS = 4  # that posterize drops
-_SMOOTHED_WEIGHTS = 13.0  # of a smoothed pixel: 5 times itself, and its neighbours
+_SMOOTHED_WEIGHTS = 13.0  # sum of a smoothed pixel's weights: 5 for itself, 1 for each neighbour
 _MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups that are computed only for the images that drew them
 _GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
@@ -202,7 +202,7 @@ def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
-    """Returns whether each row's operation is one of these: bool (rows,)."""
+    """Returns whether each row's operation is among `names`: bool (rows,)."""
     return tf.reduce_any(operation[:, None] == [OPERATIONS.index(name) for name in names], axis=1)
 
 

@@ -134,7 +134,7 @@ def _rows(dataset: tf.data.Dataset) -> int:
 
 @tf.autograph.experimental.do_not_convert
 def one_by_one(*elements: Any) -> tf.data.Dataset:
-    """Returns a dataset of these elements."""
+    """Returns a dataset of the elements."""
     return functools.reduce(lambda one, other: one.concatenate(other), map(tf.data.Dataset.from_tensors, elements))
 
 

@@ -18,7 +18,7 @@ from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 COMMAND = "pipeline.bench"
-_SECONDS = 0.2  # of a round
+_SECONDS = 0.2  # seconds per round
 
 
 @dataclasses.dataclass(frozen=True)

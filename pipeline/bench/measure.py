@@ -28,13 +28,13 @@ from pipeline.read.window import LocalReader
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 READY = 5 + CORES  # elements that may be ready when a round begins: tf.data's buffers, plus one per parallel call
 _LONGEST = 2.0  # seconds; a round that would take longer need not hold whole windows
-_SHORTEST = 0.1  # of the desired time; a shorter first run says too little about the speed
+_SHORTEST = 0.1  # share of the desired time; a shorter first run says too little about the speed
 # Below this share of a core for this long, other parts' threads have filled their buffers.
 _IDLE, _IDLE_SECONDS = 0.1, 0.005
 _MOST_WAITS = 100
 MOST_BYTES = 128 << 20  # 128 MiB of shards per round
 _READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as in `RowsReader`
-_FROM_DISK = 0.05  # of the bytes; fewer are the system's own reads
+_FROM_DISK = 0.05  # share of the bytes; less is the system's own reading
 _PROC_IO = pathlib.Path("/proc/self/io")
 
 

@@ -141,7 +141,7 @@ class _Parser(argparse.ArgumentParser):
         self.given: list[str] = []
         self.wrong: set[str] = set()  # flags without a usable value
         self.is_mended = False  # whether another try avoids the last error
-        self.actions: dict[str, argparse.Action] = {}  # by name on the command line
+        self.actions: dict[str, argparse.Action] = {}  # actions by name on the command line
         self.num_places = 0
         self.free: list[str] = []  # the flag that takes all unnamed arguments, if there is one
         self.first: list[argparse.Action] = []

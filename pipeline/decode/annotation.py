@@ -64,7 +64,7 @@ class Annotations:
         return columns
 
     def moved(self, columns: dict[str, tf.Tensor], keys: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns what `decoded` returned as it lies on the images that the recipe has moved.
+        """Moves what `decoded` returned in the same way as the recipe moved the images.
 
         Args:
           columns: columns of one batch, or of several with a leading axis.

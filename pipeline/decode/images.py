@@ -309,7 +309,7 @@ class ImageDecoder:
         return images.mapped(function, rows, tf.TensorSpec(self.image_shape, tf.uint8))
 
     def _places(self, boxes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what to decode of JPEG files to get boxes, int32 (..., 4), and where the boxes lie in that."""
+        """Returns the region of JPEG files to decode for some boxes, int32 (..., 4), and where the boxes lie in it."""
         top, left, height, width = tf.unstack(boxes, axis=-1)
         # A part that begins with a whole block is decoded to where it belongs. Others are copied line by line.
         margin = left % _BLOCK if self.by_operation else tf.zeros_like(left)

@@ -19,7 +19,7 @@ from pipeline.records import tf_example
 
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 _JUDGED_TOGETHER = 64  # images, by one thread
-_HASHES = (1 << 63) - 1  # of texts, so many that no two of a million names are likely to have one
+_HASHES = (1 << 63) - 1  # range of the hashes of texts; two of a million names are unlikely to share one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ExampleParser:
         return found[:, :2], self._labels(tf.io.parse_example(records, {label: self._label_kind()})[label])
 
     def find(self, records: tf.Tensor) -> tuple[InStrings, tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns what `parse` does, but the images where they are in the records: by compiled operations."""
+        """Does the same as `parse`, with compiled operations, but only finds the images in the records."""
         places, found_labels = self.places(records)
 
         def in_place() -> tuple[tf.Tensor, ...]:

@@ -67,7 +67,7 @@ def load_code(flag: str, text: str) -> Any:
         advice = f"; run it in the folder that has it, or install it: it is not in {os.getcwd()}" if is_absent else ""
         raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}{advice}") from error
     if not hasattr(found, name):
-        place = found.__file__ or f"the folder {next(iter(found.__path__))}"  # which Python imports without code
+        place = found.__file__ or f"the folder {next(iter(found.__path__))}"  # a namespace package
         raise UsageError(f"{flag}={text}: {place} has no {name!r}")
     return getattr(found, name)
 
@@ -106,7 +106,7 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
 
 
 def edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns what happened to source files, `m.py was edited`, given their digests before and now."""
+    """Describes changes of source files, `m.py was edited`, given their digests before and now."""
     words = {
         path: "is new" if path not in was else "is gone" if path not in now else "was edited" for path in {**now, **was}
     }

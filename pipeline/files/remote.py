@@ -76,7 +76,7 @@ def in_command(path: str | os.PathLike[str], flag: str = "") -> str:
 
 
 def credentials_of(url: str) -> str | None:
-    """Returns what the user must do before a command with `in_command` works; None if nothing."""
+    """Returns advice that must be followed before a command with `in_command` works; None if there is none."""
     if needs_arrow(url) and _USER.search(url) and url.startswith("s3://"):
         return "put the key and the secret of the URL into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY first"
     return None
@@ -372,14 +372,14 @@ def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
     except ImportError:
         raise OSError("needs pyarrow, which is not installed: pip install 'stepfeed[remote]'") from None
     system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # by default it retries for a long time and may wait forever
+    if isinstance(system, fs.S3FileSystem):  # its default retries take long and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
         # With a delayed open, files under 10 MiB are one request. A kill would leave a multipart upload, and pyarrow
         # cannot list those.
         options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
         system = fs.S3FileSystem(**options)
-    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes without reacting to signals
+    elif isinstance(system, fs.GcsFileSystem):  # its default retries for 15 minutes without reacting to signals
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path

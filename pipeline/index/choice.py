@@ -85,7 +85,7 @@ def of_names(data_dir: str) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _advised(advice: str) -> Iterator[None]:
-    """Raises what is wrong with names as a UsageError with another advice, as a conversion's does not apply here."""
+    """Replaces the advice of errors about names, as a conversion's does not apply here."""
     try:
         yield
     except DataError as error:
@@ -190,7 +190,7 @@ def _check_name(name: str, what: str, root: StoragePath | None = None) -> None:
 
 
 def _check_folders(data_dir: str, chosen: Mapping[str, Sequence[str]]) -> None:
-    """Raises UsageError if a file belongs to another data set, or its sidecars would be those of another file."""
+    """Raises UsageError if a file belongs to another data set, or would share its sidecars with another file."""
     names = [name for files in chosen.values() for name in files]
     parents = (parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents)
     for place in dict.fromkeys(parents):

@@ -53,7 +53,7 @@ _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompress
 def make_index(
     data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None = None
 ) -> None:
-    """Reads the files, writes the manifest, and prints what it holds; the arguments are the command's flags.
+    """Reads the files, writes the manifest, and prints a summary; the arguments are the command's flags.
 
     Args:
       data_dir, splits, compression, overwrite: flags of the command.

@@ -209,7 +209,7 @@ class ShardImages:
         )
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
-        self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
+        self.kept = {*self._columns.values()}  # kept features take precedence over what is made
         if self._upright and ORIENTATION in self.kept:
             raise UsageError(f"--keep_columns: {ORIENTATION}: with --orientation={UPRIGHT} a column has this name")
         self.sizes: Counter[tuple[int, int, int]] = Counter()

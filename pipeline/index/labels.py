@@ -22,7 +22,7 @@ from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records.labels import MISSING, SeenLabels
 from pipeline.records.schema import kind
 
-KINDS = ("int64", "bytes", "float")  # of values that may be labels
+KINDS = ("int64", "bytes", "float")  # kinds of values that may be labels
 BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
 ANOTHER = "map another feature: --feature_map=label:NAME"
 _MOST_SHOWN = 40  # characters of a text in an error
@@ -182,7 +182,7 @@ class Labels:
 def described(
     splits: Mapping[str, Sequence[ShardLabels]], names: tuple[str, ...], folder: object, are_needed: bool = True
 ) -> Labels:
-    """Returns what a manifest says of labels that were counted.
+    """Returns the manifest's entries for labels that were counted.
 
     Args:
       splits: labels of the files of each split.

@@ -231,7 +231,7 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     request = Request(**options, training=True)
     others = [made for source in request.sources if not (made := manifest.load(source.data_dir)).has_images]
     if others:
-        for name in ("augment", "resize"):  # of a run they are its own code's; given here, they would be ignored
+        for name in ("augment", "resize"):  # a run's code decides on them; given here, they would be ignored
             if (given := getattr(config.order, name)) is not None:
                 raise UsageError(f"--{name}={given}: {others[0].dataset} has records of any kind, not images")
         options |= {"augment": None, "resize": None}

@@ -34,7 +34,7 @@ from pipeline.manifest.manifest import (
 _PACKINGS = ", ".join(name for name in naming.PACKINGS if name)
 _DTYPES = ("uint8", "int64", "float32", "string")
 _COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
-_ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+_ENCODINGS = ("raw", "png", "jpeg", "any")  # encodings of images
 _WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
@@ -194,7 +194,7 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
 
 
 def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
-    """Returns whether the label histogram may be that of as many examples as the split has."""
+    """Returns whether the label histogram agrees with the split's number of examples."""
     histogram, count = split.label_histogram, split.num_examples
     if not manifest.has_images:
         return not any(histogram)

@@ -29,7 +29,7 @@ Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
 NO_COLUMNS = "none"
 ORIENTATION = "exif_orientation"  # column: EXIF's 1 to 8 of each image, if readers turn them (`Manifest.turns_images`)
-MOST_STRINGS = 1 << 16  # of a column, since each process reads them with the manifest
+MOST_STRINGS = 1 << 16  # distinct strings per column; each process reads them with the manifest
 LONGEST_STRING = 256  # characters of a string that a column gets without being asked for
 _NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
@@ -195,7 +195,7 @@ class Columns(Mapping[str, Values]):
         return unknown("column", name, self)
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Returns what the values 0, 1, ... of a column stand for: strings, or names of classes; else nothing."""
+        """Returns the meanings of a column's values 0, 1, ...: strings, or class names; empty for numbers."""
         if name not in self.manifest.columns:
             return ()
         feature = self.manifest.features.get(name)
@@ -217,7 +217,7 @@ class Columns(Mapping[str, Values]):
         return {name: side for name, side in sides if side is not None and name not in self.manifest.columns}
 
     def _selected(self, name: str, column: Column) -> Values:
-        """Returns the values of the selection's records; a whole split's are those of the file, in its memory."""
+        """Returns the values of the selection's records; a whole split shares the memory of the file."""
         splits = self.manifest.splits.items()
         places = {file: (split, first) for split, info in splits for file, first in info.firsts.items()}
         parts: list[tuple[str, int, int]] = []  # split, first record, end

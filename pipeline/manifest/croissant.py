@@ -57,7 +57,7 @@ _SPLITS = {"train": "cr:TrainingSplit", "validation": "cr:ValidationSplit", "tes
 _SPLITS |= {"val": _SPLITS["validation"], "training": _SPLITS["train"], "testing": _SPLITS["test"]}
 _DTYPES = {"string": "sc:Text", **{name: f"cr:{name.title()}" for name in ("float32", "float64")}}
 _DTYPES |= {f"{sign}int{bits}": f"cr:{sign.upper()}Int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_OWN = (  # of `_own`
+_OWN = (  # the parts that `_own` writes
     *("@type", "conformsTo", "identifier", "version", "prov:wasDerivedFrom", "prov:wasGeneratedBy"),
     *("distribution", "recordSet"),
 )
@@ -96,7 +96,7 @@ def renewed(place: StoragePath) -> dict[str, bytes]:
 
 
 def problem_of(data: bytes, text: bytes) -> str | None:
-    """Returns what is wrong with the file beside a manifest, or None; what the user added is not looked at.
+    """Returns a problem with the file beside a manifest, or None; ignores what the user added.
 
     Args:
       data: content of the file, which is ours.
@@ -159,7 +159,7 @@ def _manifest(text: bytes) -> Manifest:
 
 
 def _own(made: Manifest, text: bytes) -> Node:
-    """Returns what the manifest says and nobody else; `text` is the content of its file, as `_manifest` parses it."""
+    """Returns the entries that the manifest decides; `text` is the content of its file, as `_manifest` parses it."""
     derived = [
         {"@type": "prov:Entity", "prov:label": file.file, "contentSize": f"{file.num_bytes} B", "sha256": file.sha256}
         for file in made.source

@@ -17,7 +17,7 @@ from pipeline.manifest.checks import problems
 from pipeline.manifest.manifest import FORMAT_VERSION, NEWEST_VERSION, SEAL, Gone, Manifest, seal_problem
 
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
-_LEAST_DIGITS = 8  # of a digest that names a version
+_LEAST_DIGITS = 8  # digits of a digest that names a version
 
 
 def load(data_dir: PathLike | RemotePath) -> Manifest:
@@ -66,7 +66,7 @@ def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]
 
 
 def gone_in(data_dir: StoragePath) -> list[Gone]:
-    """Returns what is left of the versions of a data set that held deleted records, in no order.
+    """Returns the remains of a data set's versions that held deleted records, in no order.
 
     Raises:
       DataError: a file cannot be read.

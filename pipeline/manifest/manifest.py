@@ -30,7 +30,7 @@ ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points; 
 APPENDED_VERSION = 7  # the data set may be a later version of another
 EDITED_VERSION = 8  # in which labels were set or records deleted
 NEWEST_VERSION = EDITED_VERSION
-MOST_CLASSES = 1 << 20  # of a data set
+MOST_CLASSES = 1 << 20  # classes per data set
 _EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
 NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
@@ -162,7 +162,7 @@ class Feature:
 
 MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
 BOX_LABELS = "box_labels"  # the class of each box
-POINT_LABELS = "keypoint"  # which one of the named points each point is
+POINT_LABELS = "keypoint"  # feature with the number of each point's name
 _CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
@@ -179,7 +179,7 @@ CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     BOXES: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _BOXES.items()},
     POINTS: {relative + name: numbers for relative in (RELATIVE, "") for name, numbers in _POINTS.items()},
 }
-ORIENTATIONS = STORED, UPRIGHT = "stored", "upright"  # of a `PixelRule`
+ORIENTATIONS = STORED, UPRIGHT = "stored", "upright"  # values of `PixelRule.orientation`
 DCTS = FAST, EXACT = "fast", "exact"
 
 
@@ -289,7 +289,7 @@ class SplitInfo:
 
     @property
     def has_labels(self) -> bool:
-        """Whether its records have labels; those of a split that is only to be predicted may have none."""
+        """Whether its records have labels; a split that is only predicted may have none."""
         return any(self.label_histogram) if self.is_labelled is None else self.is_labelled
 
 
@@ -450,7 +450,7 @@ class Manifest:
 
     @property
     def key_feature(self) -> str | None:
-        """Name of the feature with the keys, as the records have it; None if they have no keys."""
+        """Name of the records' feature with the keys; None if they have no keys."""
         key = self.features.get("key")
         return None if key is None else key.named("key")
 
@@ -461,7 +461,7 @@ class Manifest:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def labelled(self, names: Iterable[str]) -> list[str]:
-        """Returns those of some splits whose records have labels.
+        """Returns the splits among `names` whose records have labels.
 
         All of them if the records are not images, or images that need no label.
         """

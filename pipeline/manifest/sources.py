@@ -49,7 +49,7 @@ class Source:
 
 
 def sources_of(given: Any, split: str) -> tuple[Source, ...]:
-    """Returns the sources of an input: those of a mixture, or its single data set, which gets all rows.
+    """Returns the sources of an input: a mixture's, or its single data set, which gets all rows.
 
     Args:
       given: the path of a data set; or pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`, where
@@ -181,7 +181,7 @@ def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_of(source: Source) -> tuple[str, str]:
-    """Returns what a source may be called: by its folder, or with its split."""
+    """Returns the names that a source may be called by: its folder, or that with its split."""
     return str(source), os.fspath(source.data_dir)
 
 

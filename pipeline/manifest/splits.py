@@ -105,7 +105,7 @@ def folds(count: int) -> list[str]:
 
 
 def of_folds(manifest: Manifest) -> tuple[str, str] | None:
-    """Returns what to train on and to evaluate on in a data set of folds: all but the last one, and that.
+    """Returns the splits to train on and to evaluate on in a data set of folds: all but the last one, and the last one.
 
     None: the data set has no folds.
     """

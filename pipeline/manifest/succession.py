@@ -103,7 +103,7 @@ class _Start:
 
     @classmethod
     def of(cls, flags: Mapping[str, Any], order: Mapping[str, Any], run: PathLike) -> _Start:
-        """Returns it for a run; the arguments are those of `pinned`."""
+        """Returns it for a run; takes the arguments of `pinned`."""
         folder, place = order.get(STARTED_IN), flags.get("model_dir")
         if not isinstance(folder, str):
             return cls(None)
@@ -164,7 +164,7 @@ def _pinned(data_dir: str, digest: Any, start: _Start) -> str:
 
 
 def check_trained_on(sources: Sequence[Source], order: Mapping[str, Any], by: object) -> None:
-    """Checks that the folders of a run's data hold what it was trained on.
+    """Checks that the folders of a run's data still hold the data that it was trained on.
 
     Args:
       sources: sources of the run's data, as its flags name them here.

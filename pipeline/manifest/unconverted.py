@@ -15,7 +15,7 @@ _MOST = 2_000  # files to look at
 _TABLES = tuple(f".{kind}{packed}" for kind in ("csv", "tsv", "jsonl") for packed in ("", ".gz"))
 _ARCHIVES = (".zip", ".tar")
 _ARROW = (".arrow", ".feather")
-_MOST_MEMBERS = 100  # of a tar to look at
+_MOST_MEMBERS = 100  # members of a tar to look at
 _SPLITS = {"train", "training", "test", "val", "valid", "validation", "dev", "eval"}
 
 
@@ -41,7 +41,7 @@ def advice(folder: str) -> str:
 
 
 def _of_other_files(folder: str, files: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what lies in a folder without images and TFRecords, and the flags to convert it; None if unclear."""
+    """Returns the kind of data in a folder without images and TFRecords, and flags to convert it; None if unclear."""
     source = in_command(folder, "--source")
     if any(path.endswith(".parquet") for path in files):
         return "Parquet files", f"--dataset=parquet {source}"
@@ -58,7 +58,7 @@ def _of_other_files(folder: str, files: Sequence[str]) -> tuple[str, str] | None
 
 
 def _of_images(folder: str, files: Sequence[str], images: Sequence[str]) -> str:
-    """Returns the flags for a folder with images: those of its table, or of its folders of classes."""
+    """Returns the flags for a folder with images, which has a table or a folder per class."""
     if tables := _tables(files):
         return f"--dataset=image_table {in_command(os.path.join(folder, tables[0]), '--source')}"
     folders = {path.split(os.sep)[0].lower() for path in images if os.sep in path}

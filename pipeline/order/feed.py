@@ -22,7 +22,7 @@ from pipeline.order.sharding import Shard
 from pipeline.order.views import EpochPositions, Located, consecutive, is_skipped
 
 Bools = NDArray[np.bool_]
-Permutation = Callable[[int, int], I64]  # of a key and a size, as `hashing.permutation`
+Permutation = Callable[[int, int], I64]  # takes a key and a size, like `hashing.permutation`
 
 
 class LaidShards(NamedTuple):

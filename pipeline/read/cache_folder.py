@@ -23,8 +23,8 @@ from pipeline.manifest import naming
 
 _LOCK, _DRAFT = ".lock", ".part"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
-_DIGITS = 16  # of the digest
-_FREE_SHARE = 0.9  # of the free disk space, if the user sets no bound
+_DIGITS = 16  # digits of the digest
+_FREE_SHARE = 0.9  # share of the free disk space, unless the user sets a bound
 _LOCK_SECONDS, _LOCK_WAIT = 30.0, 0.002
 
 

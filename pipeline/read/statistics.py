@@ -21,7 +21,7 @@ except ImportError:  # installed without a compiler, or for another kind of proc
 
 STATISTICS_SPLIT = "train"  # normalisation must not use test images
 _PERIOD = 48  # compiled code adds values up by position modulo this
-_MOST_BARS = 20  # of a histogram of numbers
+_MOST_BARS = 20  # bars in a histogram of numbers
 _AT_ONCE = 1 << 20  # numbers of a column, which may be mapped from a file, in memory at a time
 _VALUES = 3 << 16  # 192 Ki values, widened to uint32 at a time, fit into the cache
 _MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit into uint32
@@ -173,7 +173,7 @@ def number_bars(splits: Mapping[str, NDArray[Any]]) -> list[tuple[str, dict[str,
     for values in splits.values():
         for block in _finite_blocks(values):
             distinct = np.union1d(distinct, block)
-            if len(distinct) > _MOST_BARS:  # of these, only the bounds matter
+            if len(distinct) > _MOST_BARS:  # only the bounds matter then
                 distinct = np.concatenate([distinct[:_MOST_BARS], distinct[-1:]])
     if not len(distinct):
         return []

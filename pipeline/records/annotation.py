@@ -23,7 +23,7 @@ from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, REL
 WEIGHT = "_weight"  # behind the name of boxes or points: which of them are visible
 BACKGROUND = "background"  # name of the class 0 of masks, around all objects
 IGNORED = 255  # value of a mask's pixels that stand for no class, as in PASCAL VOC
-_COUNTS = ("most", "counts", "beyond", "tiny", "unseen")  # of `ShardAnnotations`, by feature
+_COUNTS = ("most", "counts", "beyond", "tiny", "unseen")  # fields of `ShardAnnotations` that are dicts by feature
 _SLACK = 0.01  # part of the image's side by which numbers that were rounded reach beyond it
 
 
@@ -220,7 +220,7 @@ class ShardAnnotations:
         self.beyond = dict.fromkeys(features, 0)  # boxes and points that reach beyond the image
         self.tiny = dict.fromkeys(features, 0)  # those that lie in its first pixel
         self.unseen = dict.fromkeys(features, 0)  # without visible area
-        self.classes = np.zeros(256, bool)  # of masks
+        self.classes = np.zeros(256, bool)  # classes seen in masks
         self.highest = -1  # class of a box
         for name, value in (counted or {}).items():
             for field in _COUNTS:
@@ -229,7 +229,7 @@ class ShardAnnotations:
             self.highest = max(self.highest, value.get("highest", -1))
 
     def packed(self) -> dict[str, dict[str, Any]]:
-        """Returns what was counted, as JSON has it."""
+        """Returns the counts as JSON-compatible objects."""
         found: dict[str, dict[str, Any]] = {
             n: {field: getattr(self, field)[n] for field in _COUNTS} for n in self.features
         }

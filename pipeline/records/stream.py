@@ -39,7 +39,7 @@ class RecordStream:
         """
         self._file, self._size = read, block
         self._compression = compression
-        self._inflater: Any = None  # of the current member
+        self._inflater: Any = None  # the current member's decompressor
         self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and its remaining input at that time
         self._given = 0  # bytes returned since then
         self._damage: zlib.error | None = None

@@ -290,7 +290,7 @@ def example(
 
 
 def problem_of(feature: Feature, values: Values) -> str | None:
-    """Returns why values of a record cannot be those of a feature, to follow its name; None if they can."""
+    """Returns why a record's values do not fit a feature, to follow its name; None if they do."""
     kind, count, unit = _expected(feature.dtype, feature.shape)
     found = None if isinstance(values, list) else values.dtype
     if found != kind and (found is not None or values):  # without values there is no kind

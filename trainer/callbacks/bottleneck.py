@@ -23,7 +23,7 @@ from trainer.step.gradients import all_sum
 from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
-_LEAST_SECONDS = 5.0  # of steps, to print a verdict without being asked
+_LEAST_SECONDS = 5.0  # seconds of training needed for a verdict that nobody asked for
 _SHORT_STEP = 2e-3  # seconds; in shorter steps, launching operations takes much of the time
 _REPEATS, _ROUNDS = 3, 3  # all-reduces in a loop; loops, the fastest of which counts
 
@@ -202,7 +202,7 @@ class Bottleneck(Callback):
         return f"{times}; may help: {', '.join(advice(times, self._config, self._facts))}"
 
     def measured(self) -> str:
-        """Returns the verdict, after measuring what it needs. All workers call it when training has finished."""
+        """Measures and returns the verdict. All workers call it when training has finished."""
         exchange = constant = None
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.

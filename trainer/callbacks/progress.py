@@ -36,7 +36,7 @@ class RunSummary:
 
     def __init__(self, output: Output, config: TrainConfig, plan: Plan, state: TrainState) -> None:
         self._output, self._config, self._plan, self._state = output, config, plan, state
-        self._cached = cache_counts()  # by earlier runs of this process
+        self._cached = cache_counts()  # counts of earlier runs in this process
 
     def start(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
         """Prints the devices, the model, the range of steps, changes since the checkpoint, and when it saves.

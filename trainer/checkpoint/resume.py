@@ -31,11 +31,11 @@ _COMPARED_APART = (
     "first_weights",
     "phases",
 )  # parts of a checkpoint's content; other parts must be equal
-STEP = "step"  # of a checkpoint, besides the content of its record
+STEP = "step"  # added to the content of a checkpoint's record
 _DIGEST = "manifest_digest"  # field of an order spec; in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
-CLASS_NAMES = "class_names"  # of the training data, by class number; earlier checkpoints lack them
+CLASS_NAMES = "class_names"  # class names of the training data, by number; earlier checkpoints lack them
 
 
 class State(Protocol):
@@ -99,7 +99,7 @@ class RunSpec:
         return cls(state, training.spec, config, structures.of(state.model), data, code_of(config))
 
     def content(self) -> dict[str, Any]:
-        """Returns what a checkpoint of this run stores besides variables, as JSON."""
+        """Returns the part of a checkpoint that is not variables, as JSON."""
         config, data = self.config, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""

@@ -32,7 +32,7 @@ import keras
 Structure = Mapping[str, Any]
 
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
-_MOST_CHARACTERS = 60  # of a value in a message
+_MOST_CHARACTERS = 60  # characters of a value in a message
 # Layers without weights that only act in training: adding or removing one does not change the model.
 _OF_TRAINING = re.compile(r"\w*Dropout(\dD)?|Gaussian(Noise|Dropout)|ActivityRegularization")
 # Arguments that affect how a layer is trained rather than what it computes: of any layer, and of Keras' own.

@@ -35,7 +35,7 @@ ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker's first messa
 _EXPLAINING_SECONDS = 15.0  # for reaching the others, who may be loading TensorFlow
 _TOLD_SECONDS = 2.0  # in which the chief learns why a lost worker left, if it said so
 _PASSED_ON_SECONDS = 10.0  # in which the others learn it from the chief, which may notice the loss later
-_MOST_CHARACTERS = 300  # of an error sent to others
+_MOST_CHARACTERS = 300  # characters of an error sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
 _Connection: TypeAlias = tuple[socket.socket, bytes]  # and bytes already read from it
@@ -337,7 +337,7 @@ class _Chief:
 
     def __init__(self, cluster: Cluster, hello: Hello, timeout: float, port: socket.socket) -> None:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
-        self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
+        self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # the other workers by rank
         self.kept: dict[int, _Connection] = {}
         self.told: set[int] = set()  # ranks of workers that know the outcome
 

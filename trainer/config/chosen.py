@@ -122,7 +122,7 @@ def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[
     found: dict[str, Any] = {}
     if resize:
         height = width = _SIDE
-        with contextlib.suppress(UsageError):  # which is told with the user's other mistakes
+        with contextlib.suppress(UsageError):  # reported with the user's other mistakes
             height, width = parse_size(resize) or (height, width)
     elif not height or not width or max(height, width) > _SIDE:
         height = width = _SIDE

@@ -119,7 +119,7 @@ def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def compiled(group: Any, field: dataclasses.Field[Any]) -> str:
-    """Returns what a compiled model has of its own instead of a flag; empty: the flag applies to it, too."""
+    """Returns the part of a compiled model that replaces a flag; empty if the flag applies to it, too."""
     return _said(group, field, "compiled", "")
 
 
@@ -136,7 +136,7 @@ def in_replay(kind: type) -> dict[str, Any]:
 
 
 def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: _Said) -> _Said:
-    """Returns what a flag says of itself, else its group of all its flags."""
+    """Returns a flag's own metadata, or else its group's."""
     said: _Said | None = field.metadata.get(meaning)
     return getattr(group, meaning, default) if said is None else said
 

@@ -26,7 +26,7 @@ from trainer.config.meaning import flag
 if TYPE_CHECKING:
     import keras
 
-IMAGENET = "imagenet"  # of --initialize_from: the weights that Keras has for a model of keras.applications
+IMAGENET = "imagenet"  # value of --initialize_from: the weights that Keras has for a model of keras.applications
 _WEIGHT_FILES = (".h5", ".keras")
 COMPILING = ("auto", "on", "off")
 _SWITCHED = {"true": "on", "false": "off"}
@@ -396,7 +396,7 @@ class Model:
 # A user's model has the defaults of the flags: momentum 0.9 at a rate of 0.01, which "typically works for standard
 # multi-layer neural networks" (Bengio 2012, "Practical recommendations for gradient-based training", 3.1).
 MODELS: Registry[Model] = Registry("trainer.models", Model, besides=("layers", "weight_files"))
-_OWN_EPOCHS = 20  # of a user's model or task
+_OWN_EPOCHS = 20  # epochs for a user's model or task
 
 
 def epochs_of(name: str) -> int:
@@ -406,7 +406,7 @@ def epochs_of(name: str) -> int:
 
 
 def built_in(name: str | None) -> Model | None:
-    """Returns the built-in model that --model names, such as `lenet` or `keras:VGG16`; None: it is none of these."""
+    """Returns the built-in model that --model names, such as `lenet` or `keras:VGG16`; None if it names none."""
     family, colon, member = (name or "").partition(":")
     if not colon:
         return MODELS.get(family)

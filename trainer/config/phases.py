@@ -133,11 +133,11 @@ class Phases:
         return tuple((first, end) for first, end in found if first < end)
 
     def content(self) -> dict[str, Any]:
-        """Returns what a checkpoint of the run stores; nothing without --phases."""
+        """Returns the phases as a checkpoint stores them; empty without --phases."""
         return {_STORED: [dataclasses.asdict(one) for one in self.each]} if self.are_given else {}
 
     def changes(self, stored: Mapping[str, Any], step: int) -> tuple[str, str]:
-        """Returns how they differ from those of a checkpoint, in words: in phases that began before a step, and later.
+        """Describes how they differ from a checkpoint's: in phases that began before a step, and in later ones.
 
         Args:
           stored: the content of the checkpoint's record.
@@ -169,7 +169,7 @@ NO_PHASES = Phases()
 
 
 def options_of(segment: Segment) -> dict[str, Any]:
-    """Returns what a phase gives, by the names of `Phase`.
+    """Returns the values that a phase gives, by the names of `Phase`.
 
     Raises:
       UsageError: a key is unknown or there twice, or a value cannot work.

@@ -1,4 +1,4 @@
-"""Flags for where a run computes and what it writes: strategy, processes, folder."""
+"""Flags for where a run computes and writes: strategy, processes, folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = 10**9  # 31 years; with more, the clocks of TensorFlow and of threads
 
 @dataclasses.dataclass(frozen=True)
 class RunFlags:
-    """Where it runs, and what it writes."""
+    """Where a run computes, and where it writes."""
 
     shapes_training: ClassVar[bool] = False
 

@@ -202,7 +202,7 @@ class StepFlags:
     def period(self, name: str, steps_per_epoch: int) -> Period:
         """Returns how often it is time for a `log` line, a `summary`, an `eval`uation or a `checkpoint`, given T."""
         every, seconds, soonest = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0), 0.0
-        if seconds is None:  # of checkpoints
+        if seconds is None:  # --checkpoint_secs was not given
             interval = Interval.of(every)
             is_clocked = interval.amount > 0 and not interval.is_time
             seconds, soonest = (CHECKPOINT_SECS, FIRST_CHECKPOINT_SECS) if is_clocked else (0.0, 0.0)

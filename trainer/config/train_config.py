@@ -59,7 +59,7 @@ _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "True 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All flags. The defaults shown are those of the model and the optimizer that are named before --help."""
+    """All flags. The defaults shown are for the model and the optimizer that are named before --help."""
 
     data: DataFlags
     run: RunFlags
@@ -79,7 +79,7 @@ class TrainConfig:
         )
 
     def _check_views(self) -> None:
-        """Checks the view of all records, and those of the sources that have one of their own."""
+        """Checks the view of all records, and the views of sources that have their own."""
         sources, for_all = self.data.sources, {name: getattr(self.order, name) for name in VIEWS}
         if len(sources) > 1:
             sources, for_all = own_views(sources, for_all)
@@ -142,7 +142,7 @@ class TrainConfig:
         return config
 
     def with_code(self, **names: str) -> TrainConfig:
-        """Returns the config with a user's model or task, whose defaults replace those of flags that were not given.
+        """Returns the config with a user's model or task, whose defaults apply to flags that were not given.
 
         Args:
           **names: `model` and `task`, each as module:name.
@@ -412,7 +412,7 @@ def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
-    """Returns the arguments, with those of --config put first, and whether --dump_config is one of them.
+    """Returns the arguments, preceded by the flags in --config, and whether --dump_config is among them.
 
     If neither data nor a file are given, the stored flags of the run in --model_dir come first, except for this
     process's place in its cluster.

@@ -22,7 +22,7 @@ _COPIES = "take the mean over so many copies of an image: itself, and others aug
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFlags:
-    """A trained model. Flags that are not given are those of its run.
+    """A trained model. Flags that are not given come from its run.
 
     Attributes:
       needs_split: whether a split has to be named if the run evaluated none; else it is the one that was trained on.
@@ -75,7 +75,7 @@ class CheckpointFlags:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(CheckpointFlags):
-    """What is evaluated, and where the results go. Data flags default to those of the run."""
+    """What is evaluated, and where the results go. Data flags default to the run's."""
 
     needs_split: ClassVar[bool] = True
 
@@ -120,7 +120,7 @@ class EvaluateConfig(CheckpointFlags):
 
 EXPORT = "export.json"  # describes the exported files, beside them
 ARRAYS = ".npz"
-_OUTPUTS = (".jsonl", ".csv", ARRAYS)  # of predictions
+_OUTPUTS = (".jsonl", ".csv", ARRAYS)  # endings of files of predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _Required:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(CheckpointFlags, _Required):
-    """What is exported, and how it is compared with the model. Data flags default to those of the run."""
+    """What is exported, and how it is compared with the model. Data flags default to the run's."""
 
     format: str | None = flag(
         None,

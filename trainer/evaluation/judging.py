@@ -199,7 +199,7 @@ class Tally:
         np.add.at(self._matrix, (labels, predictions), 1)
         self._loss += float(losses.sum())
         for i in np.flatnonzero(predictions != labels).tolist():
-            rank = (float(losses[i]), -int(records[i]))  # of equal losses, the first record's counts as worse
+            rank = (float(losses[i]), -int(records[i]))  # with equal losses the earlier record counts as worse
             if len(self._kept) == self._worst and (not self._kept or rank <= self._kept[0][0]):
                 continue
             key = None if keys is None else _text(keys[i])

@@ -67,7 +67,7 @@ def run(config: PredictConfig, paths: Sequence[str]) -> None:
 
 
 def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> None:
-    """Raises UsageError if the model takes other inputs, or --output has no room for what it gives."""
+    """Raises UsageError if the model takes other inputs, or --output cannot hold its outputs."""
     first, is_arrays = config.inputs[0], config.output is not None and config.output.endswith(ARRAYS)
     if predictor.image_shape is not None:
         if are_records:
@@ -115,7 +115,7 @@ def _told(
     batches: Iterable[list[Prediction]],
     images: int | None,
 ) -> list[Prediction]:
-    """Prints a line for each prediction, or writes them to --output; returns those of files that cannot be read.
+    """Prints a line for each prediction, or writes them to --output; returns the failures of unreadable files.
 
     The file is replaced as a whole or stays as it was. `images` is their number; None: the predictions are of records.
     """

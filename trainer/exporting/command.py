@@ -38,9 +38,9 @@ from trainer.inference import Trained, build_first
 
 _TOLERANCE = 1e-4
 _MOST_OUTPUT = 256 << 20  # 256 MiB of outputs for the examples
-_ROWS = 32  # of a batch of records
+_ROWS = 32  # records per batch
 _NO_PYTHON = "an exported program runs without it"
-_ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part
+_ROUGH_TOLERANCE = 0.02  # for models that compute in less than float32, and JPEGs that are decoded in part
 
 
 def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
@@ -121,7 +121,7 @@ def _write_all(
 
 
 def _tolerance(trained: Trained, model: Served | Parsed) -> float:
-    """Returns how far the outputs of a file may be from those of the model.
+    """Returns how far the outputs of a file may be from the model's.
 
     If a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates colours
     without their neighbours. An exported model gets an image that was decoded as a whole.
@@ -164,7 +164,7 @@ def _about(
             "records": {
                 "needs": list(model.needs),  # features that each must have
                 "outputs": model.kinds,
-                "image": model.image and dataclasses.asdict(model.image),  # by which image files become records
+                "image": model.image and dataclasses.asdict(model.image),  # how image files become records
             }
         }
     else:

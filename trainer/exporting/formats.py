@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trainer.exporting.parsed import Parsed
     from trainer.exporting.served import Served
 
-_OPSET = 17  # of 2022: what most ONNX runtimes of today read
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')  # of MLIR
+_OPSET = 17  # from 2022; most ONNX runtimes in use read it
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')  # tokens of MLIR
 
 
 _SAID = """\

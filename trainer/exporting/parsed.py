@@ -25,7 +25,7 @@ from trainer.exporting.served import Fitting, model_of_images, told_apart
 from trainer.inference import Trained
 from trainer.task import classes_of, gives_probabilities, tags_of
 
-Outputs = dict[str, tf.Tensor]  # by name, (rows, ...) each
+Outputs = dict[str, tf.Tensor]  # outputs by name, (rows, ...) each
 FEATURES, OUTPUTS = "features", "outputs"  # names of a single tensor
 _RECORDS = tf.TensorSpec([None], tf.string, name="records")
 _ANY_ROWS = "predictions and exports parse any number of records: shapes begin with -1, or tf.shape(records)[0]"

@@ -37,7 +37,7 @@ from trainer.inference import Trained, build_first
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
 _READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
 _AGAIN = f"export the run again ({to_run('trainer.export')})"
-_RULE = PixelRule()  # of data sets that are converted today
+_RULE = PixelRule()  # rule of data sets converted by this release
 _OF_TENSORFLOW = tf.errors.OpError, UnicodeDecodeError  # the latter for messages with bytes of a record in them
 NOT_CLASSES = "its outputs are not one number per class"
 NOT_A_TABLE = "its outputs are arrays, not classes or a few numbers"
@@ -161,7 +161,7 @@ class Predictor:
     def of_trained(cls, trained: Trained, eval_copies: int | None = None) -> Predictor:
         """Returns the model of a checkpoint; `eval_copies` as for `of_run`."""
         if trained.takes_records:
-            dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # which refuses copies of records
+            dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # refuses copies of records
             of_records = parsed(trained)
             names, kinds = of_records.class_names, of_records.kinds
             return cls(str(trained), names, None, of_records.answers, image=of_records.image, kinds=kinds)
@@ -275,7 +275,7 @@ class Predictor:
             raise DataError(f"{self.name}: {root_cause(message_of(error))[1]}") from None
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Returns the probabilities of fitted images; those of one size are computed at once."""
+        """Returns the probabilities of fitted images; images of one size are computed together."""
         found = np.zeros((len(fitted), len(self.class_names)), np.float32)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, picture in enumerate(fitted):
@@ -396,7 +396,7 @@ class Predictor:
 
 
 def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
-    """Returns the pixels of an image file as training got those of its files: uint8 (height, width, channels).
+    """Decodes an image file by the training data's rule: uint8 (height, width, channels).
 
     Args:
       file: its content, in any format that a conversion reads.

@@ -93,7 +93,7 @@ def answer(kind: str, path: str, folder: str, classes: int) -> None:
     if names is not None:
         joined["class_name"] = np.array([n.decode() if isinstance(n, bytes) else n for n in names.tolist()])
     partial = os.path.join(folder, f"{kind}.partial.npz")
-    np.savez(partial, **joined)  # type: ignore[arg-type]  # of allow_pickle, which is not among the names
+    np.savez(partial, **joined)  # type: ignore[arg-type]  # mypy thinks of allow_pickle, which is not among the names
     os.replace(partial, os.path.join(folder, f"{kind}.answers.npz"))
 
 

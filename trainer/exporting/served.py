@@ -42,12 +42,12 @@ from trainer.inference import Trained
 from trainer.models.layers import LocalResponseNorm, ScalePixels
 from trainer.task import classes_of, gives_probabilities, shape_of
 
-_LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.augmentation.kernels.normalise`
+_LEAST_STD = 1e-3  # for a channel that never varies, as in `pipeline.augmentation.kernels.normalise`
 
 
 @functools.singledispatch
 def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    """Returns what `recipe.evaluate` gives for a batch of any size.
+    """Does the same as `recipe.evaluate` for a batch of any size.
 
     Args:
       recipe: a named one.
@@ -126,7 +126,7 @@ def _floats(images: keras.KerasTensor) -> keras.KerasTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Fitting:
-    """Brings raw images of any size to that of the model, as the input does when it decodes them.
+    """Resizes raw images to the model's size, as the input does when it decodes them.
 
     Attributes:
       crop: part to take, and the size of the result.
@@ -173,7 +173,7 @@ class Served:
 
     @property
     def in_words(self) -> str:
-        """What it takes and gives, as a line."""
+        """A description of inputs and outputs in one line."""
         height, width, channels = self.core_shape
         fitted = f" of any size, fitted to {height}x{width}" if self.fitting else f" of {height}x{width}x{channels}"
         outputs = f"probabilities, class and class_name of {len(self.class_names)} classes"
@@ -342,7 +342,7 @@ def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | Non
 
 
 def without_own_layers(model: keras.Model) -> keras.Model:
-    """Returns a model of the same variables and outputs whose file loads without our code; a user's as it is."""
+    """Returns a model with the same variables and outputs whose file loads without our code, or the user's own."""
     if not any(isinstance(layer, ScalePixels | LocalResponseNorm) for layer in model.layers):
         return model
     if not isinstance(model, keras.Sequential):

@@ -139,7 +139,7 @@ def _check_not_given(flags: object, target: str, meant: str) -> None:
             )
 
 
-_MOST_PROCESSES = 10_000  # of a kind: more is a typo
+_MOST_PROCESSES = 10_000  # processes per kind; more is a typo
 PAGE_PORT = 8420  # port of a job's page, unless it is taken
 
 

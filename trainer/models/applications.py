@@ -28,7 +28,7 @@ _SIDES = {
     **{"EfficientNetV2M": 480, "EfficientNetV2L": 480, "NASNetLarge": 331},
     **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
 }
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels scaled to [0, 1]
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels scaled to [0, 1]
 
 
 @functools.cache

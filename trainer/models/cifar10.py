@@ -20,7 +20,7 @@ _WEIGHT_DECAY = 0.004  # for the tutorial's two local layers, as tf.nn.l2_loss d
 _WIDTHS = (64, 256, 256)
 _PATCH = 2  # pixels on a side
 _LOGIT_SCALE = 1 / 9
-_STATISTICS_DECAY = 0.9  # of moving means and variances; low, since a run has only a few thousand steps
+_STATISTICS_DECAY = 0.9  # decay of the moving means and variances; low, since a run has only a few thousand steps
 
 
 # As in the tutorial: batch 128, rate 0.1 times 0.1 every 350 epochs, augmented 24x24 crops, averaged weights for #

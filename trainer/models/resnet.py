@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
     layers = Lazy("trainer.models.layers")
 
-_WIDTHS = (64, 128, 256, 512)  # of each stage of ResNet-18 and ResNet-50
+_WIDTHS = (64, 128, 256, 512)  # widths of the stages of ResNet-18 and ResNet-50
 _BLOCKS_18, _BLOCKS_50 = (2, 2, 2, 2), (3, 4, 6, 3)
 _WIDENED = 4  # a block of ResNet-50 outputs this many times the channels of its 3x3 convolution
 _WIDTHS_20, _BLOCKS_20 = (16, 32, 64), 3

@@ -60,7 +60,7 @@ class Asynchronous:
 
     @tf.function(autograph=False)
     def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor, rows: tf.Tensor) -> Made:
-        """Runs those of the `count` steps from `first` that are not applied yet; all are in one epoch.
+        """Runs the steps among the `count` from `first` that are not applied yet; all are in one epoch.
 
         Args:
           columns: iterator over the worker's columns.

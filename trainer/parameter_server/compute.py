@@ -212,7 +212,7 @@ class TurnBatches:
         return batch
 
 
-_COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers, which have no public way to set them
+_COUNT, _RATE = "_iterations", "_learning_rate"  # attributes of Keras' optimizers, which have no public way to set them
 _OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimizer": "keeps a loss scale"}
 
 
@@ -301,7 +301,7 @@ class Compute:
         shown: Period = Period(),  # noqa: B008, it is immutable
         skips: Intervals = (),
     ) -> None:
-        """Makes further variables next to those of the state.
+        """Makes further variables next to the state's.
 
         Args:
           strategy: strategy of the parameter servers.

@@ -71,7 +71,7 @@ class EvaluationStep:
         return all_sum(sums(rows))
 
     def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the trainable variables' values (their average, if there is one), then those of the others."""
+        """Returns the values of the trainable variables (their averages, if there are any), then of the others."""
         trainable, fixed = self.state.values()
         if self.state.averages:
             trainable = [tf.convert_to_tensor(value) for value in self.state.averages.values]

@@ -87,7 +87,7 @@ class Gradients:
         return function(unit, weight, step, scale, values, rows)
 
     def flat_of(self, unit: tf.Tensor, weight: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
-        """Returns what `of` does, compiled, in one float32 vector: replicas then send one message to each other."""
+        """Does the same as `of`, compiled, in one float32 vector: replicas then send one message to each other."""
         step, scale = self.train_state.global_step.read_value(), self.train_state.loss_scale()
         flat: tf.Tensor = self._compiled_flat(unit, weight, step, scale, values, rows)
         return flat

@@ -22,10 +22,10 @@ from trainer.runtime import LossFunctionWrapper
 from trainer.task import LOSS, DataSpec, Evaluation, Model, Task, shape_of
 
 WEIGHT = "weight"
-ROWS = "weighted rows"  # whose weight is not 0: how many there are, where a task has sample weights
-Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and the sums that the metrics need
+ROWS = "weighted rows"  # number of rows whose weight is not 0, if a task has sample weights
+Sums = dict[str, tf.Tensor]  # sums by name, float32: `weight` (), `loss` (), and what the metrics need
 _SEPARATOR = "/"  # between a metric's name and the number of its state
-_MOST_CHARACTERS = 300  # of an error of Keras
+_MOST_CHARACTERS = 300  # characters of Keras' error that are shown
 
 
 class Measure(Protocol):
@@ -254,7 +254,7 @@ def divisor(weight: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(weights: tf.Tensor, data: DataSpec | None) -> Sums:
-    """Returns the sum of the weights of rows; with sample weights, from which it does not follow, their number, too."""
+    """Returns the sum of the rows' weights; with sample weights their number, too, which does not follow from it."""
     if data is None or not data.has_sample_weights:
         return {WEIGHT: tf.reduce_sum(weights)}
     return {WEIGHT: tf.reduce_sum(weights), ROWS: tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), tf.float32))}
@@ -293,7 +293,7 @@ def result_of(
     may_skip: int,
     averaged: bool,
 ) -> Evaluation:
-    """Returns the means over all examples of some splits, and those of each split.
+    """Returns the means over all examples of some splits, and over each split.
 
     Args:
       splits: {name: what was read}.
@@ -309,7 +309,7 @@ def result_of(
     parts = []
     for name, split in splits.items():
         count, weight = split.order.num_records, float(totals[name][WEIGHT])
-        if ROWS in totals[name]:  # of weight 0 are rows that the user's weights leave out, beside padding
+        if ROWS in totals[name]:  # rows that the user's weights leave out have weight 0, like padding
             if weight <= 0:
                 raise DataError(f"the sample weights of the split {name!r} add up to {weight:g}: must be above 0")
         elif not 0 <= count - int(weight) <= may_skip or weight == 0:
@@ -339,7 +339,7 @@ def _in_one_line(flag: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, tf.errors.InvalidArgumentError) as error:
-        said = error.args[0] if isinstance(error, KeyError) else error  # whose text is a repr
+        said = error.args[0] if isinstance(error, KeyError) else error  # its text is a repr
         reason = " ".join(str(said).split())[:_MOST_CHARACTERS]
         raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
 

@@ -16,7 +16,7 @@ from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
 from trainer.step import trained
 from trainer.topology import without_all_reduce
 
-_OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # which --optimizer takes no arguments for
+_OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # arguments that have flags of their own
 # Methods of Keras' optimizers that update all copies of the variables under a strategy.
 _OF_ALL_COPIES = (
     "_apply_weight_decay",
@@ -49,7 +49,7 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
     given = {"learning_rate": 0.0, **arguments}
     if flags.weight_decay or name in ("adamw", "muon"):  # in Keras their defaults are not 0
         given["weight_decay"] = flags.weight_decay
-    if name == "muon":  # of the variables that it leaves to Adam
+    if name == "muon":  # for the variables that it leaves to Adam
         given.setdefault("adam_weight_decay", flags.weight_decay)
     if name == "sgd" or name in WITH_MOMENTUM:
         momentum = flags.momentum if name in WITH_MOMENTUM else 0.0

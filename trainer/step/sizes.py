@@ -74,7 +74,7 @@ def specs_of(data: DataSpec, plan: Plan) -> list[DataSpec]:
 
 
 def _but_for_size(data: DataSpec) -> Any:
-    """Returns what all phases must share: dtype and channels of images."""
+    """Returns the properties that all phases must share: dtype and channels of images."""
     features = data.features
     are_images = isinstance(features, tf.TensorSpec) and features.shape.rank == 4
     return (features.dtype, features.shape[3]) if are_images else features
@@ -85,7 +85,7 @@ def _size(data: DataSpec) -> str:
 
 
 def fed_by(run: Fed, task: Task, specs: Sequence[DataSpec], phases: Phases, flag: str) -> tuple[Fed, ...]:
-    """Returns what computes the steps of each phase. Call it in the strategy's scope.
+    """Returns an object for each phase that computes its steps. Call it in the strategy's scope.
 
     Args:
       run: what evaluates, and trains where a phase has the run's images.

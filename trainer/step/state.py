@@ -29,11 +29,11 @@ from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
-DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
+DECAY = 0.9  # decay of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
 _WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates
 _WIDTH = 2  # the axis of a batch of images
-_SEED_BITS = 32  # of a key in each of the two numbers of a Keras seed
-_SEED_NAME = "seed_generator_state"  # of Keras' variables
+_SEED_BITS = 32  # bits of a key in each of the two numbers of a Keras seed
+_SEED_NAME = "seed_generator_state"  # name of Keras' variables
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,7 +256,7 @@ def _shape(flags: OptimizerFlags, kind: str, steps_per_epoch: int, warmup: int, 
 
 
 def planned(config: TrainConfig, plan: Plan, strategy: tf.distribute.Strategy, task: type[Task]) -> TrainState:
-    """Returns the state at step 0 of a run that trains as a plan says; arguments and errors are those of `build`."""
+    """Returns the state at step 0 of a run with a plan; arguments and errors as in `build`."""
     data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
     specs = sizes.specs_of(data, plan)
     rates = schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
@@ -364,7 +364,7 @@ def _check_mirrored(task: Task) -> None:
 
 
 def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
-    """Refuses flags that training a compiled model would ignore: those of the optimizer and the loss."""
+    """Refuses flags that training a compiled model would ignore: flags of the optimizer and the loss."""
     for group in (config.optimizer, config.model):
         for field in dataclasses.fields(group):
             own, value = meaning.compiled(group, field), getattr(group, field.name)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from pipeline.batch.batches import DeviceAugmentation
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"
-BUCKETS = 30  # of a histogram, as in TensorBoard's own
+BUCKETS = 30  # buckets per histogram, as in TensorBoard's own
 COLUMNS = 4 + BUCKETS
 _MOST_IMAGES = 8  # shown per step
 _CHANNELS = (1, 3, 4)  # numbers of channels that can be shown as an image
@@ -75,7 +75,7 @@ class Summaries:
         return self._features(rows)[:_MOST_IMAGES]
 
     def _features(self, rows: tuple[Any, ...]) -> Any:
-        """Returns the features of real rows as the model gets them; with virtual replicas, those of the first."""
+        """Returns the features of real rows as the model gets them; with virtual replicas, the first one's."""
         first = tf.nest.map_structure(lambda part: part[0], rows) if self.virtual else rows
         features, _, weights = self.augment(*first) if self.augment else first
         return tf.nest.map_structure(lambda part: tf.boolean_mask(part, weights > 0), features)

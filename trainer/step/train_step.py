@@ -388,7 +388,7 @@ class TrainStep:
         return self._local(self.strategy.run(self._replica_losses, rows))
 
     def _replica_losses(self, features: Any, labels: Any, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of each row of a replica; the arguments are those of `_contribution`."""
+        """Returns the loss of each row of a replica; takes the arguments of `_contribution`."""
         compute, values, rows = self.gradients, self.state.values(), (features, labels, weights)
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
         if not self.virtual_replicas:
@@ -416,7 +416,7 @@ class TrainStep:
                 return batch, state, tf.maximum(self._clock() - ended, 0.0)
 
     def _taken(self, batch: Any) -> list[tf.Tensor | tf.Operation]:
-        """Returns what the host has once a batch is there, without waiting for what GPUs compute before it."""
+        """Returns tensors that the host has once a batch is there, without waiting for a GPU's earlier work."""
         parts = [tf.nest.flatten(part, expand_composites=True) for part in self._local(batch)]
         extended = self.strategy.extended
         devices = tuple(extended.worker_devices)
@@ -426,7 +426,7 @@ class TrainStep:
         return [clock.begun(*one) for one in zip(parts, variables, devices, strict=True)]
 
     def _start(self) -> _Carried:
-        """Returns what the last loop has passed on to the first update of this one."""
+        """Returns the values that the last loop passed on to this one's first update."""
         nothing, epoch = tf.constant(0.0, tf.float64), self.epoch.read_value()
         step, averages = self.state.global_step.read_value(), self.averages.read_value()
         return _Carried(step, tf.constant(True), nothing, averages, epoch, tf.zeros_like(epoch))
@@ -492,7 +492,7 @@ class TrainStep:
         penalty: tf.Tensor,
         finite: tf.Tensor,
     ) -> _Carried:
-        """Returns what an update passes on, but for the seconds.
+        """Returns the values that an update passes on, except the seconds.
 
         Args:
           before: what the update before has passed on.
@@ -516,7 +516,7 @@ class TrainStep:
         )
 
     def _contribution(self, features: Any, labels: Any, weights: tf.Tensor) -> _Summed:
-        """Computes one replica's contribution to a step; returns the sum of those of all replicas.
+        """Computes one replica's contribution to a step; returns the sum over all replicas.
 
         Args:
           features: this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
@@ -668,7 +668,7 @@ def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
 
 
 def augmentation(training: ResolvedInput | None) -> DeviceAugmentation | None:
-    """Returns what a replica's device augments of its rows; None: the input augments."""
+    """Returns the augmentation that runs on the replica's device; None if the input augments."""
     if training is None or training.request.augment_on == HOST:
         return None
     return DeviceAugmentation(training.first)

@@ -60,7 +60,7 @@ def count_of(updates: Intervals, step: tf.Tensor) -> tf.Tensor:
 
 
 def of(model: keras.Model, phases: Phases) -> tuple[Trained, ...]:
-    """Returns what each phase trains of a model.
+    """Returns the part of a model that each phase trains.
 
     Raises:
       UsageError: a name in `freeze` stands for no layer, or a phase trains nothing.

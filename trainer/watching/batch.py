@@ -97,7 +97,7 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
         left, top = i % _COLUMNS * (_TILE + _GAP), i // _COLUMNS * (_TILE + _CAPTION + _GAP)
         tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
-        name = step_rows.name_of(label, names).partition(" + ")[0]  # of a mix, the class with the largest share
+        name = step_rows.name_of(label, names).partition(" + ")[0]  # for a mix, the class with the largest share
         images.written(pen, (left, top + _TILE), name[:_LETTERS], _INK, 11)
     out = io.BytesIO()
     sheet.save(out, "PNG")

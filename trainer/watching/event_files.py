@@ -36,7 +36,7 @@ class Series:
     values: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, step: int, time: float, value: float) -> None:
-        """Adds a value, after removing those of the same or later steps."""
+        """Adds a value, after removing values of the same or later steps."""
         if self.steps and self.steps[-1] >= step:
             self.cut(step)
         self.steps.append(step)

@@ -260,7 +260,7 @@ class RunSource:
         return {name: beat for name, beat in found.items() if beat}
 
     def _told(self, kind: type[_Told], path: pathlib.Path, what: str) -> _Told | None:
-        """Returns what a process tells in a file; records problems with the file, unless it is missing."""
+        """Returns the report that a process wrote to a file; notes problems with the file, unless it is missing."""
         name = str(path.relative_to(self.folder.launch))
         try:
             return told(kind, content_of(path))

@@ -314,7 +314,7 @@ class AsynchronousWorkers:
     def __init__(self, group: Group, reporter: Reporter) -> None:
         self._group, self._records, self._screen = group, reporter.records, reporter.screen
         self._flags = reporter.records.job.restarts
-        self._delays: dict[int, BackOff] = {}  # by slot
+        self._delays: dict[int, BackOff] = {}  # delays by slot
         self._due: dict[Process, float] = {}  # restart times
 
     def look_after(self, ended: Sequence[Process]) -> None:

@@ -25,7 +25,7 @@ from trainer.launching.flags import PAGE_PORT, SCHEDULERS, LaunchFlags
 from trainer.launching.job import Job
 from trainer.launching.schedulers.kubernetes_flags import KubernetesFlags, Mount
 
-_PORT = 2222  # of each process; pods have their own addresses
+_PORT = 2222  # port of each process; pods have their own addresses
 _LONGEST_LABEL = 63  # characters in the name of a pod or volume
 _LONGEST_VARIABLE = (1 << 17) - 100  # most bytes of a variable in Linux, minus its name
 _SUFFIX = 6  # characters that Kubernetes appends: -x7k2p

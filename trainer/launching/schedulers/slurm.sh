@@ -6,7 +6,7 @@
 @SETUP@
 set -u
 command=(@COMMAND@)
-export ROLES="@ROLES@"  # of each task, by its rank
+export ROLES="@ROLES@"  # roles of the tasks, by rank
 model_dir=@MODEL_DIR@
 restarts_file="@NAME@-$SLURM_JOB_ID.restarts"  # how many, and the newest checkpoint then
 export BEATS="$model_dir/launch/heartbeats/slurm.json"
@@ -44,7 +44,7 @@ fi
 if [ "$SLURM_PROCID" -eq 0 ]; then export STEPFEED_HEARTBEAT="$BEATS"; else unset STEPFEED_HEARTBEAT; fi
 has_stepped() { grep -q "\"made\": [1-9]" "$BEATS" 2> /dev/null; }
 alone=@ALONE@ ended="" restarts=0
-trap "ended=yes" TERM  # which the command gets, too, and saves
+trap "ended=yes" TERM  # the command gets it, too, and saves
 "$@"; code=$?
 # An asynchronous worker that was killed comes back while the others continue; with 75 the whole job has ended.
 while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ] \
@@ -74,7 +74,7 @@ exit "$code"
 
 stopped=
 trap 'interrupted=yes stopped=limit; scancel --signal=TERM "$SLURM_JOB_ID"' USR1  # the time limit is near
-trap 'interrupted=yes stopped=cancelled' TERM  # which the tasks got, too
+trap 'interrupted=yes stopped=cancelled' TERM  # the tasks got it, too
 srun @SRUN@ bash -c "$task" task "${command[@]}" &
 step=$!
 code=
