@@ -289,9 +289,8 @@ def shares_of(source: Source) -> Shares | None:
     groups, largest = dict[str, int](), ("", 0)
     if dealing.group_by:
         found = inner.texts(dealing.group_by)
-        _, firsts, group = np.unique(
-            found.hashes, return_index=True, return_inverse=True
-        )  # those that look alike are one
+        # Values that look alike have one hash: they are one group.
+        _, firsts, group = np.unique(found.hashes, return_index=True, return_inverse=True)
         of_rows = group[found.codes]
         groups = {split: len(np.unique(of_rows[own])) for split, own in rows.items()}
         sizes = np.bincount(of_rows)

@@ -19,12 +19,14 @@ _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # escapes in Pro
 class Member:
     """A process of the job.
 
-    Attributes: as in `trainer.journal.ProcessReport` and `trainer.journal.Beat`, but for
+    Attributes that are not listed are those of `trainer.journal.ProcessReport` and `trainer.journal.Beat`.
+
+    Attributes:
       state: `running`; `silent`, its heartbeats are missing; `gone`, its process is no longer running either; at the
         end `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
       heartbeat: writing time of its last heartbeat, in seconds since 1970; None before the first.
-      seconds_per_step, waited_per_step, exchanged_per_step: for an asynchronous worker, of its own steps, and the last
-        is missing.
+      seconds_per_step, waited_per_step, exchanged_per_step: times per step, as in `Beat`; an asynchronous worker's own
+        steps count, and it exchanges nothing.
       steps: number of steps that an asynchronous worker has made; None for others.
     """
 
@@ -158,7 +160,8 @@ class Snapshot:
         without signs of life or of an end; `gone`, if a process died without a message; `nothing`, if there is no run
         yet; `unknown`, if the files contain something that the page cannot show.
       kind: strategy of the run.
-      step, last_step, saved_step, restarts, max_restarts, error, elastic, lost: as in `trainer.journal.JobReport`.
+      step, last_step, saved_step, restarts, max_restarts, error, elastic, lost: values of these names in
+        `trainer.journal.JobReport`.
       epoch, epochs: number of passes over the training data, so far and in total.
       loss, accuracy: means over the epoch so far.
       examples_per_second, input_wait: speed, and share of the time spent waiting for batches, over the last seconds.
