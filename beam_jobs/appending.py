@@ -16,7 +16,7 @@ from beam_jobs.sources.appended import AppendedSource, added_classes
 from beam_jobs.sources.base import Source, SourceOptions
 from pipeline.commands.text import shape_of
 from pipeline.errors import UsageError
-from pipeline.manifest import Feature, Manifest, PixelRule
+from pipeline.manifest import Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
 _DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
@@ -34,11 +34,6 @@ class Base:
 
     digest: str
     version: int
-
-    @classmethod
-    def of(cls, parent: Manifest) -> Base:
-        """Returns the base that a manifest describes."""
-        return cls(parent.digest, parent.version)
 
 
 def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
@@ -103,17 +98,12 @@ def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list
 
 
 def _takers(option: str) -> Collection[str]:
-    """Returns the data sets that take an option of sources."""
     (takers,) = (field.metadata["takers"] for field in dataclasses.fields(SourceOptions) if field.name == option)
     return takers  # type: ignore[no-any-return]
 
 
 def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, Any], given: dict[str, Any]) -> int:
-    """Returns the seed that assigned the data set's groups to splits, so that new rows of a group join its split.
-
-    Raises:
-      UsageError: an option would deal them otherwise; or what was dealt depended on the other rows.
-    """
+    """Returns the seed that assigned the data set's groups to splits, so that new rows of a group join its split."""
     group_by, seed = dealt["group_by"], int(parent.options.get("seed", given["seed"]))
     if dealt["stratify"]:
         raise UsageError(
@@ -136,9 +126,15 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     """Returns the options and the rows of an append, given the source that they come from.
 
     Raises:
-      UsageError: features or labels of the source are not the data set's.
+      UsageError: features, labels or defaults of the source are not the data set's.
     """
-    _check_defaults(config, source, parent)
+    for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
+        name = next((name for name in source.features if text.startswith(f"{name}:")), None)
+        if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
+            # An empty field of CSV would be a text of its own, beside the default of the rows that are there.
+            raise UsageError(
+                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
+            )
     stored = parent.features["image"].encoding
     if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":
         config = dataclasses.replace(config, image_encoding="jpeg" if stored == "jpeg" else "png")
@@ -146,19 +142,6 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     if config.image_encoding != "source" and not config.channels and channels in (1, 3):
         config = dataclasses.replace(config, channels=channels)
     return config, AppendedSource.of(source, parent)
-
-
-def _check_defaults(config: ConvertConfig, source: Source, parent: Manifest) -> None:
-    """Raises UsageError if the nulls of a kept column have a value in the data set, and none in the source.
-
-    An empty field of CSV would be a text of its own, beside the default of the rows that are there.
-    """
-    for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
-        name = next((name for name in source.features if text.startswith(f"{name}:")), None)
-        if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
-            raise UsageError(
-                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
-            )
 
 
 def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
@@ -175,12 +158,9 @@ def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
         )
     if options.shape is not None and options.shape != there.shape:
         height, width = there.shape[:2]
+        stored = shape_of(tuple(side or 0 for side in there.shape))
         raise UsageError(
-            f"--append: images of the data set are {_shape(there)}, those of the source {shape_of(options.shape)}; "
+            f"--append: images of the data set are {stored}, those of the source {shape_of(options.shape)}; "
             f"give --resize={height}x{width}"
         )
     return dataclasses.replace(options, channels=len(parent.image_mean), like=there)
-
-
-def _shape(image: Feature) -> str:
-    return shape_of(tuple(side or 0 for side in image.shape))

@@ -29,7 +29,6 @@ _SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is r
 
 
 def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
-    """Returns the name, type and field of the flag for a source option: a string, strings or a switch."""
     is_text = not isinstance(option.default, bool)
     default = "" if is_text and option.default is not dataclasses.MISSING else option.default
     meaning = _SHAPES if option.metadata["shapes"] else None

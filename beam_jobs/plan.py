@@ -207,7 +207,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         config=config,
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
-        base=None if parent is None else Base.of(parent),
+        base=None if parent is None else Base(parent.digest, parent.version),
         made=made,
     )
 
@@ -385,17 +385,7 @@ def _shapes(block: Block) -> list[tuple[int, int, int]]:
 def _shard_counts(
     source: Source, sample: Sample, requested: int | dict[str, int] | None, max_shard_bytes: int
 ) -> dict[str, int]:
-    """Returns {split: number of shards}.
-
-    Args:
-      source: an open source.
-      sample: estimates from a sample of its rows.
-      requested: number of shards of every split, or {split: shards}, or None; splits without a number get the default.
-      max_shard_bytes: size of the largest shard in bytes.
-
-    Raises:
-      UsageError: there are more shards than examples, shards would be too large, or the source does not have a split.
-    """
+    """Returns {split: number of shards}: the `requested` one of every split, or of some, or else the default."""
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:
         if split not in source.splits:

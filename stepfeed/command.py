@@ -48,7 +48,8 @@ def main() -> NoReturn:
     """Runs the command named by the first argument, and exits with its code."""
     name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("--help", "-h", "help"):
-        _say(_help())
+        listed = "\n".join(f"  {name:12}{text}" for name, text in _LISTED.items())
+        _say(f"usage: stepfeed COMMAND [flags]\n\n{listed}\n\nstepfeed COMMAND --help lists its flags.")
     elif name == "--version":
         from importlib import metadata  # noqa: PLC0415, 0.03 s
 
@@ -80,12 +81,6 @@ def _refuse(problem: str) -> NoReturn:
     sys.exit(_EXIT_USAGE)
 
 
-def _help() -> str:
-    lines = ["usage: stepfeed COMMAND [flags]", ""]
-    lines += [f"  {name:12}{text}" for name, text in _LISTED.items()]
-    return "\n".join([*lines, "", "stepfeed COMMAND --help lists its flags."])
-
-
 def _run(name: str, arguments: list[str]) -> NoReturn:
     """Runs a command like `python -m`, except that its messages begin with `stepfeed NAME`."""
     module = COMMANDS[name][0]
@@ -112,7 +107,6 @@ def _loaded(module: str) -> Any:
 
 
 def _completion(arguments: list[str]) -> str:
-    """Returns the script that lets a shell complete commands, their flags, and files."""
     if len(arguments) != 1 or arguments[0] not in _SHELLS:
         _refuse(f"completion: give one of {', '.join(_SHELLS)}")
     flags = {name: _flags(module) for name, (module, _) in COMMANDS.items()}

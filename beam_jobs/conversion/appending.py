@@ -89,11 +89,7 @@ def append(
 
 
 def _is_made(sink: Sink, plan: Plan, parent: Manifest) -> bool:
-    """Returns whether the newest version in a locked sink is the one that an append has made of the one before it.
-
-    Raises:
-      UsageError: another command has changed the data set since the plan was made.
-    """
+    """Returns whether the newest version in a locked sink is the one that an append has made of the one before it."""
     found = existing_manifest(sink.data_dir)
     if found is not None and found.parent:
         before = next((made for made in versions.all_of(sink.data_dir) if made.digest == found.parent), None)
@@ -114,7 +110,6 @@ def _with_keys(plan: Plan, parent: Manifest) -> Plan:
 
 
 def _lines(sink: Sink, made: Manifest, parent: Manifest) -> Iterator[str]:
-    """Yields what a user may not expect of a version."""
     missing = sorted(parent.columns.keys() - made.columns.keys())
     if missing:
         add = f"{to_run('pipeline.index')} {in_command(sink.shown)} --add_columns=FILE"

@@ -158,13 +158,7 @@ def _describe_again(sink: Sink, command: str, arguments: Sequence[str]) -> None:
 def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | None) -> None:
     """Adds the columns of --columns that an earlier conversion did not make, by reading its shards once more.
 
-    Args:
-      config: options of the conversion.
-      sink: folder of the converted data set.
-      named: record columns that the flag names; None if it names none.
-
-    Raises:
-      DataError, UsageError: the columns cannot be added.
+    `named` are the record columns that the flag names; None if it names none.
     """
     there = manifest.load(sink.data_dir).columns
     missing = [name for name in named or () if name not in there]

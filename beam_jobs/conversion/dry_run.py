@@ -146,7 +146,6 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
 
 
 def _classes_of(label: Any, source: Source) -> list[str]:
-    """Returns the names of an example's classes; none if labels are numbers, or there is none."""
     numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
     numbers = numbers if source.class_names else []
     return [source.class_names[number] for number in numbers]
@@ -209,21 +208,16 @@ def _images(plan: Plan, measured: dict[str, Measured]) -> str:
 
 
 def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
-    """Returns lines that describe what the sink holds and what the conversion would do with it.
-
-    Raises:
-      PipelineError: the sink holds a different data set, or the disk is too small.
-    """
+    """Returns lines about what the sink holds, and what the conversion would do with it; raises what it would raise."""
     if not sink.data_dir.exists():
         sink.check_plan(plan, None)
         return []
     there = existing_manifest(sink.data_dir)
     if plan.base and there:
         sink.check_plan(plan, there)
-        held = sum(split.num_examples for split in there.splits.values())
         return [
-            f"{sink.shown}: version {there.version}, {count_of(held, 'example')}, would be followed by version "
-            f"{there.version + 1}; whether keys of the rows are there already is not looked at",
+            f"{sink.shown}: version {there.version}, {count_of(there.num_examples, 'example')}, would be followed by "
+            f"version {there.version + 1}; whether keys of the rows are there already is not looked at",
             *notes_about(plan.config, plan.source, there),
         ]
     if there and not overwrite:
@@ -236,10 +230,8 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
     if receipts_dir.exists() and (part := job.finished_part(dataclasses.replace(plan, receipts_dir=receipts_dir))):
         lines.append(f"{sink.shown}: an earlier run had done {part:.0%}; the conversion would resume there")
     if there:
-        held = sum(split.num_examples for split in there.splits.values())
-        lines.append(
-            f"{sink.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
-        )
+        held = count_of(there.num_examples, "example")
+        lines.append(f"{sink.shown}: holds {there.dataset}, {held}, which would be replaced (--overwrite)")
         lines += renumbered(plan, there)
     return lines
 

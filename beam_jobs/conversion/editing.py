@@ -129,12 +129,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
 
 
 def _editable(data_dir: str) -> Manifest:
-    """Returns the newest version of a data set.
-
-    Raises:
-      DataError: it cannot be read.
-      UsageError: no conversion wrote its records.
-    """
+    """Returns the newest version of a data set, whose records a conversion must have written."""
     found = manifest.load(data_dir)
     if found.is_in_place or not found.has_images or not found.source:
         raise UsageError(

@@ -89,27 +89,21 @@ def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[st
     numbers = {"label": rows.rows.labels, "bytes": record_bytes, "height": height, "width": width}
     values = {name: rows.rows.extra[name] for name in _scalars(features)}
     of_strings = {name for name in values if features[name].dtype == "string"}
-    found = {name: _of_numbers(column) for name, column in numbers.items() if name in (*_of_any(features), *_SIZES)}
+    found = {name: of_numbers(column) for name, column in numbers.items() if name in (*_of_any(features), *_SIZES)}
     for name in counted(features):
-        found[name] = _of_numbers(_counts(name, rows.rows.extra[name], features))
+        counts = [annotation.counts({name: each}, features)[name] for each in rows.rows.extra[name]]
+        found[name] = of_numbers(np.array(counts, np.int64))
     for name, column in values.items():
-        found[name] = _of_strings(column) if name in of_strings else _of_numbers(np.asarray(column).reshape(-1))
+        found[name] = _of_strings(column) if name in of_strings else of_numbers(np.asarray(column).reshape(-1))
     return found
-
-
-def _counts(name: str, values: Iterable[Any], features: Mapping[str, Feature]) -> NDArray[np.int64]:
-    return np.array([annotation.counts({name: each}, features)[name] for each in values], np.int64)
-
-
-def _of_numbers(values: NDArray[Any]) -> Packed:
-    file = io.BytesIO()
-    np.save(file, values.astype(smallest([values])), allow_pickle=False)
-    return {"numbers": base64.b64encode(zlib.compress(file.getvalue(), 1)).decode()}
 
 
 def of_numbers(values: NDArray[Any], strings: Sequence[str] = ()) -> Packed:
     """Returns the values of a column, as its file and its manifest entry have them, in the form of `packed`."""
-    return {**({"strings": list(strings)} if strings else {}), **_of_numbers(values)}
+    file = io.BytesIO()
+    np.save(file, values.astype(smallest([values])), allow_pickle=False)
+    numbers = {"numbers": base64.b64encode(zlib.compress(file.getvalue(), 1)).decode()}
+    return {"strings": list(strings), **numbers} if strings else numbers
 
 
 def _of_strings(values: Iterable[Any]) -> Packed:
@@ -119,7 +113,7 @@ def _of_strings(values: Iterable[Any]) -> Packed:
     if len(names) > MOST_STRINGS or any(len(name) > LONGEST_STRING for name in names):
         return {"too": "many" if len(names) > MOST_STRINGS else "long"}
     codes = {name: code for code, name in enumerate(names)}
-    return {"strings": names, **_of_numbers(np.array([codes[text] for text in texts], np.int64))}
+    return {"strings": names, **of_numbers(np.array([codes[text] for text in texts], np.int64))}
 
 
 def _one(value: Any) -> Any:

@@ -118,15 +118,7 @@ def _moved(
     turn: int,
     size: tuple[int, int] | None,
 ) -> Any:
-    """Returns the values of a feature on an image that is turned and resized.
-
-    Args:
-      stored: values of the row by feature.
-      name, feature: feature to return.
-      own: (height, width) of the image before.
-      turn: its EXIF orientation.
-      size: (height, width) that it is resized to; None to keep its size.
-    """
+    """Returns the values of a feature on an image of the size `own` that is turned and resized."""
     upright = images.turned_size(own, turn)
     size = size or upright
     if name == MASK:

@@ -91,7 +91,6 @@ def of_serialized(examples: Iterable[bytes]) -> Records:
 
 
 def _of_lengths(blocks: Callable[[], Iterable[Bytes]], lengths: NDArray[np.int64], crcs: NDArray[np.uint32]) -> Records:
-    """Returns records of the given lengths, int64 (n,), which include the frames."""
     if len(lengths) and (lengths == lengths[0]).all():
         return Records(blocks, int(lengths.sum()), len(lengths), int(lengths[0]), None, crcs)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecars.OFFSETS)
@@ -120,7 +119,7 @@ def _members(records: Records, offsets: list[int]) -> Iterator[bytes]:
 
 
 def _are_matrices(rows: Block) -> bool:
-    """Whether only the labels make records differ in length."""
+    """Returns whether only the labels make records differ in length."""
     if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
         return False
     if not rows.has_classes:
@@ -137,17 +136,10 @@ def _matrices(
     keys: NDArray[np.bytes_],
     crcs: NDArray[np.uint32],
 ) -> Iterator[Bytes]:
-    """Yields framed records in pieces small enough to stay in the cache.
+    """Yields framed records in pieces small enough to stay in the cache, and fills `crcs`, uint32 (n,).
 
-    Records whose labels take the same number of bytes are made as one matrix with a row per record.
-
-    Args:
-      layouts: {bytes of the label: layout}.
-      label_sizes: bytes of each label, int64 (n,).
-      images: uint8 (n, ...).
-      labels: int64 (n,).
-      keys: keys of equal length, (n,).
-      crcs: output: masked CRC32C of each record, uint32 (n,).
+    Records whose labels take the same number of bytes have one of `layouts`: they are made as one matrix with a row per
+    record.
     """
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
     step = _rows_at_once(max(len(layout.template) for layout in layouts.values()) + framing.OVERHEAD)

@@ -208,7 +208,6 @@ def _shape(feature: Feature) -> str:
 
 
 def _encoding(feature: Feature) -> str:
-    """Returns the encoding of a feature, or the number of classes if it is a label, as text."""
     if feature.class_names:
         return count_of(len(feature.class_names), "class", "classes")
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
@@ -292,7 +291,6 @@ def _boxes(folder: StoragePath, made: Manifest) -> dict[str, Any] | None:
 
 
 def _sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
-    """Returns the number of image sizes, and a histogram of them; many sizes are rounded up."""
     counts = made.image_sizes
     return {
         "count": len(images.sizes),
@@ -313,7 +311,6 @@ def step_curve(values: Sequence[int], steps: int = 240) -> str:
 
 
 def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
-    """Returns the pictures of each class, made from the samples."""
     most_bytes = min(_LARGEST_PICTURE, _PICTURES // max(1, sum(map(len, samples.by_label.values()))))
     shown: dict[int, list[tuple[str, Picture, list[list[float]]]]] = {label: [] for label in samples.by_label}
     undecodable = 0
@@ -347,7 +344,6 @@ def _cell(made: Manifest) -> int | None:
 
 
 def _counts(made: Manifest, split: str) -> tuple[int, ...]:
-    """Returns the number of examples of each class of a split; one total if there are no classes."""
     info = made.splits[split]
     return info.label_histogram or (info.num_examples,)
 
@@ -411,7 +407,6 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iterator[bytes]:
-    """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
     for number, record in enumerate(itertools.islice(records, count)):
         num_bytes -= len(record)
         if num_bytes < 0 and number:
@@ -420,7 +415,6 @@ def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iter
 
 
 def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[list[int], Sample]:
-    """Returns the classes of a record, and its image, key and boxes."""
     wanted: dict[str, Feature] = {
         name: made.features[name] for name in ("image", "label", "key") if name in made.features
     }

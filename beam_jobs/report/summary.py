@@ -58,13 +58,16 @@ def summary(
       added: version that the conversion has appended to; None if it wrote all of the data set.
     """
     images = images or facts_of_manifest(made)
-    examples = sum(split.num_examples for split in made.splits.values())
-    before = sum(split.num_examples for split in added.splits.values()) if added else 0
-    written = (examples - before) * (1 - resumed)
+    new = made.num_examples - (added.num_examples if added else 0)
+    written = new * (1 - resumed)
     rate = f", {written / max(writing_seconds, 1e-9):,.0f} examples/s" if written else ""
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
+    begin = f"{made.dataset} is in {data_dir}:"
+    if added:
+        more = count_of(new, "more example")
+        begin = f"version {made.version} ({made.short}) of {made.dataset} is in {data_dir}, with {more}:"
     lines = [
-        f"{made.dataset} is in {data_dir}:" if added is None else _grown(made, data_dir, examples - before),
+        begin,
         *(
             f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
             f"{size_of(split.num_bytes)}"
@@ -83,13 +86,7 @@ def summary(
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
 
 
-def _grown(made: Manifest, data_dir: str, rows: int) -> str:
-    more = count_of(rows, "more example")
-    return f"version {made.version} ({made.short}) of {made.dataset} is in {data_dir}, with {more}:"
-
-
 def _image_text(made: Manifest, images: ImageFacts) -> str:
-    """Returns a description of the stored images: `raw images of 28x28x1`."""
     image = made.features["image"]
     kind = "png and jpeg" if image.encoding == "any" else image.encoding
     compressed = f", shards compressed with {made.packing}" if made.packing else ""
@@ -236,7 +233,6 @@ def mixing_warning(made: Manifest) -> str | None:
 
 
 def _gaps(made: Manifest) -> str | None:
-    """Returns a warning if a label below the highest one has no example; else None."""
     histograms = [split.label_histogram for split in made.splits.values()]
     totals = [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
     highest = max((label for label, count in enumerate(totals) if count), default=0)
@@ -252,7 +248,7 @@ def _gaps(made: Manifest) -> str | None:
 
 
 def _class_of(made: Manifest, label: int) -> str:
-    name = made.class_names[label] if label < len(made.class_names) else str(label)
+    name = made.class_name(label)
     return str(label) if name == str(label) else f"{label} ({name})"
 
 
@@ -264,7 +260,6 @@ def _turned(made: Manifest, images: ImageFacts) -> str:
 
 
 def _alone(images: ImageFacts) -> str | None:
-    """Returns a warning if images were changed while kept features refer to their pixels; else None."""
     if not images.beside or not (images.are_resized or images.turned):
         return None
     done = " and ".join([*["resized"] * images.are_resized, *["turned upright"] * (images.turned > 0)])

@@ -385,7 +385,6 @@ def as_ours(failure: BaseException) -> errors.PipelineError:
 
 
 def _what_is_gone(failure: BaseException) -> str | None:
-    """Returns the message about a lost process if that made the run fail; else None."""
     if _WORKER_DIED in str(failure):
         return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
     if isinstance(failure, grpc.FutureTimeoutError):

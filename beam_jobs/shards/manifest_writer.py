@@ -63,7 +63,6 @@ def _listed_before(plan: Plan, parent: Manifest) -> list[str]:
 
 
 def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[str, Column]:
-    """Writes the columns of a conversion one by one and returns their manifest entries."""
     image, features = made.features["image"], plan.column_features
     are_sized = image.encoding != "raw" and None in image.shape[:2]
     of_column = columns.sources(plan.config.columns, features, are_sized or parent is not None)
@@ -172,7 +171,6 @@ def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
 
 
 def _class_names(plan: Plan, on_images: dict[str, Feature]) -> tuple[str, ...]:
-    """Returns the class names of the labels or, without labels, of the masks."""
     is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
     return plan.source.class_names if is_labelled else on_images[MASK].class_names
 

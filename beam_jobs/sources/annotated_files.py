@@ -83,7 +83,6 @@ class AnnotatedFiles(FileColumn):
 
 
 def _size_problem(data: bytes, said: tuple[int, int]) -> str:
-    """Returns why an image cannot have the size that its annotations name; empty if it has it, or is no image."""
     try:
         opened = images.open_file(data)
     except BadImageError:

@@ -78,7 +78,6 @@ class AppendedSource(Source):
         return self.inner.invalid(split, row, reason)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows; those whose key the data set has are bad."""
         block = self.inner.read(split, rows)
         if self.numbers != tuple(range(len(self.numbers))):
             block = dataclasses.replace(block, labels=base.renumbered(block.labels, self.numbers))
@@ -93,11 +92,7 @@ class AppendedSource(Source):
 
 
 def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the data set's classes followed by the source's new ones, and the number of each class of the source.
-
-    Raises:
-      UsageError: a class of one looks like a class of the other.
-    """
+    """Returns the data set's classes followed by the source's new ones, and the number of each class of the source."""
     names = (*there, *(name for name in here if name not in there))
     for pair in labels.alike(names, as_numbers=True):
         if not ({*pair} <= {*there} or {*pair} <= {*here}):
@@ -110,7 +105,6 @@ def _joined_classes(there: tuple[str, ...], here: tuple[str, ...]) -> tuple[tupl
 
 
 def _numbered(count: int) -> tuple[str, ...]:
-    """Returns the names of classes that are called by their numbers."""
     return tuple(map(str, range(count)))
 
 

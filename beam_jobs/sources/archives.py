@@ -273,7 +273,7 @@ def _opened(path: bytes, stamp: tuple[int, int]) -> Archive:
     names, numbers = list[bytes](), array.array("q")
     with streams.errors_of(os.fsdecode(path)), open(path, "rb", opener=opener) as stream:
         try:
-            for name, values in (_of_zip if is_zip else _of_tar)(path, stream):
+            for name, values in (_of_zip if is_zip else _of_tar)(path, stream):  # the fields of `Archive`
                 names.append(os.path.normpath(name).lstrip(b"/"))
                 numbers.extend(values)
         except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
@@ -285,10 +285,9 @@ def _opened(path: bytes, stamp: tuple[int, int]) -> Archive:
 
 
 def _advice(stream: IO[bytes], is_zip: bool) -> str:
-    """Returns advice about a file whose name claims an archive that it is not."""
     stream.seek(0)
     start = stream.read(_BLOCK)
-    if start.startswith(b"\x1f\x8b"):
+    if start.startswith(streams.GZIP_MAGIC):
         return "it is gzipped: gunzip it"
     if start.startswith(_MARK) and not is_zip:
         return "it is a zip: call it .zip"
@@ -298,7 +297,6 @@ def _advice(stream: IO[bytes], is_zip: bool) -> str:
 
 
 def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yields (name, numbers as in `Archive`) of the files in a tar."""
     end = 0
     with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         while info := tar.next():
@@ -308,12 +306,7 @@ def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
                 name = info.name.encode(_UTF_8, "surrogateescape")
                 packing = _SPARSE if info.issparse() else _STORED if info.isreg() else _LINK
                 yield name, (info.offset_data, info.size, info.size, packing, _NO_CRC)
-    _check_end(path, end, stream)
-
-
-def _check_end(path: bytes, end: int, stream: IO[bytes]) -> None:
-    """Raises DataError unless zeros alone follow the last member, at `end`: else members may be lost unnoticed."""
-    stream.seek(end)
+    stream.seek(end)  # zeros alone must follow, or members may be lost unnoticed
     rest = stream.read(_MAX_REST + 1)
     if len(rest) < _BLOCK:
         raise streams.damaged(os.fsdecode(path), "is cut short: the mark at its end is missing")
@@ -323,8 +316,7 @@ def _check_end(path: bytes, end: int, stream: IO[bytes]) -> None:
 
 
 def _of_zip(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yields (name, numbers as in `Archive`) of the files in a zip."""
-    del path
+    del path  # the readers of both formats take it
     with zipfile.ZipFile(stream) as found:
         for info in found.infolist():
             if not info.is_dir():

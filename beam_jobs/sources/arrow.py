@@ -114,7 +114,6 @@ class _OpenArrow(OpenFile):
         return next(column for column in self.index.schema.names if column == name or name.startswith(f"{column}."))
 
     def rows_of_groups(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Returns the number of rows in each record batch, none of which may be larger than 1 GiB."""
         del names
         for group, (_, length, rows) in enumerate(self.index.batches):
             if length > MAX_GROUP_BYTES:
@@ -129,11 +128,7 @@ class _OpenArrow(OpenFile):
 
 @functools.lru_cache(maxsize=_INDEXES)
 def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
-    """Finds the messages of a file by their metadata; of their bodies, nothing is read.
-
-    Raises:
-      DataError: it is no Arrow file, or cut short.
-    """
+    """Finds the messages of a file by their metadata; of their bodies, nothing is read."""
     del stamp  # part of the cache's key
     with path.open_native() as stream:
         size, start = stream.size(), stream.read_at(_START, 0)
@@ -157,8 +152,8 @@ def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
         raise DataError("is no Arrow file: it does not begin with a schema", path=path, advice=_KINDS)
     if is_stream and has_dictionaries:
         advice = "write it as a file: pyarrow.feather.write_feather(pyarrow.ipc.open_stream(path).read_all(), other)"
-        raise DataError("is a stream with dictionaries, whose batches cannot be read one by one", path=path).advised(
-            advice
+        raise DataError(
+            "is a stream with dictionaries, whose batches cannot be read one by one", path=path, advice=advice
         )
     return _Index(schema, is_stream, has_dictionaries, tuple(batches))
 
@@ -231,7 +226,6 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
 
 
 def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
-    """Returns the folder and the files of each split; for save_to_disk, the files that its JSON lists."""
     is_arrow = functools.partial(listing.is_visible, suffixes=_SUFFIXES)
     folder, names = listing.find(options.source, is_arrow, True, f"{', '.join(_SUFFIXES)}, at any depth", _KINDS)
     is_given = options.split_column not in ("", splits.NO_COLUMN)
@@ -253,7 +247,6 @@ def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
 def _of_dict(
     folder: StoragePath, told: Sequence[str], files: dict[str, list[str]], wanted: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Returns {split: files} of a saved DatasetDict, whose folders are splits."""
     found: dict[str, list[str]] = {}
     for name in told:
         split = splits.of_value(str(name), True)
@@ -268,7 +261,6 @@ def _of_dict(
 
 
 def _listed(folder: StoragePath, parent: str, state: dict[str, Any]) -> list[str]:
-    """Returns the files of a saved Dataset, in order."""
     place = folder / parent if parent else folder
     try:
         names = [str(file["filename"]) for file in state["_data_files"]]

@@ -61,7 +61,6 @@ def _convention(name: str, flag: str, value: str) -> str:
 
 
 def _class_of_pixels(flag: str, value: str) -> int | None:
-    """Returns the class of a mask's pixels; None if the flag is not given."""
     if not value:
         return None
     if not value.isdecimal() or int(value) > _HIGHEST_CLASS:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from beam_jobs.sources import arrow_types
 from beam_jobs.sources.base import BlockBuilder
 from beam_jobs.sources.columns import Columns
-from beam_jobs.sources.placed_columns import PlacedColumn
 from pipeline.errors import PipelineError, kind_of
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import BOX_LABELS, NO_LABEL
@@ -63,10 +62,16 @@ class BatchedBuilder(BlockBuilder):
         bad: dict[int, str] = {}
         missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
         self.images[positions] = _bytes(taken[columns.image], missing, bad)
-        for each in columns.placed:
-            self._put_placed(each, positions, batch, rows, bad)
-        if columns.label_kind in ("none", "boxes"):
-            self.labels[positions] = self._without_column(positions, bad)
+        for each in (one for one in columns.placed if not one.is_path):  # paths are read later
+            for row, value in enumerate(batch.column(each.column).take(pa.array(rows)).to_pylist()):
+                try:
+                    self.extra[each.name][positions[row]] = each.value(value)
+                except ValueError as error:
+                    bad.setdefault(row, str(error))
+        if columns.label_kind == "none":
+            self.labels[positions] = NO_LABEL
+        elif columns.label_kind == "boxes":
+            self.labels[positions] = self._of_boxes(positions, bad)
         elif columns.has_lists:
             self.labels[positions] = _several(taken[columns.label], columns, self._texts, self._classes, bad)
         elif columns.label_kind == "float":
@@ -79,26 +84,8 @@ class BatchedBuilder(BlockBuilder):
             self.extra[name][positions] = kept(taken[name], name, feature, name in columns.given, bad)
         self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
-    def _put_placed(
-        self,
-        column: PlacedColumn,
-        positions: NDArray[np.int64],
-        batch: pa.RecordBatch,
-        rows: NDArray[np.int64],
-        bad: dict[int, str],
-    ) -> None:
-        if column.is_path:  # read later
-            return
-        for row, value in enumerate(batch.column(column.column).take(pa.array(rows)).to_pylist()):
-            try:
-                self.extra[column.name][positions[row]] = column.value(value)
-            except ValueError as error:
-                bad.setdefault(row, str(error))
-
-    def _without_column(self, positions: NDArray[np.int64], bad: dict[int, str]) -> NDArray[np.int64]:
-        """Returns labels that no column has: 1 for each class that a box of the row has, or -1."""
-        if self._columns.label_kind == "none":
-            return np.full(len(positions), NO_LABEL, np.int64)
+    def _of_boxes(self, positions: NDArray[np.int64], bad: dict[int, str]) -> NDArray[np.int64]:
+        """Returns 1 for each class that a box of the row has."""
         made = np.zeros((len(positions), self._classes), np.int64)
         for row, position in enumerate(positions.tolist()):
             classes = self.extra[BOX_LABELS][position] if row not in bad else np.zeros(0, np.int64)
@@ -121,7 +108,6 @@ def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
 
 
 def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str | Callable[[int], str]) -> None:
-    """Adds invalid rows, with a reason for all of them or a function that returns that of a row."""
     for row in np.flatnonzero(rows).tolist():
         bad.setdefault(row, reason if isinstance(reason, str) else reason(row))
 
@@ -251,7 +237,6 @@ def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict
 
 
 def _texts(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    """Returns lists of texts as lists of bytes."""
     _refuse_nulls(bad, array, f"{name} is null")
     out = np.empty(len(array), object)
     for row, values in enumerate(array.cast(pa.list_(pa.large_binary())).to_pylist()):
@@ -269,7 +254,6 @@ def _json(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_
 
 
 def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
-    """Returns numbers as int64 or float32; `given` is the type that the user gave, or ""."""
     if pa.types.is_decimal(array.type) or pa.types.is_temporal(array.type):
         return _from_objects(array, name, given, bad)
     if not pa.types.is_floating(array.type):
@@ -336,6 +320,5 @@ def _vectors(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDA
 
 
 def _elements(array: pa.Array, name: str, given: str) -> tuple[NDArray[Any], dict[int, str]]:
-    """Returns the numbers in lists, and {element: reason} of the invalid ones."""
     wrong: dict[int, str] = {}
     return _numbers(array, f"an element of {name}", given, wrong), wrong

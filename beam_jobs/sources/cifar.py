@@ -194,11 +194,7 @@ def open_source(options: SourceOptions) -> CifarSource:
 
 
 def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
-    """Returns the layout of a folder or an archive, and its files in the layout's order.
-
-    Raises:
-      DataError: it matches no layout, or a file is missing, damaged, or from another data set.
-    """
+    """Returns the layout of a folder or an archive, and its files in the layout's order."""
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
         raise DataError(
@@ -221,7 +217,6 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
-    """Returns the layout with the most files present; raises DataError if one of them is missing."""
 
     def score(layout: Layout) -> int:
         return sum((layout.folder, name) in present for name in layout.names)

@@ -117,7 +117,6 @@ def _stem(name: str) -> str:
 
 
 def _beside(folder: LocalPath, name: str) -> str:
-    """Returns the name of the file with the captions of another file's images."""
     found = os.path.join(os.path.dirname(name), f"{_OF_CAPTIONS}{_stem(name)}{_SUFFIX}")
     if not os.path.isfile(str(folder / found)):
         advice = f"--keep_columns={_CAPTION} takes the captions of the images in {name} from it"
@@ -136,11 +135,7 @@ def _load(
 ) -> tuple[PathTable, list[str]]:
     """Returns the images of all files, and notes on what is left out.
 
-    Args:
-      folder: folder that the files' names are relative to.
-      files: files of annotations.
-      captions: files of the captions of each of `files`, or the same ones if these have nothing else; may be empty.
-      options: options of the source.
+    `captions` are the files with the captions of each of `files`, or the same ones if these have nothing else, or none.
     """
     has_boxes = captions != files
     root = LocalPath(options.image_dir) if options.image_dir else folder
@@ -204,17 +199,11 @@ def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -
 
 
 def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the lists of a file with the given fields: polygons are most of it.
-
-    Args:
-      file: the file.
-      fields: fields to read.
-      needed: {list that the file must have: fields that each of its items must have}.
-    """
+    """Returns the lists of a file with the given fields; `needed` has the fields that each item of a list must have."""
     path = file.path
 
     def chosen(item: dict[str, Any]) -> dict[str, Any]:
-        found = {name: item[name] for name in item.keys() & fields}
+        found = {name: item[name] for name in item.keys() & fields}  # polygons are most of a file
         if _SEGMENTATION in found:
             found[_SEGMENTATION] = segmentations.compact(found[_SEGMENTATION])
         return found
@@ -237,7 +226,6 @@ def _content(file: KnownFile, fields: Set[str], needed: Mapping[str, Sequence[st
 
 
 def _categories(path: StoragePath, content: dict[str, list[dict[str, Any]]]) -> list[tuple[Any, str]]:
-    """Returns (id, name) of the categories, by id."""
     found = [(item["id"], str(item["name"])) for item in content["categories"]]
     for what, values in (("id", [number for number, _ in found]), ("name", [name for _, name in found])):
         if twice := next((value for value in values if values.count(value) > 1), None):
@@ -263,7 +251,7 @@ def _below(root: LocalPath, name: str, content: dict[str, list[dict[str, Any]]])
 def _images(
     path: StoragePath, items: Sequence[dict[str, Any]], below: str, lists: Iterable[str]
 ) -> dict[Any, Annotated]:
-    """Returns {id: image} without annotations; `lists` are the other columns that hold a list."""
+    """Returns {id: image} without annotations, with an empty list for each of `lists`."""
     rows: dict[Any, Annotated] = {}
     for item in items:
         if item["id"] in rows:
@@ -300,7 +288,6 @@ def _add_captions(path: StoragePath, content: dict[str, list[dict[str, Any]]], r
 
 
 def _check_image(item: dict[str, Any], known: Collection[Any], path: StoragePath) -> None:
-    """Raises DataError if an annotation is of none of the known images."""
     if not isinstance(item["image_id"], int) or item["image_id"] not in known:
         raise DataError(f"annotation {item['id']!r}: there is no image {item['image_id']!r}", path=path)
 
@@ -364,10 +351,7 @@ def _names_of_points(content: dict[str, list[dict[str, Any]]]) -> set[tuple[str,
 def _add_points(row: Annotated, stored: Any, count: int | None) -> str:
     """Adds the keypoints of a row's last box that are labelled; returns the reason if they cannot be.
 
-    Args:
-      row: row to add to.
-      stored: x, y and visibility of each keypoint, as the file has them.
-      count: number of keypoints in the category's list; None if it has none.
+    `stored` has x, y and visibility of each of `count` keypoints, whose number a category need not say.
     """
     if not isinstance(stored, list) or not all(_is_number(number) for number in stored):
         return f"its {_KEYPOINTS} are {str(stored)[:_SHOWN]}, not a list of numbers"

@@ -218,7 +218,6 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
 
 
 def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[str, bool]:
-    """Returns the kind of the labels, and whether an image has several."""
     label, found = options.label_column, plain(type_of(path, schema, "label_column", options.label_column))
     element = element_of(found)
     of_elements = "" if element is None else kind_of(plain(element))
@@ -299,12 +298,11 @@ def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bo
 def _checked_kind(
     path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str, advice: str = ""
 ) -> str:
-    """Returns the kind of a column's type, which must be one of `kinds`."""
     found = type_of(path, schema, flag, name)
     kind = kind_of(plain(found))
     if kind not in kinds:
-        if flag == "label_column":
-            must += f"; {OTHER_DATA}" if pa.types.is_nested(found) else ""
+        if flag == "label_column" and pa.types.is_nested(found):
+            must += f"; {OTHER_DATA}"
         # What to do comes first: paths and types may be long.
         first = f"{advice}: " if advice else ""
         raise UsageError(f"--{flag}={name}: {first}{path} has it as {shown(found)}; it must be {must}")

@@ -175,13 +175,7 @@ def _by_strata(source: Source, dealing: Dealing) -> NDArray[np.int64]:
 
 
 def _in_blocks(keys: NDArray[np.uint64], places: NDArray[np.int64], ends: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns the number of the split of some units.
-
-    Args:
-      keys: key of each unit's stratum, uint64 (n,).
-      places: place of each unit among those of its stratum, int64 (n,).
-      ends: cumulated fractions of the splits.
-    """
+    """Returns the split's number of each unit, from its stratum's key, its place there and the `Dealing.ends`."""
     sizes = range(1, _LONGEST_BLOCK + 1)
     size = next((n for n in sizes if np.abs(ends * n - np.round(ends * n)).max() < _WHOLE), _LONGEST_BLOCK)
     block, slot = np.divmod(places, size)

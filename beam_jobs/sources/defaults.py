@@ -116,17 +116,13 @@ def filled(batch: pa.RecordBatch, fills: Sequence[Fill]) -> pa.RecordBatch:
     for fill in fills:
         if fill.column in batch.schema.names:
             number = batch.schema.names.index(fill.column)
-            batch = batch.set_column(number, fill.column, _filled(batch.column(number), fill))
+            array = blocks.decoded(batch.column(number))
+            if array.type != fill.value.type:  # views of texts, or a text column of splits
+                array = array.cast(fill.value.type)
+            words = pa.array([*fill.words, None], array.type) if fill.words else None
+            is_null = array.is_null() if words is None else pc.is_in(array, value_set=words)
+            batch = batch.set_column(number, fill.column, pc.if_else(is_null, fill.value, array))
     return batch
-
-
-def _filled(array: pa.Array, fill: Fill) -> pa.Array:
-    array = blocks.decoded(array)
-    if array.type != fill.value.type:  # views of texts, or a text column of splits
-        array = array.cast(fill.value.type)
-    words = pa.array([*fill.words, None], array.type) if fill.words else None
-    is_null = array.is_null() if words is None else pc.is_in(array, value_set=words)
-    return pc.if_else(is_null, fill.value, array)
 
 
 def _label(name: str, text: str, found: pa.DataType, used: Columns, names: Sequence[str], na_is_class: bool) -> Fill:
@@ -149,7 +145,6 @@ def _label(name: str, text: str, found: pa.DataType, used: Columns, names: Seque
 
 
 def _kept(name: str, text: str, found: pa.DataType, feature: Feature, is_given: bool) -> Fill:
-    """Returns the default of a kept column, by the rule that its values are stored by."""
     fill = _fill(name, text, found, "")
     if pa.types.is_floating(found) and not is_given and _is_rounded(text, fill.value.as_py()):
         raise UsageError(
@@ -170,7 +165,6 @@ def _is_rounded(text: str, value: float) -> bool:
 
 
 def _fill(name: str, text: str, found: pa.DataType, problem: str, words: tuple[str, ...] = ()) -> Fill:
-    """Returns a default as a value of an Arrow type; raises UsageError if it is none, or there is a `problem`."""
     if not problem:
         try:
             return Fill(name, _scalar(text, found), words)

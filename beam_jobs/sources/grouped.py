@@ -194,7 +194,7 @@ class GroupedTable(Table):
 def _take_of_group(
     file: OpenFile, group: int, names: Sequence[str], positions: NDArray[np.int64], rows: NDArray[np.int64], put: Put
 ) -> None:
-    """Reads rows of a row group, ascending, for positions of `GroupedTable.take`."""
+    """Puts rows of a row group, ascending, to their positions."""
     start = taken = 0
     for batch in file.batches(group, names):
         stop = int(np.searchsorted(rows, start + len(batch)))
@@ -220,13 +220,11 @@ class GroupedSource(TableSource):
         return self.stored
 
     def chunks(self, split: str) -> NDArray[np.int64]:
-        """Returns the rows of each row group."""
         groups = {file.path: file.groups for file in self.stored.members}
         folder = self.stored.folder
         return np.array([rows for name in self.parts[split].names for rows in groups[folder / name]], np.int64)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split, reading each row group once. Memory: the rows and one batch."""
         keys = None if self.columns.key else self.parts[split].keys(rows, equal_digits=False)
         builder = BatchedBuilder(len(rows), self.columns, self.class_names, keys)
         self.stored.take(self.rows(split, rows), self.columns.paths, builder.put)
@@ -311,7 +309,6 @@ class _Opened:
 def _open_all(
     kind: Format, folder: StoragePath, told: dict[str, dict[str, pa.Scalar]], options: SourceOptions
 ) -> dict[str, _Opened]:
-    """Returns {file: opened}; all files must have the columns of the first."""
     names = list(told)
     first = _open(kind, folder / names[0], told[names[0]], options)
     # By its names, not by whichever the names in another file would suggest.
@@ -331,7 +328,6 @@ def _open_all(
 
 
 def _unlike(first: _Opened, other: _Opened) -> DataError:
-    """Returns an error about a file whose columns differ from those of the first."""
     problem = (
         f"its columns {', '.join(first.columns.paths)} differ from those of {first.file.path} in type or class names"
     )

@@ -101,9 +101,19 @@ class FileColumn:
         """
         size, time = int(self.sizes[row]), int(self.times[row])
         place, member = archives.parted(os.path.join(self.root, self.path(row)))
-        if problem := self.fault(row) or _unreadable(member or place, size):
+        if problem := self.fault(row):
             raise ValueError(problem)
-        return _content_of_member(place, member, time) if member else _content(place, size, time)
+        if size > MAX_FILE:
+            raise ValueError(f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be")
+        if (extension := extension_of(member or place)) in UNREADABLE:
+            raise ValueError(f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away")
+        if not member:
+            return _content(place, size, time)
+        archive = archives.opened(place)
+        number = archive.find(member)
+        if archive.stamp[1] != time or number is None:
+            raise streams.changed(text(place))
+        return archive.read(number)
 
     def named(self, row: int, reason: str) -> str:
         """Returns a reason behind the path of a row's file, if it has one."""
@@ -193,7 +203,6 @@ class PathSource(TableSource):
         return hashing.derive_key(Domain.SPLIT, hashes_of(table.images.path(row) for row in rows.tolist()))
 
     def texts(self, column: str, needed: str = "") -> Texts:
-        """Returns the values of a column, or parts of the images' paths."""
         pattern = flag_values.path_pattern(column)
         if pattern is None:
             return super().texts(column, needed)
@@ -288,31 +297,8 @@ def _mask(masks: FileColumn | DrawnMasks, row: int) -> bytes:
         raise ValueError(f"its mask: {masks.named(row, str(error))}") from None
 
 
-def _content_of_member(place: bytes, member: bytes, time: int) -> bytes:
-    """Does the same as `_content` for a file in an archive that was last modified at `time`."""
-    archive = archives.opened(place)
-    number = archive.find(member)
-    if archive.stamp[1] != time or number is None:
-        raise streams.changed(text(place))
-    return archive.read(number)
-
-
-def _unreadable(path: bytes, size: int) -> str:
-    """Returns the reason why a file of this name and size cannot be an image; "" if it may be one."""
-    extension = extension_of(path)
-    if size > MAX_FILE:
-        return f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-    if extension in UNREADABLE:
-        return f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
-    return ""
-
-
 def _content(path: bytes, size: int, time: int) -> bytes:
-    """Returns the bytes of a file that had this size and modification time when it was listed.
-
-    Raises:
-      DataError: the file has changed since then, or cannot be read.
-    """
+    """Returns the bytes of a file that had this size and modification time when it was listed."""
     with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
@@ -346,7 +332,6 @@ def describe(folder: bytes, name: str, files: Iterable[tuple[bytes, int]], advan
 
 
 def _open(path: LocalPath) -> IO[bytes]:
-    """Returns an open file, also in an archive."""
     found = archives.entry(os.fsencode(str(path)))
     return streams.open_plain(path) if found is None else io.BytesIO(found.content())
 

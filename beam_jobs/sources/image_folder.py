@@ -81,7 +81,6 @@ def _table(folder: str, follow_links: bool, wanted: Sequence[str]) -> PathTable:
 
 
 def _notes(scan: _Scan, table: PathTable) -> Iterator[str]:
-    """Yields what to tell the user about files that are not read, and folders that may be classes."""
     if scan.ignored:
         yield _skipped(scan.ignored)
     if len(scan.folders) == 1 and (lists := _lists_of_splits(os.fsencode(str(table.folder)))):
@@ -139,7 +138,6 @@ def _describe(table: PathTable) -> tuple[SourceFile, ...]:
 
 class _FolderTable(PathTable):
     def where(self, row: int) -> tuple[str, int]:
-        """Returns (path, 0) of an image."""
         return text(self.images.path(row)), 0
 
 
@@ -226,7 +224,6 @@ class _Scan:
         return {split: found[split][0] for split in chosen}
 
     def _is_nested(self, name: bytes) -> bool:
-        """Returns whether a folder holds folders and no image."""
         entries = _entries(os.path.join(self._root, name))
         return any(map(self._is_folder, entries)) and not any(
             extension_of(entry.name) in IMAGES for entry in entries if not self._is_folder(entry)
@@ -386,7 +383,6 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes] | Entry]:
 
 
 def _start(entry: os.DirEntry[bytes] | Entry) -> bytes:
-    """Returns the first bytes of a file."""
     if isinstance(entry, Entry):
         return entry.content()[: schema.IMAGE_START]
     with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:

@@ -136,11 +136,7 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def scanned(
     folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions, layout: Layout
 ) -> tuple[PathTable, SourceOptions, list[str]]:
-    """Reads the tables and looks up the files.
-
-    Returns:
-      The table, the options with the columns that were chosen by name, and lines for the user about the rows.
-    """
+    """Returns the table, the options with the columns that were chosen by name, and lines about the rows."""
     rows, used = _read(folder, files, options, layout)
     names = () if used.float_labels or not used.label_column else read_labels(folder / LABELS_FILE)
     rows = _with_label_texts(rows, used, names)
@@ -174,7 +170,6 @@ def scanned(
 
 
 def _masks(rows: LoadedTable, folder: LocalPath, options: SourceOptions, root: str) -> FileColumn | None:
-    """Returns the files of masks that the rows name; None if no column has any."""
     if not options.mask_column:
         return None
     own = _image_dir(folder, "mask_dir", options.mask_dir) if options.mask_dir else (root, b"", b"")
@@ -231,7 +226,6 @@ def _read(
 
 
 def _check_alike(first: KnownFile, schema: pa.Schema, other: KnownFile, found: pa.Schema) -> None:
-    """Raises DataError if a table's columns differ from the first table's in type or class names."""
     if found.types != schema.types:
         pairs = [f"{field.name} ({field.type})" for field in schema]
         raise DataError(f"does not have the columns {', '.join(pairs)} of {first.path}", path=other.path)
@@ -276,14 +270,10 @@ def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, 
         if not wanted and pa.types.is_string(column.type) and (odd := loaded.first_no_number(texts)) is not None:
             problem = f"column {name!r} has {texts[odd].as_py()[:SHOWN]!r} where most rows have numbers"
             notes.append(
-                f"{_place(rows, odd)}: {problem}, so that it is kept as text; {name}:float32 or {name}:int64 keeps the "
-                "numbers"
+                f"{rows.refused(odd, '').where}: {problem}, so that it is kept as text; {name}:float32 or {name}:int64 "
+                "keeps the numbers"
             )
     return rows, notes
-
-
-def _place(rows: LoadedTable, row: int) -> str:
-    return rows.refused(row, "").where
 
 
 def _with_label_numbers(rows: LoadedTable, used: SourceOptions, names: Sequence[str]) -> LoadedTable:
@@ -326,15 +316,7 @@ class _Finder:
         self._is_inside = functools.lru_cache(maxsize=_BLOCK)(self._leads_inside)  # once per folder, not per file
 
     def find(self, folder: bytes, name: str | None) -> tuple[bytes | None, int, int]:
-        """Returns (path relative to the root, size or a fault, time) of the file that a row names.
-
-        Args:
-          folder: folder that the name is relative to, itself relative to the root.
-          name: name of the file, as in the table.
-
-        Raises:
-          DataError: the file's status cannot be read.
-        """
+        """Returns (path relative to the root, size or a fault, time) of the file that a row names in a folder of it."""
         if not name or not name.strip():
             return name if name is None else b"", UNNAMED, 0
         written = name.strip().encode()
@@ -367,7 +349,6 @@ class _Finder:
 
 
 def _size_of_member(archive: bytes, name: bytes) -> int | None:
-    """Returns the size of a file in an archive; None if it is not there."""
     found = archives.opened(archive)
     number = found.find(name)
     return None if number is None else int(found.sizes[number])
@@ -388,14 +369,7 @@ def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
 
 
 def _look_up(rows: LoadedTable, name: str, is_below_root: bool, finder: _Finder) -> FileColumn:
-    """Returns the files that a column names.
-
-    Args:
-      rows: the table.
-      name: name of the column.
-      is_below_root: whether paths begin at the finder's root; otherwise at the folder of their table.
-      finder: finder of the files.
-    """
+    """Returns the files that a column names, below the finder's root or the folders of their tables."""
     column, first = rows.data.column(name), 0
     found: list[pa.Array] = []
     sizes, times = np.empty(len(column), np.int64), np.empty(len(column), np.int64)
@@ -437,7 +411,6 @@ def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, 
 
 
 def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> Iterator[str]:
-    """Yields a line about the columns that were chosen by name."""
     count = count_of(len(table.class_names), "class", "classes") if table.class_names else "numbers"
     kinds = {
         "image_column": "names the images",
@@ -499,7 +472,6 @@ def _folded(name: bytes) -> str:
 
 
 def _how_it_differs(path: bytes, similar: bytes) -> str:
-    """Returns a hint about a file whose name differs from the table's only in case or Unicode normalisation."""
     one, other = (unicodedata.normalize("NFC", os.fsdecode(each)) for each in (path, similar))
     if one != other:
         return f"there is {shown(similar)}: upper and lower case differ; rename the file, or correct the table"
@@ -531,14 +503,12 @@ def _advice(images: FileColumn, row: int, options: SourceOptions) -> str:
 
 
 def _folder_in(archive: str, path: bytes) -> str | None:
-    """Returns the folder in an archive that a path can start from; None if the archive has no such file."""
     names = archives.opened(os.fsencode(archive)).names
     row = pc.index(pc.or_(pc.equal(names, path), pc.ends_with(names, b"/" + path)), True).as_py()
     return os.fsdecode(names[row].as_py()[: -len(path)]) if row >= 0 else None
 
 
 def _check_folders(table: PathTable) -> None:
-    """Raises DataError if the images lie in folders of several splits, which the table does not tell."""
     folders = pc.replace_substring_regex(table.images.paths, pattern="[^/]*$", replacement="").dictionary_encode()
     codes, firsts = np.unique(folders.indices.fill_null(-1).to_numpy(), return_index=True)
     rows = firsts[codes >= 0].tolist()
@@ -546,10 +516,9 @@ def _check_folders(table: PathTable) -> None:
 
 
 def _repeats(table: PathTable) -> Iterator[str]:
-    """Yields a line about files that several rows name."""
     if table.again.any():
         row = int(np.argmax(table.again))
         yield (
-            f"{_place(table, row)}: an earlier row names {shown(table.images.path(row))} too; rows of this kind: "
-            f"{table.again.sum():,}; each becomes an example"
+            f"{table.refused(row, '').where}: an earlier row names {shown(table.images.path(row))} too; rows of this "
+            f"kind: {table.again.sum():,}; each becomes an example"
         )

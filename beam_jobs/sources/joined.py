@@ -30,7 +30,6 @@ class JoinedSource(Source):
     numbers: dict[str, tuple[int, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the chunks of all sources that have the split; None if none has chunks."""
         return base.joined_chunks([(source, split) for source in self._with(split).values()])
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:

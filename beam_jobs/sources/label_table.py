@@ -73,7 +73,6 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
 
 
 def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
-    """Returns the texts of a value: one, or one per class."""
     if isinstance(value, list):
         return [str(each) for each in value]
     text = "" if value is None else str(value).strip()
@@ -123,7 +122,6 @@ def _is_number(text: str) -> bool:
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Returns whether all classes are called by their numbers."""
     return tuple(names) == tuple(map(str, range(len(names))))
 
 
@@ -153,7 +151,6 @@ class _Numbers:
 
 
 def _label(texts: Sequence[str], feature: Feature, numbers: _Numbers, is_null: bool) -> Any:
-    """Returns a label; raises ValueError that says why there is none."""
     if feature.dtype == "float32":
         return _number(texts[0])
     if not feature.shape:

@@ -107,8 +107,7 @@ def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Returns a column without a dictionary, and not as a view, from which Arrow cannot take rows."""
-    array = decoded(array)
+    array = decoded(array)  # and not as a view, from which Arrow cannot take rows
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
@@ -142,7 +141,6 @@ def of_objects(path: StoragePath, batches: Iterable[Sequence[dict[str, Any]]], n
 
 
 def _objects(path: StoragePath, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file of JSON lines, or of one JSON list."""
     numbered = enumerate(iter(functools.partial(stream.readline, _LONGEST), b""), 1)
     for line_number, line in numbered:
         start = line.removeprefix(codecs.BOM_UTF8).lstrip()
@@ -160,10 +158,7 @@ def _objects(path: StoragePath, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
 class _List:
     """The elements of a JSON list, of which a part is in memory at a time.
 
-    Args:
-      path: path of the file, for errors.
-      start: what was read of the list, after its opening bracket.
-      stream: the file, behind that.
+    `start` is what was read of the list after its opening bracket, and `stream` the file behind that.
     """
 
     def __init__(self, path: StoragePath, start: bytes, stream: IO[bytes]) -> None:
@@ -174,11 +169,7 @@ class _List:
         self._add(start)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Yields the elements, all of which must be objects.
-
-        Raises:
-          DataError: an element is no object or too long, or the file is not one list.
-        """
+        """Yields the elements, all of which must be objects."""
         for number in itertools.count():
             for is_whole in self._grown():
                 begin = self._begin(number)
@@ -277,11 +268,7 @@ def number(text: str) -> float | decimal.Decimal:
 
 
 def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; `first` is the row number of the first value.
-
-    Raises:
-      DataError: they are not of one type.
-    """
+    """Returns the values of a column, of which the first has the row number `first`."""
     try:
         return pa.array(values)
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
@@ -326,7 +313,12 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
                 stream.seek(0)
                 there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
                 plain = [name.strip() for name in there]
-                _check_header(path, plain)
+                if image := next((name for name in plain if extension_of(name.encode()) in IMAGES), None):
+                    raise DataError(
+                        f"its first line names an image, {image!r}, but must name the columns",
+                        path=path,
+                        advice="put a line like file_name,label above it",
+                    )
                 names = choose(pa.schema([(name, pa.string()) for name in plain]))
                 raw = [there[plain.index(name)] for name in names]
                 types = pa.csv.ConvertOptions(column_types=dict.fromkeys(raw, pa.binary()), include_columns=raw)
@@ -360,18 +352,7 @@ def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _check_header(path: StoragePath, names: Sequence[str]) -> None:
-    for name in names:
-        if extension_of(name.encode()) in IMAGES:
-            raise DataError(
-                f"its first line names an image, {name!r}, but must name the columns",
-                path=path,
-                advice="put a line like file_name,label above it",
-            )
-
-
 def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
-    """Returns the table with its strings checked and stripped of surrounding spaces."""
     for number, name in enumerate(table.schema.names):
         column = table.column(number)
         if kind_of(column.type) == "string":

@@ -73,47 +73,33 @@ class _OpenParquet(OpenFile):
         return int(self.file.metadata.row_group(group).num_rows)
 
     def read(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields columns of a row group in batches of about 16 MiB at most."""
         info = self.file.metadata.row_group(group)
         rows, size = info.num_rows, max(info.total_byte_size, 1)
         count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
         yield from self.file.iter_batches(count, row_groups=[group], columns=list(names), use_threads=False)
 
     def rows_of_groups(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Returns the number of rows in each row group, after checking the given columns.
-
-        Raises:
-          DataError: see `rows`; or they do not sum to the file's rows, as with a corrupt footer (it has no checksum).
-        """
-        counts = tuple(self.rows(group, names) for group in self.groups)
-        if sum(counts) != self.file.metadata.num_rows:
+        counts = tuple(self.file.metadata.row_group(group).num_rows for group in self.groups)
+        for group, rows in enumerate(counts):
+            if rows < 0:
+                raise DataError(
+                    f"row group {group}: has {rows} rows; its footer is corrupt, get the file again", path=self.path
+                )
+            size = self._num_bytes(group, names)
+            if size > MAX_GROUP_BYTES:
+                raise DataError(
+                    f"row group {group}: has {count_of(size, 'byte')}, above {MAX_GROUP_BYTES:,}",
+                    path=self.path,
+                    advice="write the file with "
+                    "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)",
+                )
+        if sum(counts) != self.file.metadata.num_rows:  # a footer has no checksum
             raise DataError(
                 f"its row groups have {count_of(sum(counts), 'row')}, but its footer says "
                 f"{self.file.metadata.num_rows:,}; it is corrupt, get the file again",
                 path=self.path,
             )
         return counts
-
-    def rows(self, group: int, names: Sequence[str]) -> int:
-        """Returns the number of rows in a row group, after checking that the given columns fit into memory.
-
-        Raises:
-          DataError: the row group is larger than 1 GiB or cannot be read; its footer is corrupt.
-        """
-        rows: int = self.file.metadata.row_group(group).num_rows
-        if rows < 0:
-            raise DataError(
-                f"row group {group}: has {rows} rows; its footer is corrupt, get the file again", path=self.path
-            )
-        size = self._num_bytes(group, names)
-        if size > MAX_GROUP_BYTES:
-            raise DataError(
-                f"row group {group}: has {count_of(size, 'byte')}, above {MAX_GROUP_BYTES:,}",
-                path=self.path,
-                advice="write the file with "
-                "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)",
-            )
-        return rows
 
     def _num_bytes(self, group: int, names: Sequence[str]) -> int:
         """Returns the decompressed size of the given columns, or of all columns if that is small enough."""
@@ -150,11 +136,11 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
     """
     if isinstance(folder, LocalPath):
         return streams.describe([(name, folder / name) for name in names])
-    return tuple(paths.each(lambda name: _of_footer(folder / name, name), names, remote=True))
 
+    def of_footer(name: str) -> SourceFile:
+        with streams.errors_of(folder / name), (folder / name).open_native() as stream:
+            size = stream.size()
+            length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
+            return SourceFile(name, size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())
 
-def _of_footer(path: StoragePath, name: str) -> SourceFile:
-    with streams.errors_of(path), path.open_native() as stream:
-        size = stream.size()
-        length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
-        return SourceFile(name, size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())
+    return tuple(paths.each(of_footer, names, remote=True))

@@ -142,7 +142,6 @@ def _given(options: SourceOptions) -> Iterator[tuple[str, str, str]]:
 
 
 def _path(path: str, schema: pa.Schema, flag: str, text: str) -> tuple[str, ...]:
-    """Returns the name of a column and of the fields in it."""
     parts = text.split(".")
     for count in range(len(parts), 0, -1):
         if (name := ".".join(parts[:count])) in schema.names:

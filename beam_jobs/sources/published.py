@@ -174,7 +174,7 @@ def _failed(dataset: str, reason: str) -> DataError:
 
 
 def _reason(error: Any) -> str:
-    """Returns the innermost cause of an error raised by `requests`, in one line."""
+    """Returns the innermost cause of an error raised by `requests`."""
     if error.response is not None:
         return f"the server says HTTP {error.response.status_code}"
     inner: Any = error
@@ -196,7 +196,6 @@ def _cache_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[Non
 
 @contextlib.contextmanager
 def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the size of each block, which draws a bar or prints lines."""
     arrived, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def show(count: int) -> None:
@@ -256,7 +255,6 @@ class _Meter:
         self.left = _MAX_HEADER
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes, fewer at the end."""
         data = self._stream.read(size)
         self.left -= len(data)
         if self.left < 0:
@@ -298,7 +296,6 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
 
 
 def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:
-    """Writes a member to `target`, completely or not at all."""
     try:
         size = opened.getinfo(member).file_size
     except KeyError:

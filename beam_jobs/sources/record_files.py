@@ -140,7 +140,6 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
 
 
 def _read_directly(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records whose offsets are known."""
     if file.stride is not None:
         starts, stops = (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
     else:
@@ -166,9 +165,8 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
 
 
 def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records from the pieces that hold them, with one piece in memory at a time."""
     found: list[bytes] = []
-    for piece, _, own in base.by_part(file.pieces, rows):
+    for piece, _, own in base.by_part(file.pieces, rows):  # one piece is in memory at a time
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
         whole = io.BytesIO(stream.read_at(stop - start, start))
         walked = framing.records(whole.read, file.path, advice=_ADVICE, number=number, offset=start)
@@ -178,9 +176,8 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
 
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records of a compressed file, reading it up to the last of them."""
     wanted, records = set(rows.tolist()), stream_records(file.path, file.packing)
-    numbers = range(int(rows[-1]) + 1)
+    numbers = range(int(rows[-1]) + 1)  # the file is read up to the last of them
     found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
     return [found[row] for row in rows.tolist()]
 
@@ -275,7 +272,7 @@ def read_ranges(
 
 
 def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, end) of each group of ranges, first..end - 1, to read together."""
+    """Yields (first, end) of each group of ranges to read together."""
     first = 0
     while first < len(starts):
         end = first + 1
@@ -347,14 +344,12 @@ class RecordSource(Source):
     records: dict[str, tuple[RecordFile, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the number of rows in each piece of the files; None if records can be read one by one."""
         filled = [file for file in self.records[split] if file.num_records]
         if all(file.has_random_access for file in filled):
             return None
         return np.array([rows for file in filled for rows in file.pieces], np.int64)
 
     def texts(self, column: str, needed: str = "") -> Texts:
-        """Returns the values of a feature of the records, or the names of their classes."""
         files = tuple(file for split in self.splits for file in self.records[split])
         names = [name for split in self.splits for name in self.parts[split].names]
         if flag_values.path_pattern(column) is not None:
@@ -375,11 +370,6 @@ class RecordSource(Source):
         return Texts(codes, values)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split. Every record's CRCs are checked.
-
-        Raises:
-          DataError: a file has changed, cannot be read, or is corrupt; the message names the record and its offset.
-        """
         files, columns = self.parts[split], self.columns
         records = [b""] * len(rows)
         for number, chosen, own in base.by_part(files.counts, rows):
@@ -397,17 +387,7 @@ class RecordSource(Source):
 def _texts(files: tuple[RecordFile, ...], name: str) -> tuple[NDArray[np.int64], tuple[str, ...], list[str]]:
     """Returns the values of a feature of all records, and the names of the other features that have one.
 
-    Args:
-      files: files, one after another.
-      name: name of the feature: of one text or whole number.
-
-    Returns:
-      The index of each record's value in the values, int64 (n,); the values, of which "" is that of records without
-      one; and the names.
-
-    Raises:
-      DataError: a file has changed, cannot be read, or is corrupt; or a record has several values, or numbers that are
-        not whole.
+    The first are the fields of `Texts`. A record has one text or whole number at most.
     """
     codes, found, others = dict[str, int](), list[int](), set[str]()
     for file in files:
@@ -430,7 +410,6 @@ def _texts(files: tuple[RecordFile, ...], name: str) -> tuple[NDArray[np.int64],
 
 
 def _all_records(file: RecordFile) -> Iterator[bytes]:
-    """Yields the records of a file, in order."""
     if file.packing != ARRAY_RECORD:
         yield from (record for _, _, record in stream_records(file.path, file.packing))
         return

@@ -56,8 +56,7 @@ class DrawnMasks:
         return images.encoded(drawn(self.segmentations[row], size)[..., None], "png")
 
     def named(self, row: int, reason: str) -> str:
-        """Returns a reason, which names the annotation."""
-        del row
+        del row  # the reason names the annotation
         return reason
 
 

@@ -159,7 +159,6 @@ class TableSource(Source):
         return np.concatenate([self.rows(split, np.arange(count)) for split, count in self.splits.items()])
 
     def texts(self, column: str, needed: str = "") -> Texts:
-        """Returns the values of a column, without spaces around them."""
         table, is_label = self.table(), column == LABEL
         found = _texts(table, self.columns.label if is_label else column)
         codes, values = found.codes[self.rows_of_splits()], found.values
@@ -168,13 +167,9 @@ class TableSource(Source):
             problem = f"column {column!r} has no value, which {needed} needs ({count_of(len(empty), 'such row')})"
             raise table.refused(row, problem, "give these rows values, each its own if nothing connects them")
         if is_label and self.columns.label_kind == "int":
-            values = tuple(self._class_of(value) for value in values)
+            named = dict(enumerate(self.class_names))  # other texts stay, since their rows are invalid
+            values = tuple(named.get(int(value), value) if value.isdecimal() else value for value in values)
         return Texts(codes, values)
-
-    def _class_of(self, value: str) -> str:
-        """Returns the name of the class with a number; other texts unchanged, since their rows are invalid."""
-        number = int(value) if value.isdecimal() else -1
-        return self.class_names[number] if 0 <= number < len(self.class_names) else value
 
     def where(self, split: str, row: int) -> tuple[str, int]:
         return self.table().where(int(self.rows(split, np.array([row], np.int64))[0]))
@@ -432,7 +427,6 @@ def _first_inexact(array: pa.Array) -> tuple[int, float] | None:
 
 
 def _rounded(where: tuple[object, int], name: str, value: float, feature: Feature) -> UsageError:
-    """Returns an error about a value of a kept column, at (file, row), that float32 cannot hold exactly."""
     choices = [f"{name}:float32 (rounded)"]
     choices += [f"{name}:string (exact, as {'JSON' if feature.shape else 'text'})"]
     choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []

@@ -87,7 +87,6 @@ def _builder(name: str, data_dir: str) -> Any:
 
 
 def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
-    """Returns an error about a data set that is not in a folder: what is there, the nearest name, how to prepare it."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
     # TFDS's data_dir holds NAME/VERSION or NAME/CONFIG/VERSION.

@@ -73,12 +73,7 @@ def open_source(options: SourceOptions) -> Source:
 
 
 def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
-    """Returns {folder: manifest} of the converted data sets that files belong to; empty if all are other programs'.
-
-    Raises:
-      DataError: only some of the files belong to one: labels, keys and class names of the others mean something else;
-        or a file is of an older version of one.
-    """
+    """Returns {folder: manifest} of the converted data sets that files belong to; empty if all are other programs'."""
     found, listed = {}, set()
     for place in dict.fromkeys(path.parent for path in paths):
         if (place / naming.MANIFEST).exists() and (made := manifest.load(place)).has_images:
@@ -122,11 +117,7 @@ def _splits_among(made: Manifest, names: Collection[str], wanted: Sequence[str])
 def _open_ours(
     folder: StoragePath, made: Manifest, options: SourceOptions, names: Collection[str] | None = None
 ) -> RecordSource:
-    """Opens a converted data set, or only its shards among `names`.
-
-    The source's file is the manifest, which has the digests of all shards. If only some of them are read, another entry
-    says which.
-    """
+    """Opens a converted data set, or only its shards among `names`."""
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     labels = made.features["label"]
@@ -144,7 +135,7 @@ def _open_ours(
         extra={name: _as_stored(name, own) for name, own in made.features.items() if name not in OWN_FEATURES},
     )
     chosen = [shard for shard in made.shards if names is None or shard.file in names]
-    files = [SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest)]
+    files = [SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest)]  # it has the digests of all shards
     if len(chosen) < len(made.shards):
         files.append(_describe(chosen))
     has_labels = any(split.has_labels for split in made.splits.values())
@@ -174,14 +165,13 @@ def _open_ours(
 
 
 def _as_stored(name: str, feature: Feature) -> Feature:
-    """Returns a feature as it is read: masks, boxes and points are what records hold."""
+    """Returns a feature as records hold it, which need not be what masks, boxes and points are for users."""
     if not feature.convention:
         return feature
     return Feature("string") if name == MASK else Feature(feature.dtype, (None,))
 
 
 def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
-    """Returns the manifest entry for some shards of a converted data set: a digest of their names and CRCs."""
     lines = "".join(f"{shard.file} {shard.crc32c}\n" for shard in sorted(shards, key=lambda shard: shard.file))
     return SourceFile(_CHOSEN, sum(shard.num_bytes for shard in shards), hashlib.sha256(lines.encode()).hexdigest())
 
@@ -214,10 +204,6 @@ def _open_foreign(
       by_split: files of each split, relative to `root`.
       options: options of the source.
       is_by_name: whether file names told the splits, so that a feature may tell others.
-
-    Raises:
-      UsageError: a flag does not fit the first record, or is missing.
-      DataError: a file is missing, is not a TFRecord file, is cut short or corrupt, or has no record.
     """
     split_of = {root / name: split for split, names in by_split.items() for name in names}
     paths = sorted(split_of, key=lambda path: path.name_in(root).split("/" if not root.is_remote else None))
@@ -268,7 +254,6 @@ def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
 def _index(
     root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes, StoragePath], None] | None
 ) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
-    """Returns the indexed files and their manifest entries; `visit` is called with each record and its file."""
 
     def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
         tally = streams.Tally(shown.update)

@@ -80,7 +80,6 @@ class _Cut:
         return cls(starts, np.minimum(starts + ROWS, begins[numbers + 1]), numbers, begins, chunks is not None)
 
     def rows(self, block: int) -> NDArray[np.int64]:
-        """Returns the rows of a block, int64 (n,)."""
         rows, region = np.arange(self.starts[block], self.stops[block]), int(self.chunks[block])
         if self.is_chunked:
             return rows
@@ -138,7 +137,6 @@ class TransformedSource(Source):
         }
 
     def chunks(self, split: str) -> NDArray[np.int64]:
-        """Returns the number of rows that each chunk of the source becomes; without chunks, each block."""
         cut, counts = _cut(self.inner, split), self.calls[split].counts
         if not cut.is_chunked:
             return counts
@@ -146,16 +144,10 @@ class TransformedSource(Source):
         return np.diff(sums[np.searchsorted(cut.chunks, np.arange(len(cut.begins)))])
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it) of the row that a row was made of."""
         (number,), (own,) = base.locate(self.calls[split].counts.tolist(), np.array([row], np.int64))
         return self.inner.where(split, int(_origins(self, split, int(number))[own]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split.
-
-        Raises:
-          DataError: the function returns something else than before.
-        """
         wanted = {number: each for number, *each in base.by_part(self.calls[split].counts.tolist(), rows)}
         found = []
         for number, own, block in _blocks(self.inner, split, wanted):
@@ -210,12 +202,7 @@ def _blocks(source: Source, split: str, numbers: Iterable[int]) -> Iterator[tupl
 
 
 def _called(source: Source, function: str, block: Block) -> tuple[UserColumns, dict[int, str]]:
-    """Returns the function's result for the valid rows of a block, and {row of the block: reason} for the others.
-
-    Raises:
-      UsageError: it returns what is no block of rows.
-      DataError: it raises for rows together, but for none of them alone.
-    """
+    """Returns the function's result for the valid rows of a block, and {row of the block: reason} for the others."""
     bad = block.without_class(len(source.class_names)) if source.class_names and source.label.is_class else {}
     bad |= block.bad
     rows = np.setdiff1d(np.arange(len(block.labels)), [*bad])
@@ -238,7 +225,6 @@ def _called(source: Source, function: str, block: Block) -> tuple[UserColumns, d
 
 
 def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int64]) -> UserColumns:
-    """Returns the function's result for rows of a block; raises _RaisedError if the function raises."""
     call, columns = _loaded(function), user_columns.given(source, block, rows)
     try:
         found = call(columns)
@@ -258,7 +244,6 @@ def _loaded(function: str) -> Any:
 
 @contextlib.contextmanager
 def _refusing(function: str) -> Iterator[None]:
-    """Makes a UsageError of what is wrong with that which the function returned."""
     try:
         yield
     except WrongColumnsError as error:
@@ -336,7 +321,6 @@ class _Seen:
     turned: int = 0
 
     def add(self, source: Source, block: Block, made: UserColumns) -> None:
-        """Adds what was made of a block; raises WrongColumnsError if its columns are others than before."""
         if not made.values:
             return
         features, still_open = user_columns.alike([self.columns, made] if self.columns.features else [made])
@@ -357,7 +341,6 @@ def _is_turned(file: bytes) -> bool:
 
 
 def _first_calls(source: Source, function: str, split: str, seen: _Seen) -> _Calls:
-    """Calls the function with all rows of a split."""
     rows, blocks = source.splits[split], len(_cut(source, split).starts)
     counts, checksums = np.zeros(blocks, np.int64), np.zeros(blocks, np.uint32)
     kept = dropped = 0

@@ -87,7 +87,6 @@ class _Samples:
     members: dict[str, dict[int, int]] = dataclasses.field(default_factory=dict)
 
     def name(self, member: int) -> str:
-        """Returns the name of a member."""
         return os.fsdecode(self.archive.names[member].as_py())
 
     def content(self, member: int) -> bytes:
@@ -101,16 +100,11 @@ class _Samples:
             raise self.refused(member, str(error)) from None
 
     def refused(self, member: int, problem: str, advice: str = "") -> DataError:
-        """Returns an error about a member."""
         return DataError(problem, path=self.path, part=f"member {self.name(member)}", advice=advice)
 
 
 def _samples(path: StoragePath) -> _Samples:
-    """Groups the members of a tar into samples.
-
-    Raises:
-      DataError: the tar cannot be read, a sample is in two places, or has two members of one ending.
-    """
+    """Groups the members of a tar into samples."""
     samples = _Samples(path, archives.opened(os.fsencode(str(path))))
     before: dict[str, int] = {}
     for member in range(len(samples.archive.names)):
@@ -147,7 +141,9 @@ def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table
     names = list(choose(schema))
     fields = [name for name in names if name not in samples.members and name not in (_IMAGE, _KEY)]
     columns = {name: _column(samples, name, images, paths, options) for name in names if name not in fields}
-    columns |= _fields(samples, fields) if fields else {}
+    if fields:
+        of_json = loaded.of_objects(path, _objects(samples), fields)
+        columns |= dict(zip(fields, of_json.columns, strict=True))
     return pa.table({name: columns[name] for name in names})
 
 
@@ -209,7 +205,6 @@ def _rows(samples: _Samples) -> range:
 
 
 def _texts(samples: _Samples, ending: str) -> pa.Array:
-    """Returns the texts of members, without the spaces around them."""
 
     def parse(member: int, data: bytes) -> str:
         try:
@@ -250,12 +245,6 @@ def _object(samples: _Samples, member: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise samples.refused(member, f"is no JSON object: {data[:SHOWN]!r}")
     return found
-
-
-def _fields(samples: _Samples, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
-    """Returns fields of the JSON members as columns."""
-    table = loaded.of_objects(samples.path, _objects(samples), names)
-    return dict(zip(table.schema.names, table.columns, strict=True))
 
 
 _LAYOUT = Layout(_find, _read, (_IMAGE,), _LABELS)

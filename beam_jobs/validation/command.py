@@ -145,9 +145,8 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     expected = seconds(content, config.deep, config.near)
     expected += seconds(other.manifest, config.deep) if other and config.deep else 0
     workers = runners.use_all_cores(options, expected, len(content.shards))
-    records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
-    what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
+    what = f"{count_of(content.num_examples, 'record')} in {count_of(len(content.shards), 'shard')}"
     by_edit = f" of version {content.version} ({content.edit})" if content.edit else ""
     print(f"{shown}: checking {what}{by_edit}{with_workers}", flush=True)
     if lowered:
@@ -176,7 +175,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
 
 def seconds(content: Manifest, decodes: bool, finds_near: bool = False) -> float:
     """Returns an estimate of the seconds that checking a data set takes on one core."""
-    records = sum(split.num_examples for split in content.splits.values())
+    records = content.num_examples
     num_bytes = sum(split.num_bytes for split in content.splits.values())
     taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS + records * _NEAR_SECONDS * finds_near
     if not decodes:

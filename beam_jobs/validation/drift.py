@@ -129,12 +129,8 @@ def _of_split(data_dir: StoragePath, made: Manifest, split: str, other: Other) -
 def _of_classes(split: str, what: str, there: tuple[Bins, float], missing: Bins, other: Other) -> Iterator[Finding]:
     """Yields a finding about classes that are in one data set alone, and not missing from the other by chance.
 
-    Args:
-      split: name of the split.
-      what: `gained` or `lost`.
-      there: histogram of the data set that has them, and how many times more records the other one has.
-      missing: histogram of the other one; a class of 0 records is one that it knows.
-      other: data set to compare with.
+    `there` has the histogram of the one, and how many times more records the other one has; `missing` is the histogram
+    of that, in which a class of 0 records is one that it knows.
     """
     counts, factor = there
     only = {name: n for name, n in counts.items() if n and not missing.get(name, 0)}
@@ -154,7 +150,6 @@ def _classes(made: Manifest, split: SplitInfo) -> Bins:
 
 
 def _sizes(ours: SplitInfo, theirs: SplitInfo) -> tuple[Bins, Bins]:
-    """Returns the histograms of two splits' sizes in the same bins."""
     if len({*ours.image_sizes, *theirs.image_sizes}) <= _EXACT_SIZES:
         return ours.image_sizes, theirs.image_sizes
     return _areas(ours), _areas(theirs)
@@ -216,7 +211,6 @@ def _binned(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[Bin
 
 
 def _of_pixels(made: Manifest, other: Other) -> Iterator[Finding]:
-    """Yields findings about the means and variances of pixels, per channel."""
     mean, std = np.array(made.image_mean), np.array(made.image_std)
     mean_there, std_there = np.array(other.manifest.image_mean), np.array(other.manifest.image_std)
     if not (len(mean) and len(mean_there)):

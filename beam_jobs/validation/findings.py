@@ -135,7 +135,7 @@ def of_near(found: NearTwins | None, manifest: Manifest) -> Iterator[tuple[Findi
         where = f"one in {names[one]}, one in {names[other]}" if one != other else f"in {names[one]}"
         text = f"{least}{count_of(count, 'pair')} of nearly equal images, {where}: at most {MOST_BITS} of the 64 bits "
         text += "of their perceptual hashes differ"
-        if count > _MANY_NEAR * sum(split.num_examples for split in manifest.splits.values()):
+        if count > _MANY_NEAR * manifest.num_examples:
             text += "; of digits and drawings so many say little"
         yield Finding(NEAR if one != other else "near_duplicates", text, count), _places(pairs)
 

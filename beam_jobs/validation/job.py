@@ -210,7 +210,6 @@ def parse_report(data: bytes, file: str) -> Report:
 
 
 def _other_problems(other: Other | None, shards: Sequence[ShardReport]) -> Iterator[FileProblem]:
-    """Yields a problem for each shard of the other data set that has some."""
     for info, shard in zip(other.manifest.shards if other else (), shards, strict=False):
         if shard.num_problems and other:
             text = f"{count_of(shard.num_problems, 'problem')}, so that it is compared in part"
@@ -218,7 +217,6 @@ def _other_problems(other: Other | None, shards: Sequence[ShardReport]) -> Itera
 
 
 def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
-    """Returns the report on all shards and on problems that concern no single shard."""
     others = sorted(more)
     listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]
     bad = {shard.shard for shard in shards if shard.num_problems} | {problem.shard for problem in others}
@@ -278,13 +276,7 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
 
 
 def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[FileProblem]:
-    """Yields problems with the manifest's totals, leaving out splits with unreadable records.
-
-    Args:
-      manifest: manifest of the data set.
-      shards: reports in manifest order.
-      decodes: whether the pixels were checked.
-    """
+    """Yields problems with the manifest's totals, leaving out splits with unreadable records."""
     by_split, first = {}, 0
     for name, split in manifest.splits.items():
         by_split[name] = shards[first : first + len(split.shards)]

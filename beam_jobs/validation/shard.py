@@ -212,7 +212,6 @@ class _Check:
         return int(known[number + 1] - offset) if known is not None and known[number] == offset else None
 
     def _check_frame(self, frame: Frame) -> None:
-        """Checks a record and notes whether its frame is damaged."""
         problems = [] if frame.fault is None else [frame.fault.text]
         if frame.end == frame.offset:  # the walk ended here
             self._ended = False
@@ -286,11 +285,7 @@ def _member_frames(
 ) -> Iterator[Frame]:
     """Yields a frame for every record of the shard; frames in a corrupt member have neither a record nor a fault.
 
-    Args:
-      read: function that returns the next bytes of the file, as stored.
-      table: table of the GZIP members.
-      size_of: function that returns the size of a frame, as in `walk`.
-      on_corrupt: function called with (place, problem) for each corrupt member.
+    `on_corrupt` is called with (place, problem) for each corrupt member; for the other arguments see `walk`.
     """
     rest = b""
     for member, offset in enumerate(table.offsets[:-1].tolist()):
@@ -494,7 +489,6 @@ class ExampleCheck:
         self._report.brightness.add(mean, self._report.shard, record)
 
     def _look(self, found: dict[str, Values], number: int) -> None:
-        """Adds a valid example's image to those that are compared."""
         label = found.get("label")
         code = NO_LABEL_CODE
         if label is not None and len(label) and self._has_label:
@@ -524,7 +518,6 @@ class ExampleCheck:
         return self._numbers_problem(feature, values) if name == "label" else None
 
     def _numbers_problem(self, feature: Feature, values: Values) -> str | None:
-        """Returns the problem with a label that is not a single class: a float or a vector."""
         numbers = np.asarray(values, np.float64)
         if not self._has_label or (not feature.shape and np.isnan(numbers[0])):
             self._report.unlabelled += 1
@@ -560,7 +553,6 @@ class ExampleCheck:
         return self._decoded_problem(data) if self._decodes else None
 
     def _count_unseen(self, stored: Mapping[str, Values], size: tuple[int, int]) -> None:
-        """Counts the boxes and points of a record, and notes those without a part in its image, which has a size."""
         placed = self._report.placed
         before = dict(placed.unseen)
         placed.add(stored, size)

@@ -220,13 +220,7 @@ def _pairs(
     is_leak: NDArray[np.bool_],
     differ: NDArray[np.bool_],
 ) -> Iterator[Twin]:
-    """Yields the pairs of records that follow each other; of each kind at most as many as are listed.
-
-    Args:
-      shard, record: the records, by image.
-      later: positions of the second record of each pair.
-      is_leak, differ: see `Twin`, of each pair.
-    """
+    """Yields the pairs of records, by image, that follow each other; `later` are positions of the second of each."""
     ordered = np.lexsort((record[later], shard[later]))
     for kind in (is_leak, differ, ~is_leak & ~differ):
         # Twice as many as are listed, of which the first ones remain, by the order of their first record.

@@ -32,7 +32,7 @@ def peak_per_value(features, splits, flag="records"):
 
 def test_one_column_is_in_memory_at_a_time_and_nothing_that_was_read():
     values = np.random.default_rng(0).integers(1 << 60, size=(2, COUNT))
-    splits = {"train": [{name: columns._of_numbers(part) for name in NUMBERS} for part in values]}
+    splits = {"train": [{name: columns.of_numbers(part) for name in NUMBERS} for part in values]}
     assert peak_per_value(NUMBERS, splits) < 6 * 8
     assert splits == {"train": [{}, {}]}
 
@@ -57,6 +57,6 @@ def test_numbers_of_strings_are_those_of_all_shards():
 
 def test_a_named_column_that_cannot_be_is_refused_before_any_is_made():
     features = {"id": Feature("int64"), "text": Feature("string")}
-    splits = {"train": [{"id": columns._of_numbers(np.arange(2)), "text": columns._of_strings([b"x" * 300, b""])}]}
+    splits = {"train": [{"id": columns.of_numbers(np.arange(2)), "text": columns._of_strings([b"x" * 300, b""])}]}
     with pytest.raises(DataError, match="'text' has strings of more than 256 characters"):
         next(joined(features, splits, "records:id,text"))
