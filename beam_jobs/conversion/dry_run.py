@@ -18,7 +18,7 @@ from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
 from beam_jobs.sources import dealt, transformed
-from beam_jobs.sources.base import Block, Source
+from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
@@ -135,20 +135,16 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
     examples = []
     for i, label in enumerate(chosen.labels):
         image = chosen.images[i]
+        numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
+        classes = [source.class_names[number] for number in numbers] if source.class_names else []
         features = {
             "key": bytes(chosen.keys[i]).decode(errors="backslashreplace"),
             "label": str(label) if not np.ndim(label) else f"{np.count_nonzero(label)} of {len(label)} classes",
-            "class": ", ".join(_classes_of(label, plan.source)) or "-",
+            "class": ", ".join(classes) or "-",
             "image": _image(image),
         }
         examples.append(features | {name: _short(values[i]) for name, values in chosen.extra.items()})
     return examples
-
-
-def _classes_of(label: Any, source: Source) -> list[str]:
-    numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)] * source.label.is_class
-    numbers = numbers if source.class_names else []
-    return [source.class_names[number] for number in numbers]
 
 
 def _image(image: bytes | NDArray[np.uint8]) -> str:

@@ -107,17 +107,14 @@ def of_numbers(values: NDArray[Any], strings: Sequence[str] = ()) -> Packed:
 
 
 def _of_strings(values: Iterable[Any]) -> Packed:
-    texts = [bytes(_one(value)).decode(errors="surrogateescape") for value in values]
+    ones = (value if isinstance(value, bytes) else np.asarray(value, object).reshape(-1)[0] for value in values)
+    texts = [bytes(one).decode(errors="surrogateescape") for one in ones]
     names = sorted(set(texts))
     # The number over all shards is checked at the end; this only keeps a single receipt from growing too large.
     if len(names) > MOST_STRINGS or any(len(name) > LONGEST_STRING for name in names):
         return {"too": "many" if len(names) > MOST_STRINGS else "long"}
     codes = {name: code for code, name in enumerate(names)}
     return {"strings": names, **of_numbers(np.array([codes[text] for text in texts], np.int64))}
-
-
-def _one(value: Any) -> Any:
-    return value if isinstance(value, bytes) else np.asarray(value, object).reshape(-1)[0]
 
 
 def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> dict[str, str]:

@@ -55,15 +55,14 @@ def of_record(record: bytes, made: Manifest) -> tuple[NDArray[np.float64], NDArr
     stored_names = [own for name in wanted for own in made.features[name].stored_names(name)]
     with contextlib.suppress(ValueError):  # BadImageError is one
         stored = tf_example.decode(record, [image.named("image"), *stored_names])
-        size = made.image_shape[:2] if image.encoding == "raw" else _size(stored[image.named("image")], made)
+        if image.encoding == "raw":
+            size = made.image_shape[:2]
+        else:
+            opened = images.open_file(stored[image.named("image")][0])
+            size = images.upright_size(opened) if made.turns_images else (opened.height, opened.width)
         boxes, *classes = (annotation.of_record(stored, name, made.features[name], size) for name in wanted)
         return boxes.clip(0, 1).astype(np.float64), classes[0] if classes else none[1]
     return none
-
-
-def _size(stored: tf_example.Values, made: Manifest) -> tuple[int, int]:
-    opened = images.open_file(stored[0])
-    return images.upright_size(opened) if made.turns_images else (opened.height, opened.width)
 
 
 def counted(records: Iterable[bytes], made: Manifest) -> Boxes:

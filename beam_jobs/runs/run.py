@@ -378,8 +378,13 @@ def as_ours(failure: BaseException) -> errors.PipelineError:
         error = error.__cause__ or error.__context__
     if lost := _what_is_gone(failure):
         return errors.TransientError(lost)
-    if on_cluster := _of_cluster(str(failure)):
-        return on_cluster
+    if cause := _root_cause(str(failure)):
+        if _LOST.search(cause):
+            return errors.TransientError(
+                f"the cluster lost a worker ({cause}); run the same command again (docs/clusters.md: when a machine "
+                "dies)"
+            )
+        return errors.DataError(f"the job failed on the cluster: {cause}")
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
     return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")
 
@@ -396,18 +401,6 @@ def _what_is_gone(failure: BaseException) -> str | None:
         address = urllib.parse.urlsplit(str(failure.request.url)).netloc if failure.request else "the given address"
         return f"Flink does not answer any more at {address}; run the same command again once it does"
     return None
-
-
-def _of_cluster(text: str) -> errors.DataError | None:
-    """Returns an error with the root cause of Java stack traces in one line; None if the text has no stack traces."""
-    cause = _root_cause(text)
-    if not cause:
-        return None
-    if _LOST.search(cause):
-        return errors.TransientError(
-            f"the cluster lost a worker ({cause}); run the same command again (docs/clusters.md: when a machine dies)"
-        )
-    return errors.DataError(f"the job failed on the cluster: {cause}")
 
 
 def _root_cause(text: str) -> str | None:

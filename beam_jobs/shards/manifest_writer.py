@@ -146,9 +146,10 @@ def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
     formats = {kind for receipt in receipts for kind in receipt.formats}
     image = Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
     on_images = placed.described([receipt.placed for receipt in receipts], plan.source.features, image.shape)
+    is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
     return Manifest(
         dataset=plan.source.dataset,
-        class_names=_class_names(plan, on_images),
+        class_names=plan.source.class_names if is_labelled else on_images[MASK].class_names,
         features={
             "image": image,
             "label": plan.source.label,
@@ -168,11 +169,6 @@ def _own_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         format_version=plan.format_version,
         pixel_rule=plan.pixel_rule,
     )
-
-
-def _class_names(plan: Plan, on_images: dict[str, Feature]) -> tuple[str, ...]:
-    is_labelled = plan.source.class_names or not plan.source.label.is_class or MASK not in on_images
-    return plan.source.class_names if is_labelled else on_images[MASK].class_names
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:

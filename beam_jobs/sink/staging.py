@@ -433,10 +433,9 @@ def _folders(folder: LocalPath) -> list[LocalPath]:
 
 def _remove_columns(folder: LocalPath) -> None:
     """Removes the columns of a data set without a manifest; they are made again."""
-    if folder.is_dir() and not folder.is_symlink():
-        for name in folder.names():
-            if naming.is_column_name(name) or drafts.is_temporary(name):
-                (folder / name).remove()
+    for name in _names_in(folder):
+        if naming.is_column_name(name) or drafts.is_temporary(name):
+            (folder / name).remove()
 
 
 def _remove(folder: StoragePath) -> None:

@@ -142,9 +142,6 @@ class Archive:
             if mark != _MARK:
                 raise ValueError("its header in the zip is corrupt")
             data = os.pread(stream.fileno(), int(self.packed[member]), start + _HEADER.size + name + more)
-        return self._unpacked(member, data, size)
-
-    def _unpacked(self, member: int, data: bytes, size: int) -> bytes:
         packing = int(self.packings[member])
         if packing == _DEFLATED:
             with contextlib.suppress(zlib.error):

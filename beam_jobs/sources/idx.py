@@ -78,7 +78,11 @@ def open_source(options: SourceOptions) -> IdxSource:
             raise DataError(
                 f"its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal", path=other.path
             )
-    return make(options.dataset, folder, pairs, _class_names(folder, [labels for _, labels in pairs.values()]))
+    names, files = read_labels(folder / LABELS_FILE), [labels for _, labels in pairs.values()]
+    for file in files if names else ():
+        file.check_labels([("label", 0, len(names) - 1)])
+    names = names or tuple(str(label) for label in range(max(file.highest() for file in files) + 1))
+    return make(options.dataset, folder, pairs, names)
 
 
 def make(
@@ -221,12 +225,3 @@ def _open_pair(folder: LocalPath, by_kind: dict[str, list[re.Match[str]]]) -> tu
 def _image_shape(images: RowFile) -> tuple[int, int, int]:
     height, width, *channels = images.shape[1:]
     return height, width, channels[0] if channels else 1
-
-
-def _class_names(folder: LocalPath, files: list[RowFile]) -> tuple[str, ...]:
-    names = read_labels(folder / LABELS_FILE)
-    if not names:
-        return tuple(str(label) for label in range(max(file.highest() for file in files) + 1))
-    for file in files:
-        file.check_labels([("label", 0, len(names) - 1)])
-    return names

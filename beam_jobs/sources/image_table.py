@@ -39,7 +39,6 @@ _NAME = "{}"  # stands for the path in --image_dir
 _DESCRIBED, _DESCRIBED_MASKS = "images", "masks"  # names of the files' entries in the manifest
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as a path made of such a text has
-_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]*[1-9][0-9]*")
 _BLOCK = 1 << 16  # paths held as Python objects at a time
 
@@ -427,7 +426,7 @@ def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> It
 def _fractions(table: PathTable, used: SourceOptions) -> Iterator[str]:
     """Yields a line if all classes are numbers, some with a fraction: they may be numbers to predict."""
     named = [name for name in table.class_names if _FRACTION.fullmatch(name)]
-    if named and all(_DECIMAL.fullmatch(name) for name in table.class_names):
+    if named and all(re.fullmatch(loaded.DECIMAL, name) for name in table.class_names):
         yield (
             f"{table.first_file}: column {used.label_column!r} has numbers with fractions, such as {named[0]}, and "
             f"{count_of(len(table.class_names), 'class', 'classes')} are made of them; --float_labels predicts numbers"

@@ -20,7 +20,7 @@ from pipeline.manifest import Feature, Manifest
 from pipeline.records import labels
 
 KEY, LABEL = "key", "label"  # names of the columns
-_FORM = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
+_FORM = re.compile(rf"{loaded.DECIMAL}|[+-]?(nan|inf)", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _SEPARATOR = ","  # between the classes in one text, if the data set's own labels were not texts
 
@@ -52,8 +52,9 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     table = loaded.read(path, choose)
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
     parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
-    if feature.dtype != "float32":
-        parts = _as_numbers(parts, made.class_names)
+    if feature.dtype != "float32":  # 1 for 1.0, as conversions read it, if all that name no class are whole numbers
+        whole = labels.as_one_number({text for texts in parts for text in texts}.difference(made.class_names))
+        parts = [[whole.get(text, text) for text in texts] for texts in parts]
     names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
     _check_names(names, made.class_names, path)
     numbers = _Numbers(names, made)
@@ -82,12 +83,6 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     if not feature.shape:
         return [text]
     return [each.strip() for each in text.split(separator) if each.strip()]
-
-
-def _as_numbers(parts: Sequence[Sequence[str]], there: Sequence[str]) -> list[list[str]]:
-    """Returns labels with 1 for 1.0, as conversions read them, if all that name no class are whole numbers."""
-    numbers = labels.as_one_number({text for texts in parts for text in texts}.difference(there))
-    return [[numbers.get(text, text) for text in texts] for texts in parts]
 
 
 def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:

@@ -73,21 +73,16 @@ class PlacedColumn:
         if None in found:
             raise ValueError(f"{named} has a null in it")
         if self.name == BOX_LABELS:
-            return self._classes(found, named)
+            numbers = {text: number for number, text in enumerate(self.feature.class_names)}
+            for text in found if self.has_texts else ():
+                if text not in numbers:
+                    raise ValueError(f"an element of {named} {labels.refusal(text)}")
+            return np.array([numbers[text] for text in found] if self.has_texts else found, np.int64)
         count = len(CONVENTIONS[self.name][self.feature.convention])
         for number, each in enumerate(found):
             if isinstance(each, list | tuple) and (len(each) != count or None in each):
                 raise ValueError(f"{named}, number {number}, is {str(each)[:_SHOWN]}, not {count} numbers")
         return np.array(found, np.float64).astype(np.float32).ravel()
-
-    def _classes(self, found: Sequence[Any], named: str) -> Any:
-        if not self.has_texts:
-            return np.array(found, np.int64)
-        numbers = {text: number for number, text in enumerate(self.feature.class_names)}
-        for text in found:
-            if text not in numbers:
-                raise ValueError(f"an element of {named} {labels.refusal(text)}")
-        return np.array([numbers[text] for text in found], np.int64)
 
 
 def at(value: Any, fields: Sequence[str]) -> Any:

@@ -153,7 +153,10 @@ class TransformedSource(Source):
         for number, own, block in _blocks(self.inner, split, wanted):
             made, bad = _called(self.inner, self.function, block)
             if _checksum(made, bad) != self.calls[split].checksums[number]:
-                raise _changed(self.function, *self.inner.where(split, int(own[0])))
+                file, row = self.inner.where(split, int(own[0]))
+                where = f"for up to {ROWS} rows, of which {file}, row {row}, is the first"
+                problem = f"{_FLAG}={self.function} returns something else when it is called again, {where}"
+                raise DataError(f"{problem}; {_PURE}")
             positions, chosen = wanted[number]
             found.append((positions, self._block(made, bad).part(chosen)))
         return Block.joined(found)
@@ -252,11 +255,6 @@ def _refusing(function: str) -> Iterator[None]:
 
 def _checksum(made: UserColumns, bad: Mapping[int, str]) -> int:
     return crc32c.crc32c(repr([*bad]).encode(), made.checksum)
-
-
-def _changed(function: str, file: str, row: int) -> DataError:
-    where = f"for up to {ROWS} rows, of which {file}, row {row}, is the first"
-    return DataError(f"{_FLAG}={function} returns something else when it is called again, {where}; {_PURE}")
 
 
 def opened(source: Source, function: str, na_is_class: bool = False) -> TransformedSource:

@@ -36,7 +36,6 @@ _TEXTS = (_CLASS, "txt", "text", "caption")  # endings whose content is text
 _LABELS = (_CLASS, "label", "class", "category", "target")  # in order of preference
 _HIDDEN = (".", "__")  # begin names of members that are no part of a sample
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
 _AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
 
@@ -224,7 +223,7 @@ def _classes(samples: _Samples, has_numbers: bool) -> pa.Array:
     if not has_numbers:
         return texts
     for row, text in enumerate(texts.to_pylist()):
-        if text and not _NUMBER.fullmatch(text):
+        if text and not re.fullmatch(loaded.DECIMAL, text):
             raise samples.refused(samples.members[_CLASS][row], f"is no number: {text[:SHOWN]!r}")
     return pa.array([float(text) if text else None for text in texts.to_pylist()], pa.float64())
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import pathlib
 import re
 import struct
@@ -142,6 +143,30 @@ def convert(capfd):
 def convert_without_beam(capfd):
     """Converts in this process without Beam, as `convert_in_process`."""
     return lambda *flags, **options: _outcome(capfd, convert_in_process, *flags, **options)
+
+
+@pytest.fixture
+def converts(tmp_path, convert_without_beam):
+    """A function that converts into `out`, which must end with `code`; returns that folder and the outcome."""
+
+    def run(*flags, code=0):
+        outcome = convert_without_beam(*flags, f"--data_dir={tmp_path / 'out'}", "--overwrite")
+        assert outcome.code == code, outcome
+        return tmp_path / "out", outcome
+
+    return run
+
+
+@pytest.fixture
+def only_reject():
+    """A function that returns (row, reason) of the one invalid row of a data set."""
+
+    def find(folder):
+        (line,) = (folder / naming.REJECTS).read_text().splitlines()
+        reject = json.loads(line)
+        return reject["row"], reject["reason"]
+
+    return find
 
 
 def _outcome(capfd, function, *arguments, **options):

@@ -36,15 +36,11 @@ def scenes():
 
 
 @pytest.fixture
-def convert_table(tmp_path, convert_without_beam):
-    """A function that converts a table and returns its folder and the outcome."""
-
-    def run(dataset, source, *flags):
-        out = tmp_path / "out"
-        given = (f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", "--overwrite", *flags)
-        return out, convert_without_beam(*given)
-
-    return run
+def convert_table(converts):
+    """A function that converts a table, as `converts`."""
+    return lambda dataset, source, *flags, code=0: converts(
+        f"--dataset={dataset}", f"--source={source}", *flags, code=code
+    )
 
 
 def parquet(path, form, convention="xyxy"):
@@ -106,8 +102,7 @@ def check(folder, order=CLASSES, with_masks=False):
 def test_columns_and_fields_of_parquet_are_boxes(tmp_path, convert_table, form, boxes, classes, order):
     flags = (f"--boxes_column={boxes}", "--box_format=xyxy", f"--box_labels_column={classes}")
     more = ("--points_column=middle", "--point_format=xy", "--mask_column=mask", "--mask_fill=3")
-    folder, outcome = convert_table("parquet", parquet(tmp_path / "rows.parquet", form), *flags, *more)
-    assert outcome.code == 0, outcome.err
+    folder, _ = convert_table("parquet", parquet(tmp_path / "rows.parquet", form), *flags, *more)
     made = manifests.load(folder)
     assert {name: own for name, own in made.features.items() if own.convention} == {
         "boxes": Feature("float32", (3, 4), convention="xyxy"),
@@ -123,8 +118,7 @@ def test_columns_and_fields_of_parquet_are_boxes(tmp_path, convert_table, form, 
 def test_boxes_of_each_format_are_the_same_after_a_resize(tmp_path, convert_table, convention):
     source = parquet(tmp_path / "rows.parquet", "columns", convention)
     flags = ("--boxes_column=boxes", f"--box_format={convention}", "--box_labels_column=kinds")
-    folder, outcome = convert_table("parquet", source, *flags, "--resize=30x90", "--image_encoding=png")
-    assert outcome.code == 0, outcome.err
+    folder, _ = convert_table("parquet", source, *flags, "--resize=30x90", "--image_encoding=png")
     assert manifests.load(folder).features["boxes"].convention == convention
     check(folder, sorted(CLASSES))
 
@@ -147,8 +141,7 @@ def test_a_table_names_images_and_masks_and_has_boxes(tmp_path, convert_table, s
     else:
         pq.write_table(pa.Table.from_pylist(rows), source)
     flags = ("--boxes_column=boxes", "--box_format=xyxy", "--box_labels_column=kinds", "--mask_column=mask")
-    folder, outcome = convert_table("image_table", source, *flags)
-    assert outcome.code == 0, outcome.err
+    folder, _ = convert_table("image_table", source, *flags)
     data = RandomAccess(folder)
     for example in (data[i] for i in range(len(data))):
         made = annotated.scene(number := int(example["key"][7:-4]), *size_of(number))
@@ -160,7 +153,7 @@ def test_a_table_names_images_and_masks_and_has_boxes(tmp_path, convert_table, s
     (tmp_path / "masks/2.png").write_bytes(file_of(np.zeros(size_of(2), np.uint8)))
     assert manifests.load(convert_table("image_table", source, *flags)[0]).source[2].sha256 != before
     flags = (*flags, f"--mask_dir={tmp_path}/masks/{{}}")
-    assert "no such file" in convert_table("image_table", source, *flags)[1].err
+    assert "no such file" in convert_table("image_table", source, *flags, code=1)[1].err
 
 
 def test_masks_alone_need_no_label(tmp_path, convert_table):
@@ -169,8 +162,7 @@ def test_masks_alone_need_no_label(tmp_path, convert_table):
         (tmp_path / f"{number}.png").write_bytes(file_of(made.pixels))
         (tmp_path / f"{number}_mask.png").write_bytes(file_of(made.mask))
     flags = ("--mask_column=mask", f"--mask_dir={tmp_path}/{{}}.png", "--resize=32x32", "--image_encoding=raw")
-    folder, outcome = convert_table("image_table", tmp_path / "table.csv", *flags)
-    assert outcome.code == 0, outcome.err
+    folder, _ = convert_table("image_table", tmp_path / "table.csv", *flags)
     made = manifests.load(folder)
     assert made.class_names == ("0", "1", "2", "3")
     assert made.features["mask"].shape == (32, 32, 1)
@@ -204,8 +196,7 @@ def test_masks_and_points_turn_and_grow_with_their_images(tmp_path, convert_tabl
     table = pa.table({"image": [image], "mask": [file_of(pixels)], "middle": [[point]]})
     pq.write_table(table, tmp_path / "a.parquet")
     more = ("--mask_column=mask", "--points_column=middle", f"--point_format={form}", *flags)
-    out, outcome = convert_table("parquet", tmp_path / "a.parquet", *more)
-    assert outcome.code == 0, outcome.err
+    out, _ = convert_table("parquet", tmp_path / "a.parquet", *more)
     shown = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image))))
     if flags:
         shown = shown.repeat(12 // shown.shape[0], axis=0).repeat(12 // shown.shape[1], axis=1)
@@ -225,8 +216,7 @@ def test_masks_of_one_bit_are_0_and_1(tmp_path, convert_table):
     made = annotated.scene(3)
     rows = {"image": [file_of(made.pixels)], "mask": [one_bit(made.mask)]}
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    folder, outcome = convert_table("parquet", tmp_path / "rows.parquet", "--mask_column=mask")
-    assert outcome.code == 0, outcome.err
+    folder, _ = convert_table("parquet", tmp_path / "rows.parquet", "--mask_column=mask")
     np.testing.assert_array_equal(RandomAccess(folder)[0]["mask"][..., 0], made.mask > 0)
 
 
@@ -245,20 +235,16 @@ def test_masks_of_one_bit_are_0_and_1(tmp_path, convert_table):
         ("mask", {"bytes": None}, "its mask: no image of a known format: it is empty"),
     ],
 )
-def test_values_that_cannot_be_make_invalid_rows(tmp_path, convert_table, name, value, reason):
+def test_values_that_cannot_be_make_invalid_rows(tmp_path, convert_table, only_reject, name, value, reason):
     source = parquet(tmp_path / "rows.parquet", "columns")
     rows = pq.read_table(source).to_pylist()
     rows[2][name] = value
     pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(source)), source)
     flags = ("--boxes_column=boxes", "--box_format=xyxy", "--box_labels_column=kinds", "--mask_column=mask")
-    folder, outcome = convert_table("parquet", source, *flags)
-    assert outcome.code == 1
-    assert "1 invalid row, over --max_rejects=0" in outcome.err
-    folder, outcome = convert_table("parquet", source, *flags, "--max_rejects=1")
-    assert outcome.code == 0, outcome.err
-    (line,) = (folder / "rejects.jsonl").read_text().splitlines()
-    assert reason in json.loads(line)["reason"]
-    assert json.loads(line)["row"] == 2
+    assert "1 invalid row, over --max_rejects=0" in convert_table("parquet", source, *flags, code=1)[1].err
+    row, told = only_reject(convert_table("parquet", source, *flags, "--max_rejects=1")[0])
+    assert reason in told
+    assert row == 2
 
 
 @pytest.mark.parametrize(
@@ -284,8 +270,7 @@ def test_values_that_cannot_be_make_invalid_rows(tmp_path, convert_table, name, 
     ],
 )
 def test_flags_that_do_not_fit_are_refused(tmp_path, convert_table, flags, text):
-    folder, outcome = convert_table("parquet", parquet(tmp_path / "rows.parquet", "columns"), *flags)
-    assert outcome.code == 2
+    folder, outcome = convert_table("parquet", parquet(tmp_path / "rows.parquet", "columns"), *flags, code=2)
     assert text in outcome.err
     assert outcome.err.count("\n") == 1
     assert not folder.exists()
@@ -293,8 +278,7 @@ def test_flags_that_do_not_fit_are_refused(tmp_path, convert_table, flags, text)
 
 def test_boxes_of_another_format_are_noticed_before_anything_is_written(tmp_path, convert_table):
     source = parquet(tmp_path / "rows.parquet", "columns")
-    folder, outcome = convert_table("parquet", source, "--boxes_column=boxes")
-    assert outcome.code == 1
+    folder, outcome = convert_table("parquet", source, "--boxes_column=boxes", code=1)
     assert "as rel_yxyx, " in outcome.err
     assert "--box_format=xywh, xyxy, yxyx, rel_xywh, rel_xyxy" in outcome.err
     assert not folder.exists()

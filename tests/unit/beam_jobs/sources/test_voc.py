@@ -23,15 +23,9 @@ def voc(tmp_path):
 
 
 @pytest.fixture
-def converted(voc, tmp_path, convert_without_beam):
-    """A function that converts the data set with some flags and returns its folder and the outcome."""
-
-    def run(*flags):
-        out = tmp_path / "out"
-        given = ("--dataset=voc", f"--source={voc}", f"--data_dir={out}", "--overwrite", *flags)
-        return out, convert_without_beam(*given)
-
-    return run
+def converted(voc, converts):
+    """A function that converts the data set with some flags, as `converts`."""
+    return lambda *flags, code=0: converts("--dataset=voc", f"--source={voc}", *flags, code=code)
 
 
 def examples_of(folder, split="train"):
@@ -41,8 +35,7 @@ def examples_of(folder, split="train"):
 
 
 def test_boxes_begin_at_0_and_have_the_names_of_voc(converted):
-    folder, outcome = converted()
-    assert outcome.code == 0, outcome.err
+    folder, _ = converted()
     made = manifests.load(folder)
     assert made.class_names == tuple(NAMES)
     assert {name: split.num_examples for name, split in made.splits.items()} == {"train": 12, "validation": 6}
@@ -60,8 +53,7 @@ def test_boxes_begin_at_0_and_have_the_names_of_voc(converted):
 
 @pytest.mark.parametrize("flags", [(), ("--resize=96x128", "--image_encoding=png")])
 def test_masks_are_the_indices_of_their_palettes(converted, flags):
-    folder, outcome = converted("--image_set=Segmentation", "--mask_fill=255", *flags)
-    assert outcome.code == 0, outcome.err
+    folder, _ = converted("--image_set=Segmentation", "--mask_fill=255", *flags)
     made = manifests.load(folder)
     mask = made.features["mask"]
     assert (mask.class_names, mask.fill, mask.encoding) == (("background", *NAMES), 255, "png")
@@ -108,14 +100,10 @@ def annotation(voc, change, number=1):
         (lambda t: t[:-5], "is no annotation of VOC in UTF-8: unclosed token"),
     ],
 )
-def test_annotations_that_cannot_be_read_are_refused(converted, voc, change, text):
+def test_annotations_that_cannot_be_read_are_refused(converted, voc, refused, change, text):
     annotation(voc, change)
-    folder, outcome = converted()
-    assert outcome.code == 1
-    assert "2007_000001.xml" in outcome.err
-    assert text in outcome.err
-    assert outcome.err.count("\n") == 1
-    assert not (folder / "manifest.json").exists()
+    folder, outcome = converted(code=1)
+    refused(outcome, 1, "2007_000001.xml", text, data_dir=folder)
 
 
 def test_images_that_do_not_fit_their_annotations_are_invalid_rows(converted, voc):
@@ -124,8 +112,7 @@ def test_images_that_do_not_fit_their_annotations_are_invalid_rows(converted, vo
     (voc / "SegmentationClass/2007_000005.png").unlink()
     colour = annotated.file_of(annotated.scene(7).pixels)
     (voc / "SegmentationClass/2007_000007.png").write_bytes(colour)
-    folder, outcome = converted("--image_set=Segmentation", "--max_rejects=9")
-    assert outcome.code == 0, outcome.err
+    folder, _ = converted("--image_set=Segmentation", "--max_rejects=9")
     reasons = [json.loads(line)["reason"] for line in (folder / "rejects.jsonl").read_text().splitlines()]
     for reason, text in zip(
         reasons,
@@ -141,10 +128,10 @@ def test_images_that_do_not_fit_their_annotations_are_invalid_rows(converted, vo
 
 
 def test_what_is_no_voc_is_refused(converted, voc):
-    assert "--image_set: unknown 'Layout'; known: Main, Segmentation" in converted("--image_set=Layout")[1].err.replace(
-        "--image_set='Layout': must be one of", "--image_set: unknown 'Layout'; known:"
-    )
+    assert "--image_set: unknown 'Layout'; known: Main, Segmentation" in converted("--image_set=Layout", code=2)[
+        1
+    ].err.replace("--image_set='Layout': must be one of", "--image_set: unknown 'Layout'; known:")
     (voc / "ImageSets/Main/train.txt").write_text("\n")
-    assert "train.txt: names no image" in converted()[1].err
+    assert "train.txt: names no image" in converted(code=1)[1].err
     (voc / "Annotations").rename(voc / "Notes")
-    assert "has no folder Annotations" in converted()[1].err
+    assert "has no folder Annotations" in converted(code=1)[1].err
