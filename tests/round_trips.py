@@ -20,7 +20,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import manifest_writer, writer
 from beam_jobs.sources import image_files, open_source, parquet, record_files, row_files
-from beam_jobs.sources.base import Source, SourceOptions
+from beam_jobs.sources.base import Block, Source, SourceOptions
 from pipeline import manifest
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
@@ -41,6 +41,27 @@ def picture(number: int, kind: str = "PNG", size: tuple[int, int] = (2, 3)) -> b
     stream = io.BytesIO()
     PIL.Image.fromarray(np.full((*size, 3), number, np.uint8)).save(stream, kind)
     return stream.getvalue()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Returns pixels as a PNG file."""
+    stream = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def fill(root: pathlib.Path, content: Mapping[str, bytes | str]) -> pathlib.Path:
+    """Writes files, {path in a folder: content}; returns the folder."""
+    for name, data in content.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return root
+
+
+def everything(source: Source, split: str = "train") -> Block:
+    """Returns all rows of a split."""
+    return source.read(split, np.arange(source.splits[split]))
 
 
 PICTURES = [

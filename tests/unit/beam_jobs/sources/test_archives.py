@@ -16,7 +16,7 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from tests.converting import convert_in_process
 from tests.raised import at, said
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 COUNT = 6
 FILES = {f"pictures/{row}.png": picture(row) for row in range(COUNT)}
@@ -52,16 +52,12 @@ def table(root, names, **options):
     return open_source(SourceOptions("image_table", str(root / "t.csv"), **options))
 
 
-def read(source):
-    return source.read("train", np.arange(source.splits["train"]))
-
-
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_table_names_files_in_an_archive(tmp_path, kind):
     name = f"images.{kind[-3:]}"
     WRITERS[kind](tmp_path / name, {**FILES, "pictures/" + "long" * 60 + ".png": b""})
     source = table(tmp_path, [f"{name}/pictures/{row}.png" for row in range(COUNT)])
-    block = read(source)
+    block = everything(source)
     assert block.images == list(FILES.values())
     assert block.keys == [f"{name}/pictures/{row}.png".encode() for row in range(COUNT)]
     assert (block.labels.tolist(), block.bad) == ([0, 1, 0, 1, 0, 1], {})
@@ -82,7 +78,7 @@ def test_a_table_names_files_in_an_archive(tmp_path, kind):
 def test_the_folder_of_the_images_may_be_in_an_archive(tmp_path, place, names):
     zipped(tmp_path / "images.zip", FILES)
     image_dir = f"{tmp_path}/{place.replace('{{}}', '{}')}"
-    block = read(table(tmp_path, [names.format(row) for row in range(COUNT)], image_dir=image_dir))
+    block = everything(table(tmp_path, [names.format(row) for row in range(COUNT)], image_dir=image_dir))
     assert block.images == list(FILES.values())
     prefix = "pictures/" if place == "images.zip" else ""
     assert block.keys == [f"{prefix}{row}.png".encode() for row in range(COUNT)]
@@ -104,7 +100,7 @@ def test_files_and_archives_may_be_mixed_and_others_are_invalid_rows(tmp_path, c
         "D.ZIP/pictures/1.png",
     ]
     source = table(tmp_path, names)
-    block = read(source)
+    block = everything(source)
     assert [block.images[row] for row in (0, 1, 2, 5, 6)] == [picture(n) for n in (1, 7, 8, 1, 1)]
     assert block.bad.keys() == {3, 4}
     assert ("no such file" in block.bad[3], ".svg" in block.bad[4]) == (True, True)
@@ -121,7 +117,8 @@ def test_an_archive_elsewhere_is_not_read_without_leave(tmp_path):
     (tmp_path / "in" / "link.zip").symlink_to(tmp_path / "images.zip")
     with pytest.raises(DataError, check=at("t.csv", "link.zip", "not in the folder", part="row 0")):
         table(tmp_path / "in", ["link.zip/pictures/0.png"])
-    block = read(table(tmp_path / "in", ["link.zip/pictures/0.png", "../images.zip/pictures/1.png"], follow_links=True))
+    names = ["link.zip/pictures/0.png", "../images.zip/pictures/1.png"]
+    block = everything(table(tmp_path / "in", names, follow_links=True))
     assert block.images == [picture(0), picture(1)]
 
 
@@ -131,7 +128,7 @@ def test_the_last_of_two_members_of_a_name_counts_as_when_unpacking(tmp_path):
             info = tarfile.TarInfo("x.png")
             info.size = len(picture(row))
             archive.addfile(info, io.BytesIO(picture(row)))
-    assert read(table(tmp_path, ["a.tar/x.png"])).images == [picture(2)]
+    assert everything(table(tmp_path, ["a.tar/x.png"])).images == [picture(2)]
 
 
 def test_a_sparse_member_of_a_tar_is_an_invalid_row_as_its_bytes_are_in_parts(tmp_path):
@@ -141,7 +138,8 @@ def test_a_sparse_member_of_a_tar_is_an_invalid_row_as_its_bytes_are_in_parts(tm
             info.size = 1024
             info.pax_headers = {f"GNU.sparse.{field}": value for field, value in sparse}
             archive.addfile(info, io.BytesIO(b"1\n0\n512\n".ljust(1024, b"\0")))  # one part, of 512 bytes from 0 on
-    assert read(table(tmp_path, ["a.tar/whole.png", "a.tar/x.png"])).bad[1].startswith("is stored in parts in its tar")
+    block = everything(table(tmp_path, ["a.tar/whole.png", "a.tar/x.png"]))
+    assert block.bad[1].startswith("is stored in parts in its tar")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -162,15 +160,15 @@ def test_a_damaged_member_of_a_zip_is_an_invalid_row(tmp_path):
         file.seek(at_)
         file.write(b"?!")
     names = [f"a.zip/pictures/{row}.png" for row in range(COUNT)]
-    assert {row: "CRC-32" in reason for row, reason in read(table(tmp_path, names)).bad.items()} == {3: True}
+    assert {row: "CRC-32" in reason for row, reason in everything(table(tmp_path, names)).bad.items()} == {3: True}
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("pictures/0.png", picture(0))
-    assert "method 14" in read(table(tmp_path, names[:1])).bad[0]
+    assert "method 14" in everything(table(tmp_path, names[:1])).bad[0]
     data = bytearray(zipped(tmp_path / "a.zip", FILES).read_bytes())
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.index(mark) + place] |= 1
     (tmp_path / "a.zip").write_bytes(data)
-    assert "encrypted" in read(table(tmp_path, names[:1])).bad[0]
+    assert "encrypted" in everything(table(tmp_path, names[:1])).bad[0]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -196,7 +194,7 @@ def test_flipped_bytes_are_an_error_or_an_invalid_row(tmp_path, kind):
         path.write_bytes(data)
         archives._opened.cache_clear()
         try:
-            block = read(table(tmp_path, [f"a.{kind}/pictures/{row}.png" for row in range(COUNT)]))
+            block = everything(table(tmp_path, [f"a.{kind}/pictures/{row}.png" for row in range(COUNT)]))
         except DataError:
             continue
         if kind == "zip":
@@ -218,7 +216,7 @@ def test_an_archive_that_changes_is_an_error(tmp_path):
     zipped(tmp_path / "a.zip", {**FILES, "more": b"more"})
     os.utime(tmp_path / "a.zip", ns=(1, 1))
     with pytest.raises(DataError, check=at("a.zip", "changed")):
-        read(source)
+        everything(source)
 
 
 def test_advice_names_the_archive_beside_the_table(tmp_path):
@@ -310,7 +308,7 @@ def test_names_are_those_that_unzip_gives(tmp_path):
             archive.writestr(member, picture(row))
     source = open_source(SourceOptions("image_folder", str(tmp_path / "x.zip")))
     assert source.class_names == ("Köln", "Zürich", "cat", "d")
-    block = read(source)
+    block = everything(source)
     found = dict(zip(block.keys, block.images, strict=True))
     assert found == {name.encode(): picture(row) for row, (_, _, name) in enumerate(names)}
 

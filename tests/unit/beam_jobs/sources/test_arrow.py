@@ -17,7 +17,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.converting import convert_in_process
 from tests.raised import at, said
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 NAMES = ["dog", "ape", "cat"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
@@ -51,10 +51,6 @@ def opened(source, **options):
     return open_source(SourceOptions("arrow", str(source), **options))
 
 
-def read(source, split="train"):
-    return source.read(split, np.arange(source.splits[split]))
-
-
 WRITERS = {
     "stream.arrow": stream,
     "file.arrow": lambda path, content: feather.write_feather(content, path, "uncompressed", chunksize=4),
@@ -84,7 +80,7 @@ def test_categories_of_pandas_are_classes(tmp_path):
     content = content.set_column(1, "label", names)
     feather.write_feather(content, tmp_path / "a.feather", chunksize=4)
     source = opened(tmp_path / "a.feather")
-    assert (source.class_names, read(source).labels.tolist()) == (
+    assert (source.class_names, everything(source).labels.tolist()) == (
         ("ape", "cat", "dog"),
         [[2, 0, 1][r % 3] for r in range(10)],
     )
@@ -99,7 +95,7 @@ def test_a_saved_dataset_has_the_names_of_its_classes_and_its_split(tmp_path):
     stream(folder / "cache-0123456789abcdef.arrow", table(range(50)))  # which `map` leaves
     source = opened(folder)
     assert (source.splits, source.class_names) == ({"test": 9}, ("dog", "ape", "cat"))
-    assert read(source, "test").images == [picture(row) for row in range(9)]
+    assert everything(source, "test").images == [picture(row) for row in range(9)]
     assert [file.file for file in source.files] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     for split, wanted in ((None, "train"), ("train[:50%]", "train"), ("val", "validation"), ("mine", "mine")):
         saved(folder, {"data-00000-of-00001.arrow": range(3)}, split)
@@ -129,7 +125,7 @@ def test_other_folders_have_splits_by_names_and_partitions(tmp_path):
         stream(tmp_path / f"year={year}" / f"{split}.arrow", table(range(3)))
     source = opened(tmp_path)
     assert (source.splits, source.features) == ({"train": 6, "test": 3}, {"year": Feature("int64")})
-    assert read(source).extra["year"].tolist() == [2020] * 3 + [2021] * 3
+    assert everything(source).extra["year"].tolist() == [2020] * 3 + [2021] * 3
 
 
 def test_a_column_tells_the_splits(tmp_path):
@@ -176,7 +172,7 @@ def test_damaged_metadata_is_an_error_and_nothing_worse(tmp_path, name):
         path.write_bytes(data)
         arrow._index.cache_clear()
         with contextlib.suppress(DataError, UsageError):
-            read(opened(path))  # pixels and labels have no checksum
+            everything(opened(path))  # pixels and labels have no checksum
 
 
 def test_other_files_are_refused(tmp_path):
@@ -201,7 +197,7 @@ def test_a_file_that_changes_is_an_error(tmp_path):
     source = opened(stream(tmp_path / "a.arrow", table(range(10))))
     stream(tmp_path / "a.arrow", table(range(11)))
     with pytest.raises(DataError, check=at("a.arrow", "changed")):
-        read(source)
+        everything(source)
 
 
 def test_the_command_converts_it_and_rows_without_bytes_are_invalid(tmp_path, capsys):

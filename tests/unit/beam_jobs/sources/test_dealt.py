@@ -22,7 +22,7 @@ from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.made_source import Content, write_source
 from tests.raised import said
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 FRACTIONS = {"train": 0.8, "validation": 0.15, "extra": 0.05}
 
@@ -60,7 +60,7 @@ def source(tmp_path):
 
 
 def all_keys(source, split):
-    return list(map(bytes, source.read(split, np.arange(source.splits[split])).keys))
+    return list(map(bytes, everything(source, split).keys))
 
 
 def test_no_fractions_leave_the_source_as_it_is_and_a_whole_one_every_row(source):
@@ -100,9 +100,7 @@ def test_rows_come_in_the_order_asked_for_with_all_that_is_theirs(source):
         rows = np.random.default_rng(0).permutation(made.splits["train"])[:150]
         block = made.read("train", rows)
         numbers = numbers_of(block.images)
-        assert (
-            numbers == np.array(numbers_of(made.read("train", np.arange(made.splits["train"])).images))[rows].tolist()
-        )
+        assert numbers == np.array(numbers_of(everything(made).images))[rows].tolist()
         assert any(n >= 300 for n in numbers)
         assert any(n < 300 for n in numbers)
         assert block.labels.tolist() == [n % 10 for n in numbers]

@@ -8,6 +8,7 @@ from beam_jobs.sources import digits
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 from tests.raised import said
+from tests.round_trips import everything
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 
@@ -17,14 +18,10 @@ def source():
     return sources.open_source(SourceOptions("digits"))
 
 
-def whole(source, split):
-    return source.read(split, np.arange(source.splits[split]))
-
-
 def test_the_split_is_by_the_hash_of_the_key_about_80_to_20(source):
     assert source.splits == {"train": 1429, "test": 368}
     for split in source.splits:
-        for key in whole(source, split).keys.tolist():
+        for key in everything(source, split).keys.tolist():
             draw = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") % 100
             assert (draw < 80) == (split == "train")
 
@@ -33,13 +30,13 @@ def test_every_digit_is_in_one_split_with_its_label(source):
     labels = sklearn_datasets.load_digits().target
     seen = {}
     for split in source.splits:
-        block = whole(source, split)
+        block = everything(source, split)
         seen |= dict(zip(block.keys.tolist(), block.labels.tolist(), strict=True))
     assert seen == {b"digits#%04d" % row: label for row, label in enumerate(labels.tolist())}
 
 
 def test_images_are_28x28_and_span_0_to_255(source):
-    block = whole(source, "train")
+    block = everything(source)
     assert block.images.shape == (1429, 28, 28, 1)
     assert block.images.dtype == np.uint8
     assert (block.images.min(), block.images.max()) == (0, 255)
@@ -63,7 +60,7 @@ def test_a_source_is_refused():
 def test_places_and_hashes_are_those_of_the_keys(source):
     hashes = {}
     for split, count in source.splits.items():
-        keys = whole(source, split).keys.tolist()
+        keys = everything(source, split).keys.tolist()
         file, row = source.where(split, 5)
         assert b"%s#%04d" % (file.encode(), row) == keys[5]
         values = source.hashes(split, 0, count)

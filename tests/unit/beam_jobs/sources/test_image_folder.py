@@ -16,7 +16,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 from tests.lanes import examples
 from tests.raised import at, said
-from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
+from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, everything, fill, in_order
 
 
 def picture(number, kind="PNG"):
@@ -31,20 +31,8 @@ CONTENT = {path: picture(n, kind) for n, (path, kind) in enumerate(
 )}  # fmt: skip
 
 
-def fill(root, content=None):
-    for name, data in (CONTENT if content is None else content).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return root
-
-
 def opened(root, **options):
     return open_source(SourceOptions("image_folder", str(root), **options))
-
-
-def everything(source, split="train"):
-    return source.read(split, np.arange(source.splits[split]))
 
 
 SPLITS = {"train": ("train", "Train"), "validation": ("validation", "val", "dev"), "test": ("test",)}
@@ -106,7 +94,7 @@ def test_a_class_may_be_named_like_a_split(tmp_path):
 
 
 def test_each_class_folder_is_described_by_the_paths_and_content_of_its_images(tmp_path):
-    source = opened(fill(tmp_path))
+    source = opened(fill(tmp_path, CONTENT))
     lines = b"".join(
         b"%b\0%d\0%b\n" % (path.encode(), len(data), hashlib.sha256(data).hexdigest().encode())
         for path, data in sorted(CONTENT.items())
@@ -120,7 +108,7 @@ def test_each_class_folder_is_described_by_the_paths_and_content_of_its_images(t
 
 
 def test_hashes_depend_on_the_path_alone(tmp_path):
-    hashes = opened(fill(tmp_path)).hashes("train", 0, 6)
+    hashes = opened(fill(tmp_path, CONTENT)).hashes("train", 0, 6)
     assert hashes.dtype == np.uint64
     assert len(set(hashes.tolist())) == 6
     (tmp_path / "cat" / "10.JPEG").unlink()
@@ -141,7 +129,7 @@ def test_names_that_are_no_text_are_keys_and_are_shown_with_escapes(tmp_path, mo
 
 
 def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
-    fill(tmp_path)
+    fill(tmp_path, CONTENT)
     assert capsys.readouterr().err == ""
     others = {"cat/labels.txt": b"", "dog/more/a.txt": b"", "README": b"", ".hidden/1.png": b"", "cat/.thumb.png": b""}
     source = opened(fill(tmp_path, others))
@@ -228,7 +216,7 @@ def test_no_image_is_left_out_whatever_its_name_says(tmp_path, capsys):
 
 
 def test_a_link_that_leads_out_is_not_read_to_tell_whether_it_is_an_image(tmp_path):
-    root = fill(tmp_path / "root")
+    root = fill(tmp_path / "root", CONTENT)
     (tmp_path / "secret").write_bytes(CONTENT["cat/2.png"])
     (root / "cat" / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(root / "cat" / "pipe")
@@ -252,7 +240,7 @@ def forget(monkeypatch):
 
 
 def test_links_lead_to_files_of_the_folder_alone(tmp_path):
-    root, outside = fill(tmp_path / "root"), fill(tmp_path / "outside")
+    root, outside = fill(tmp_path / "root", CONTENT), fill(tmp_path / "outside", CONTENT)
     link = root / "eel" / "link.png"
     link.symlink_to(root / "cat" / "2.png")
     source = opened(root)
@@ -280,7 +268,7 @@ def test_links_lead_to_files_of_the_folder_alone(tmp_path):
 
 
 def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypatch):
-    root, outside = tmp_path / "root", fill(tmp_path / "outside")
+    root, outside = tmp_path / "root", fill(tmp_path / "outside", CONTENT)
     fill(root, {"cat/1.png": CONTENT["cat/2.png"]})
     (root / "cat" / "2.png").symlink_to(outside / "dog" / "1.bmp")
     (root / "dog").symlink_to(outside / "dog")
@@ -305,7 +293,7 @@ def test_only_folders_of_images_have_links_to_follow():
 
 
 def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
-    fill(tmp_path / "real")
+    fill(tmp_path / "real", CONTENT)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real" / "eel" / "inner.png").symlink_to("x.webp")
     assert opened(tmp_path / "link").splits == {"train": 7}
@@ -325,7 +313,7 @@ def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("change", ["added", "gone", "longer", "touched"])
 def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, change):
-    source = opened(fill(tmp_path))
+    source = opened(fill(tmp_path, CONTENT))
     forget(monkeypatch)
     path = tmp_path / "cat" / "2.png"
     if change == "added":
@@ -341,7 +329,7 @@ def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, c
 
 
 def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
-    source = opened(fill(tmp_path))
+    source = opened(fill(tmp_path, CONTENT))
     path = tmp_path / "cat" / "2.png"
     os.utime(path, ns=(0, 0))
     with pytest.raises(DataError, check=at("2.png", "changed")):

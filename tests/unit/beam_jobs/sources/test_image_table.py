@@ -17,7 +17,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.lanes import examples
 from tests.raised import at, said
-from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
+from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, everything, fill, in_order
 
 DELIMITERS = {".csv": ",;", ".tsv": "\t"}  # the first row decides
 CAPTION = 'a "cat",\nor;\ttwo'
@@ -47,20 +47,8 @@ def write(path, rows):
     return path
 
 
-def fill(root, content):
-    for name, data in content.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return root
-
-
 def opened(source, **options):
     return open_source(SourceOptions("image_table", str(source), **options))
-
-
-def everything(source, split="train"):
-    return source.read(split, np.arange(source.splits[split]))
 
 
 FAULTS = {

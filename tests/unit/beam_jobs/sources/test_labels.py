@@ -21,7 +21,7 @@ from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import Feature
 from tests.converting import convert_in_process
 from tests.raised import at, said
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 NAMES = [["sea", "beach"], ["city"], [], ["sea"], ["city", "sea"], ["beach"]]
 HOT = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0]])
@@ -54,10 +54,6 @@ def opened(root, form, labels, **options):
     if form == "csv" and "float_labels" not in options:
         options |= {"label_separator": " "}
     return open_source(SourceOptions(**write(root, form, labels), **options))
-
-
-def everything(source):
-    return source.read("train", np.arange(source.splits["train"]))
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])

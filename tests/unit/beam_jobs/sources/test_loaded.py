@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import numpy as np
 import pytest
 
 from beam_jobs.sources import loaded, open_source
@@ -12,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from tests.converting import convert_in_process
 from tests.raised import at
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 ROWS = [{"file": f"{row}.png", "label": "ab"[row % 2], "score": row / 2} for row in range(5)]
 TEXTS = {
@@ -36,7 +35,7 @@ def opened(path, content, **options):
 
 
 def values(source):
-    block = source.read("train", np.arange(source.splits["train"]))
+    block = everything(source)
     return source.class_names, block.keys, block.labels.tolist(), block.extra["score"].tolist(), block.bad
 
 

@@ -24,7 +24,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.lanes import examples
 from tests.raised import at, said
-from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, in_order, picture
+from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, everything, in_order, picture
 
 ROOT = pathlib.Path(__file__).parents[4]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
@@ -61,10 +61,6 @@ def opened(source, **options):
 def one(tmp_path, metadata=None, flags=None, **columns):
     """Writes one file and opens it."""
     return opened(write(tmp_path / "a.parquet", table(metadata, **columns)), **(flags or {}))
-
-
-def everything(source, split="train"):
-    return source.read(split, np.arange(source.splits[split]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,17 +20,11 @@ from pipeline.records import framing, tf_example
 from tests.datasets import write_dataset, write_shard
 from tests.lanes import examples
 from tests.raised import at, said
-from tests.round_trips import PICTURES, Row, check, digits, empty_folder, in_order
+from tests.round_trips import PICTURES, Row, check, digits, empty_folder, in_order, png
 
 
 def opened(path, **flags):
     return sources.open_source(SourceOptions("tfrecord", str(path), **flags))
-
-
-def png(array):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(array).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def pixels_of(row, shape=(4, 5, 3)):

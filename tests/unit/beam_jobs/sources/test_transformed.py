@@ -20,7 +20,7 @@ from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.made_source import Content
 from tests.raised import said
-from tests.round_trips import picture
+from tests.round_trips import picture, png
 
 HEAD = "import numpy as np\n"
 
@@ -79,15 +79,9 @@ def splits(pixels, chunks=None, listed=False, counts=(150, 70), **more):
         images = pixels(count, seed=count)
         extra = {key: [value(row) for row in range(count)] for key, value in more.items()}
         made[name] = Content(
-            [_png(i) for i in images] if listed else images, chunks=chunks and chunks[name], extra=extra
+            [png(i) for i in images] if listed else images, chunks=chunks and chunks[name], extra=extra
         )
     return made
-
-
-def _png(array):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(array).save(stream, "PNG")
-    return stream.getvalue()
 
 
 CHUNKS = {"train": [3, 0, 100, 47], "test": [70]}

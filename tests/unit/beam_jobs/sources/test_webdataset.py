@@ -19,7 +19,7 @@ from pipeline.manifest import Feature
 from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.raised import at, said
-from tests.round_trips import picture
+from tests.round_trips import everything, picture
 
 
 def tar(path, members):
@@ -48,10 +48,6 @@ def opened(source, **options):
     return open_source(SourceOptions("webdataset", str(source), **options))
 
 
-def read(source, split="train"):
-    return source.read(split, np.arange(source.splits[split]))
-
-
 def test_samples_are_rows_of_key_image_and_label(tmp_path):
     tar(tmp_path / "train-000000.tar", samples(range(4)))
     tar(tmp_path / "train-000001.tar", samples(range(4, 9)))
@@ -71,19 +67,19 @@ def test_samples_are_rows_of_key_image_and_label(tmp_path):
 def test_numbers_of_classes_stay_and_names_are_sorted(tmp_path):
     tar(tmp_path / "a.tar", [("a.jpg", picture(1)), ("a.cls", "5\n"), ("b.jpg", picture(2)), ("b.cls", " 2")])
     source = opened(tmp_path / "a.tar")
-    assert (len(source.class_names), read(source).labels.tolist()) == (6, [5, 2])
+    assert (len(source.class_names), everything(source).labels.tolist()) == (6, [5, 2])
     (tmp_path / "labels.txt").write_text("".join(f"{name}\n" for name in "abcdef"))
     assert opened(tmp_path / "a.tar").class_names == tuple("abcdef")
     (tmp_path / "labels.txt").unlink()
     tar(tmp_path / "a.tar", [("a.jpg", picture(1)), ("a.cls", "dog\n"), ("b.jpg", picture(2)), ("b.cls", "ape")])
     source = opened(tmp_path / "a.tar")
-    assert (source.class_names, read(source).labels.tolist()) == (("ape", "dog"), [1, 0])
+    assert (source.class_names, everything(source).labels.tolist()) == (("ape", "dog"), [1, 0])
 
 
 def test_classes_that_are_codes_with_leading_zeros_are_names(tmp_path):
     tar(tmp_path / "a.tar", [("a.jpg", picture(1)), ("a.cls", "012"), ("b.jpg", picture(2)), ("b.cls", "007")])
     source = opened(tmp_path / "a.tar")
-    assert (source.class_names, read(source).labels.tolist()) == (("007", "012"), [1, 0])
+    assert (source.class_names, everything(source).labels.tolist()) == (("007", "012"), [1, 0])
 
 
 def test_the_label_may_be_a_field_of_json_and_others_are_kept(tmp_path):
@@ -95,7 +91,7 @@ def test_the_label_may_be_a_field_of_json_and_others_are_kept(tmp_path):
     tar(tmp_path / "a.tar", [("deep/er/" + name, content) for name, content in members])
     kept = ("score", "txt", "npy", "cls")
     source = opened(tmp_path, label_column="kind", keep_columns=kept, key_column="id")
-    block = read(source)
+    block = everything(source)
     assert (source.class_names, block.labels.tolist()) == (("a", "b"), [0, 1] * 3)
     assert [bytes(key) for key in block.keys] == [f"n{row}".encode() for row in range(6)]
     assert {name: np.array(values).tolist() for name, values in block.extra.items()} == {
@@ -104,21 +100,21 @@ def test_the_label_may_be_a_field_of_json_and_others_are_kept(tmp_path):
         "npy": [b"\x93npy"] * 6,
         "cls": [0, 1, 2] * 2,
     }
-    assert read(opened(tmp_path, label_column="tags")).labels.tolist() == [[0], [1]] * 3
-    assert [bytes(key) for key in read(opened(tmp_path, key_column="__key__")).keys][:1] == [b"deep/er/0000"]
+    assert everything(opened(tmp_path, label_column="tags")).labels.tolist() == [[0], [1]] * 3
+    assert [bytes(key) for key in everything(opened(tmp_path, key_column="__key__")).keys][:1] == [b"deep/er/0000"]
     assert opened(tmp_path, label_column="score", float_labels=True).label == Feature("float32")
 
 
 def test_images_of_several_formats_are_one_column_and_others_are_chosen(tmp_path):
     tar(tmp_path / "a.tar", [("a.JPG", picture(1)), ("a.cls", 0), ("b.png", picture(2)), ("b.cls", 1)])
-    assert read(opened(tmp_path)).images == [picture(1), picture(2)]
+    assert everything(opened(tmp_path)).images == [picture(1), picture(2)]
     tar(
         tmp_path / "a.tar",
         samples(range(2), **{"left.png": lambda row: picture(row + 5), "jpg": lambda row: picture(row + 7)}),
     )
     with pytest.raises(DataError, check=at("a.tar", "second image", "'0000'", part="member 0000.jpg")):
         opened(tmp_path)
-    assert read(opened(tmp_path, image_column="jpg")).images == [picture(7), picture(8)]
+    assert everything(opened(tmp_path, image_column="jpg")).images == [picture(7), picture(8)]
 
 
 def test_images_may_all_have_longer_endings_and_masks_are_beside_them(tmp_path):
@@ -127,11 +123,11 @@ def test_images_may_all_have_longer_endings_and_masks_are_beside_them(tmp_path):
     tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, check=said("--image_column=left.png or --image_column=right.png")):
         opened(tmp_path)
-    assert read(opened(tmp_path, image_column="right.png")).images == [picture(7), picture(8)]
+    assert everything(opened(tmp_path, image_column="right.png")).images == [picture(7), picture(8)]
     mask = io.BytesIO()
     PIL.Image.new("L", PIL.Image.open(io.BytesIO(picture(0))).size, 2).save(mask, "PNG")
     tar(tmp_path / "a.tar", samples(range(2), **{"seg.png": lambda row: mask.getvalue()}))
-    assert read(opened(tmp_path)).images == [picture(0), picture(1)]
+    assert everything(opened(tmp_path)).images == [picture(0), picture(1)]
     source = opened(tmp_path, mask_column="seg.png")
     assert source.features["mask"].encoding == "png"
     out = convert_in_process(
@@ -143,14 +139,14 @@ def test_images_may_all_have_longer_endings_and_masks_are_beside_them(tmp_path):
 
 def test_numbers_to_predict_may_have_fractions_and_a_number_below_0_is_no_class(tmp_path):
     tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", 1.5), ("b.png", picture(2)), ("b.cls", "2\n")])
-    block = read(opened(tmp_path, float_labels=True))
+    block = everything(opened(tmp_path, float_labels=True))
     assert (block.labels.tolist(), block.bad) == ([1.5, 2.0], {})
     assert opened(tmp_path).class_names == ("1.5", "2")
     tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", "1,5"), ("b.png", picture(2)), ("b.cls", 2)])
     with pytest.raises(DataError, check=at("a.tar", "is no number: '1,5'", part="member a.cls")):
         opened(tmp_path, float_labels=True)
     tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", 3), ("b.png", picture(2)), ("b.cls", -1)])
-    block = read(opened(tmp_path))  # and not the class 1 of the names -1 and 3
+    block = everything(opened(tmp_path))  # and not the class 1 of the names -1 and 3
     assert block.labels.tolist() == [3, -1]
     assert list(block.without_class(4)) == [1]
 
@@ -160,9 +156,9 @@ def test_samples_without_a_label_or_an_image_are_invalid_rows_or_have_a_default(
     del members["0001.cls"], members["0003.png"]
     members["0004.png"] = b"no image"
     tar(tmp_path / "a.tar", members.items())
-    block = read(opened(tmp_path))
+    block = everything(opened(tmp_path))
     assert block.bad == {1: "cls is null", 3: "image is null"}
-    block = read(opened(tmp_path, default=("cls:2",)))
+    block = everything(opened(tmp_path, default=("cls:2",)))
     assert (block.bad, block.labels[1]) == ({3: "image is null"}, 2)
     given = ["--dataset=webdataset", f"--source={tmp_path}", f"--data_dir={tmp_path}/out"]
     with pytest.raises(DataError, check=said("--max_rejects", "3")):
@@ -227,7 +223,7 @@ def test_links_to_tars_are_followed_and_hidden_members_skipped(tmp_path):
     tar(tmp_path / "blobs" / "3f", members)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.tar").symlink_to(tmp_path / "blobs" / "3f")
-    assert read(opened(tmp_path / "in")).images == [picture(0), picture(1)]
+    assert everything(opened(tmp_path / "in")).images == [picture(0), picture(1)]
 
 
 def test_a_member_that_is_a_link_is_an_error_as_tar_writes_files_with_two_names(tmp_path):
