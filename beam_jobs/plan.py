@@ -270,15 +270,11 @@ def take_sample(
         / len(block.labels)
         for split, block in blocks.items()
     }
-    return Sample(options, sizes, source_bytes, seconds, _beside(source.features, blocks.values()))
-
-
-def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[str, ...]:
-    """Returns the names of features that hold several numbers or, in the sample, an image file."""
-    kept = [(name, block.extra[name]) for block in blocks for name in features if name in block.extra]
+    kept = [(name, block.extra[name]) for block in blocks.values() for name in source.features if name in block.extra]
     files = {name for name, values in kept if any(images.is_image(value) for value in values)}
-    plain = {name: feature for name, feature in features.items() if not feature.convention}
-    return tuple(name for name, f in plain.items() if name in files or (f.shape and f.dtype != "string"))
+    plain = {name: feature for name, feature in source.features.items() if not feature.convention}
+    beside = tuple(name for name, f in plain.items() if name in files or (f.shape and f.dtype != "string"))
+    return Sample(options, sizes, source_bytes, seconds, beside)
 
 
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:

@@ -92,7 +92,8 @@ def _image_text(made: Manifest, images: ImageFacts) -> str:
     compressed = f", shards compressed with {made.packing}" if made.packing else ""
     if None not in image.shape:
         return f"{kind} images of {'x'.join(map(str, image.shape))}{compressed}"
-    sizes = images.by_count
+    by_count = sorted(images.sizes.items(), key=lambda item: (-item[1], item[0]))
+    sizes = [f"{height}x{width}" for (height, width), _ in by_count]
     listed, more = ", ".join(sizes[:_LISTED_SIZES]), ""
     if len(sizes) > _LISTED_SIZES:
         more = f" and {len(sizes) - _LISTED_SIZES:,} more, the largest {images.largest}"
@@ -122,12 +123,6 @@ class ImageFacts:
     are_resized: bool = False
     beside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def by_count(self) -> list[str]:
-        """Sizes as `<height>x<width>`, most common first."""
-        ordered = sorted(self.sizes.items(), key=lambda item: (-item[1], item[0]))
-        return [f"{height}x{width}" for (height, width), _ in ordered]
 
     @property
     def largest(self) -> str:

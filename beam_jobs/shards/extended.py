@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from beam_jobs.examples import columns
@@ -16,7 +16,7 @@ from beam_jobs.plan import Plan
 from pipeline import images, manifest
 from pipeline.errors import DataError, RerunError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.manifest import MASK, rounded_up, size_histogram, sizes_in
 from pipeline.manifest.splits import select
@@ -141,15 +141,6 @@ def sums_of(made: Manifest, data_dir: StoragePath) -> list[PixelSums]:
     return [PixelSums(len(means), pixels, sums, squares)] if pixels else []
 
 
-def trained_alike(parent: Manifest, own: Manifest) -> tuple[bool, bool]:
-    """Returns whether the moments of a version are over its parent's training images, and over its own.
-
-    They are those of the split `train` if there is one in the version, else of all.
-    """
-    there, here = (STATISTICS_SPLIT in one.splits for one in (parent, own))
-    return there or not here, here or not there
-
-
 def column_parts(
     plan: Plan, parent: Manifest, of_column: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, list[columns.Shard]]]:
@@ -173,9 +164,3 @@ def column_parts(
         of_numbers, of_strings = columns.of_numbers, {name: parent.columns[name].values for name in kept}
         values[split] = [{feature: of_numbers(stored[name], of_strings[name]) for name, feature in kept.items()}]
     return kept, values
-
-
-def new_shards(made: Manifest, parent: Manifest) -> Iterator[ShardInfo]:
-    """Yields the shards of a version that its parent does not have."""
-    there = {shard.file for shard in parent.shards}
-    yield from (shard for shard in made.shards if shard.file not in there)

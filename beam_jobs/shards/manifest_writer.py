@@ -131,9 +131,10 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
     trained = [r.sums for r in receipts if r.split == STATISTICS_SPLIT] or [r.sums for r in receipts]
     made = _own_manifest(plan, receipts)
     if parent is not None:
-        from_parent, from_own = extended.trained_alike(parent, made)
-        before = extended.sums_of(parent, plan.published_dir) if from_parent else []
-        trained = [*before, *(trained if from_own else [])]
+        # The moments are those of the split `train` if the version has one, else of all.
+        there, here = (STATISTICS_SPLIT in one.splits for one in (parent, made))
+        before = extended.sums_of(parent, plan.published_dir) if there or not here else []
+        trained = [*before, *(trained if here or not there else [])]
         sizes = {split: sizes_of(r for r in receipts if r.split == split) for split in made.splits}
         made = extended.extended(parent, made, sizes, plan.published_dir)
     mean, std = moments(sums for sums in trained if sums.pixels)  # integer sums: their order changes no bit
@@ -221,7 +222,12 @@ def tfds_files(manifest: Manifest) -> dict[str, bytes]:
     """
     if manifest.compression or manifest.parent:
         return {}
-    files = {TFDS_DATASET_INFO: tfds_dataset_info(manifest), TFDS_FEATURES: _tfds_features(manifest)}
+    described = {name: _tfds_feature(name, feature, manifest) for name, feature in manifest.features.items()}
+    features = {
+        "pythonClassName": f"{_TFDS_CLASSES}.features_dict.FeaturesDict",
+        "featuresDict": {"features": {name: value for name, value in described.items() if value}},
+    }
+    files = {TFDS_DATASET_INFO: tfds_dataset_info(manifest), TFDS_FEATURES: _json(features)}
     names = [name.strip() for name in manifest.class_names]
     # TFDS splits the file at newlines, drops blank lines and refuses repeated names.
     if all(name and len(name.splitlines()) == 1 for name in names) and len(set(names)) == len(names):
@@ -240,22 +246,17 @@ def tfds_dataset_info(manifest: Manifest) -> bytes:
         }
         for name, split in manifest.splits.items()
     ]
+    # TFDS allows lower-case letters, digits and _, beginning with a letter.
+    name = re.sub(r"[^a-z0-9]+", "_", manifest.dataset.removeprefix("tfds:").lower()).strip("_")
     return _json(
         {
-            "name": _tfds_name(manifest.dataset),
+            "name": name if name[:1].isalpha() else f"dataset_{name}".rstrip("_"),
             "version": _TFDS_VERSION,
             "fileFormat": "tfrecord",
             "splits": splits,
             "supervisedKeys": {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}},
         }
     )
-
-
-def _tfds_features(manifest: Manifest) -> bytes:
-    """Returns the content of `features.json`: raw images as a tensor of bytes, others as images, labels as classes."""
-    found = {name: _tfds_feature(name, feature, manifest) for name, feature in manifest.features.items()}
-    content = {"features": {name: value for name, value in found.items() if value}}
-    return _json({"pythonClassName": f"{_TFDS_CLASSES}.features_dict.FeaturesDict", "featuresDict": content})
 
 
 def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
@@ -287,12 +288,6 @@ def _typed(python_class: str, kind: str, content: dict[str, Any]) -> dict[str, A
 
 def _shape(shape: Sequence[int | None]) -> dict[str, Any]:
     return {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {}
-
-
-def _tfds_name(dataset: str) -> str:
-    """Returns a name that TFDS allows: lower-case letters, digits and _, starting with a letter."""
-    name = re.sub(r"[^a-z0-9]+", "_", dataset.removeprefix("tfds:").lower()).strip("_")
-    return name if name[:1].isalpha() else f"dataset_{name}".rstrip("_")
 
 
 def _json(content: dict[str, Any]) -> bytes:

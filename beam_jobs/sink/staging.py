@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from beam_jobs import drafts
-from beam_jobs.shards import extended, receipts
+from beam_jobs.shards import receipts
 from beam_jobs.sink import present
 from pipeline import manifest
 from pipeline.commands.text import count_of
@@ -203,7 +203,8 @@ def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest
       RerunError: another version has followed `parent` meanwhile, as only a store lets it: there is no lock.
     """
     made = manifest.load(folder)
-    own = [name for shard in extended.new_shards(made, parent) for name in shard.files]
+    there = {shard.file for shard in parent.shards}
+    own = [name for shard in made.shards if shard.file not in there for name in shard.files]
     own += sorted({*present.columns_of(made)} - {*present.columns_of(parent)})
     with _signals_held(), contextlib.ExitStack() as written:
         _check_newest(data_dir, parent)

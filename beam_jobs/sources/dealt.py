@@ -50,11 +50,6 @@ class Dealing:
     stratify: str = ""
 
     @property
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        return [split for split, _ in self.fractions]
-
-    @property
     def ends(self) -> NDArray[np.float64]:
         """The sum of the fractions up to each split, and with it."""
         return np.cumsum([fraction for _, fraction in self.fractions])
@@ -119,7 +114,7 @@ def _rows(source: Source, dealing: Dealing, split: str) -> NDArray[np.int64]:
     """Returns a split's rows, numbered across all splits of the source. Cached: all shards need them."""
     key = (source.files, tuple(source.splits.items()), dealing, split)
     if key not in _kept:
-        number = dealing.splits.index(split)
+        number = [name for name, _ in dealing.fractions].index(split)
         found = [np.flatnonzero(block == number) + first for first, block in _splits_of_rows(source, dealing)]
         while len(_kept) >= _MOST_KEPT:
             _kept.pop(next(iter(_kept)))

@@ -132,8 +132,11 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
             with _array_record(file.path) as reader:
                 found: list[bytes] = reader.read(rows.tolist())
             return found
-        if file.packing:
-            return _read_streamed(file, rows)
+        if file.packing:  # it is read from its beginning up to the last of them
+            wanted, walked = set(rows.tolist()), stream_records(file.path, file.packing)
+            upto = zip(range(int(rows[-1]) + 1), walked, strict=False)
+            records = {number: record for number, (_, _, record) in upto if number in wanted}
+            return [records[row] for row in rows.tolist()]
         if not file.has_random_access:
             return _read_pieces(file, stream, rows)
         return _read_directly(file, stream, rows)
@@ -173,13 +176,6 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
         records = [record for _, _, record in walked]
         found += [records[row] for row in own.tolist()]
     return found
-
-
-def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    wanted, records = set(rows.tolist()), stream_records(file.path, file.packing)
-    numbers = range(int(rows[-1]) + 1)  # the file is read up to the last of them
-    found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
-    return [found[row] for row in rows.tolist()]
 
 
 @contextlib.contextmanager

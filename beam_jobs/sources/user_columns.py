@@ -82,18 +82,14 @@ def alike(parts: Sequence[UserColumns]) -> tuple[dict[str, Feature], frozenset[s
     for part in parts[1:]:
         for name in sorted(features.keys() | part.features.keys()):
             one, other = features.get(name), part.features.get(name)
-            if one is None or other is None or (one != other and not _may_be(one, other, name, still_open, part.open)):
+            is_open = name in still_open or name in part.open  # one of them has no value that says of what lists are
+            if one is None or other is None or (one != other and not (is_open and one.shape == other.shape == (None,))):
                 kinds = [str(each or "nothing") for each in (one, other)]
                 raise WrongColumnsError(f"{name!r} as {kinds[0]} for some rows and as {kinds[1]} for others")
             if name in still_open:
                 features[name] = other
         still_open &= part.open
     return features, still_open
-
-
-def _may_be(one: Feature, other: Feature, name: str, *opens: frozenset[str]) -> bool:
-    """Returns whether two features of a column are both lists, and one of them has no value that says of what."""
-    return one.shape == other.shape == (None,) and any(name in each for each in opens)
 
 
 def has_label(source: Source) -> bool:

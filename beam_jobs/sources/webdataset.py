@@ -130,7 +130,8 @@ def _samples(path: StoragePath) -> _Samples:
 def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table:
     """Reads columns of a tar's samples, like `loaded.read` for a table."""
     samples = _samples(path)
-    images = _images(samples)
+    found = [ending for ending in samples.members if f".{ending.rpartition('.')[2]}".encode() in IMAGES]
+    images = [ending for ending in found if "." not in ending] or found  # only if there are no others: left.png
     if not images:
         named = f", only {samples.name(0)}, ..." if len(samples.archive.names) else ""
         advice = "members must be called such as 1.jpg and 1.cls"
@@ -144,13 +145,6 @@ def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table
         of_json = loaded.of_objects(path, _objects(samples), fields)
         columns |= dict(zip(fields, of_json.columns, strict=True))
     return pa.table({name: columns[name] for name in names})
-
-
-def _images(samples: _Samples) -> list[str]:
-    """Returns the endings of images: `png`; or where there are only longer ones, those, such as `left.png`."""
-    ends = {ending: f".{ending.rpartition('.')[2]}".encode() in IMAGES for ending in samples.members}
-    found = [ending for ending, is_image in ends.items() if is_image]
-    return [ending for ending in found if "." not in ending] or found
 
 
 def _schema(samples: _Samples, paths: Collection[str], has_numbers: bool) -> pa.Schema:

@@ -182,8 +182,10 @@ class _Check:
             self._check_offsets(offsets_file, self._known)
         if known_crcs is not None:
             self._check_crcs(crcs_file, known_crcs)
-        if self._report.is_whole:
-            self._check_entropy()
+        if self._report.is_whole and info.label_entropy is not None:
+            real = entropy(list(self._report.labels.values()))
+            if real is None or abs(real - info.label_entropy) > _ENTROPY_TOLERANCE:
+                self.add(f"the entropy of its labels is {real} bits, the manifest says {info.label_entropy}")
 
     def _listed(
         self, name_of: Callable[[str], str], load: Callable[[StoragePath, ShardInfo], _Listed], crc: str | None
@@ -272,12 +274,6 @@ class _Check:
             what = f"record {first} begins" if first < self._info.num_examples else "the file ends"
             text = f"says that {what} at byte offset {known[first]}; it is {real[first]}{more}"
             self.add(text, file)
-
-    def _check_entropy(self) -> None:
-        said = self._info.label_entropy
-        real = entropy(list(self._report.labels.values()))
-        if said is not None and (real is None or abs(real - said) > _ENTROPY_TOLERANCE):
-            self.add(f"the entropy of its labels is {real} bits, the manifest says {said}")
 
 
 def _member_frames(
