@@ -108,8 +108,8 @@ def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    array = decoded(array)  # and not as a view, from which Arrow cannot take rows
-    if pa.types.is_string_view(array.type):
+    array = decoded(array)
+    if pa.types.is_string_view(array.type):  # Arrow cannot take rows from a view
         return array.cast(pa.large_string())
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
 

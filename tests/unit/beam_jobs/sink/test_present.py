@@ -12,7 +12,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import PixelRule, naming
 from tests.datasets import edit_manifest
 from tests.made_source import Content
-from tests.round_trips import picture
+from tests.round_trips import fill, picture
 
 
 def flip_last_bit(path):
@@ -153,9 +153,7 @@ def test_a_missing_manifest_is_no_data_set_and_a_dangling_one_an_error(tmp_path)
 def test_classes_that_are_renumbered_by_overwrite_are_named(tmp_path, capsys):
     def convert_classes(*classes, flags=("--overwrite",)):
         shutil.rmtree(tmp_path / "in", ignore_errors=True)
-        for name in classes:
-            (tmp_path / "in" / name).mkdir(parents=True)
-            (tmp_path / "in" / name / "0.png").write_bytes(picture(0))
+        fill(tmp_path / "in", {f"{name}/0.png": picture(0) for name in classes})
         convert.main(
             ["--dataset=image_folder", f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", *flags]
         )
@@ -170,10 +168,7 @@ def test_classes_that_are_renumbered_by_overwrite_are_named(tmp_path, capsys):
 
 
 def test_a_data_set_of_an_older_pixel_rule_is_the_same_and_says_so(tmp_path, capsys):
-    for row in range(4):
-        file = tmp_path / "in" / "ab"[row % 2] / f"{row}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture(row))
+    fill(tmp_path / "in", {f"{'ab'[row % 2]}/{row}.png": picture(row) for row in range(4)})
     flags = ["--dataset=image_folder", f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}"]
     convert.main(flags)
     line = "note: its images are as stored, fast DCT; --overwrite converts them upright, exact DCT"

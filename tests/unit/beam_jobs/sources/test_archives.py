@@ -16,7 +16,7 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from tests.converting import convert_in_process
 from tests.raised import at, said
-from tests.round_trips import everything, picture
+from tests.round_trips import everything, fill, picture
 
 COUNT = 6
 FILES = {f"pictures/{row}.png": picture(row) for row in range(COUNT)}
@@ -265,9 +265,7 @@ def converted(folder, source, *flags):
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.quick(2)
 def test_folders_in_an_archive_give_the_bytes_of_the_unpacked_folder(tmp_path, kind, capsys):
-    for name, data in FOLDERS.items():
-        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "images" / name).write_bytes(data)
+    fill(tmp_path / "images", FOLDERS)
     order = dict(sorted(FOLDERS.items(), key=lambda item: item[0][::-1]))
     path = WRITERS[kind](tmp_path / f"images.{kind[-3:]}", order)
     flags = ("--split=train:0.7,test:0.3", "--group_by=file:([0-9]+)")

@@ -22,7 +22,7 @@ from tests.converting import convert_in_process
 from tests.datasets import examples_in
 from tests.made_source import Content, write_source
 from tests.raised import said
-from tests.round_trips import everything, picture
+from tests.round_trips import everything, fill, picture
 
 FRACTIONS = {"train": 0.8, "validation": 0.15, "extra": 0.05}
 
@@ -433,10 +433,7 @@ def test_folds_are_splits_of_equal_shares_of_every_group_and_are_told_before_the
 
 
 def folder_of(path, names):
-    for row, name in enumerate(names):
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(picture(row))
-    return path
+    return fill(path, {name: picture(row) for row, name in enumerate(names)})
 
 
 def test_groups_may_be_a_part_of_the_path_of_an_image(tmp_path):

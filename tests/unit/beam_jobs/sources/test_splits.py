@@ -19,7 +19,7 @@ from pipeline.manifest import Feature
 from pipeline.records import framing, splits, tf_example
 from tests.made_source import Content, write_source
 from tests.raised import at, said
-from tests.round_trips import picture
+from tests.round_trips import fill, picture
 
 ROWS = 4
 
@@ -38,20 +38,13 @@ def records(path, **features):
 
 
 def images(path, count=ROWS):
-    for row in range(count):
-        file = path / "cat" / f"{row}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture(row))
+    fill(path, {f"cat/{row}.png": picture(row) for row in range(count)})
 
 
 def table(path, columns="", rows=("",) * ROWS, folder=""):
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"file_name,label{columns}", *(f"{folder}{row}.png,a{more}" for row, more in enumerate(rows))]
-    path.write_text("\n".join(lines))
-    for row in range(len(rows)):
-        file = path.parent / f"{folder}{row}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture(row))
+    pictures = {f"{folder}{row}.png": picture(row) for row in range(len(rows))}
+    fill(path.parent, {path.name: "\n".join(lines), **pictures})
 
 
 def opened(dataset, source, **flags):
@@ -114,9 +107,7 @@ def test_lists_of_splits_beside_folders_of_images_are_named(tmp_path, capsys):
 
 
 def test_words_for_splits_in_names_of_classes_are_classes(tmp_path):
-    for name in ("train_station", "test_tube", "train", "bus"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "0.png").write_bytes(picture(0))
+    fill(tmp_path, {f"{name}/0.png": picture(0) for name in ("train_station", "test_tube", "train", "bus")})
     assert opened("image_folder", tmp_path).class_names == ("bus", "test_tube", "train", "train_station")
 
 
@@ -209,10 +200,9 @@ def test_a_table_of_images_in_folders_of_several_splits_must_say_its_splits(tmp_
 
 
 def test_all_folders_of_a_table_of_images_are_looked_at(tmp_path):
-    (tmp_path / "train" / "n0000").mkdir(parents=True)
-    (tmp_path / "train" / "n0000" / "0.png").write_bytes(picture(0))
     rows = [f"train/n{number:04d}/0.png,a" for number in range(1100)]
-    (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows, "test/n0000/0.png,a"]))
+    text = "\n".join(["file_name,label", *rows, "test/n0000/0.png,a"])
+    fill(tmp_path, {"train/n0000/0.png": picture(0), "labels.csv": text})
     with pytest.raises(DataError, check=said("row 1100: test/n0000/0.png and train/n0000/0.png", "=none")):
         opened("image_table", tmp_path / "labels.csv")
 
@@ -355,10 +345,8 @@ class TestDataSetsOfOneGlob:
     @staticmethod
     def convert(folder, classes, **flags):
         for number, name in enumerate(classes):
-            for row in range(ROWS):
-                file = folder / "in" / name / f"{folder.name}{row}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(picture(10 * number + row))
+            pictures = {f"{folder.name}{row}.png": picture(10 * number + row) for row in range(ROWS)}
+            fill(folder / "in" / name, pictures)
         flags = [f"--{name}={value}" for name, value in flags.items()]
         convert.main(["--dataset=image_folder", f"--source={folder / 'in'}", f"--data_dir={folder / 'out'}", *flags])
 

@@ -13,8 +13,7 @@ from beam_jobs import validate
 from beam_jobs.conversion.command import convert
 from beam_jobs.validation import drift
 from pipeline import manifest
-from pipeline.errors import DataError, UsageError
-from tests.raised import said
+from pipeline.errors import DataError
 
 OLD, NEW = ("a", "b"), ("a", "b", "b", "b", "b", "b", "b", "b", "b", "c")
 
@@ -196,20 +195,6 @@ def test_what_cannot_be_read_of_the_other_is_said(tmp_path, old, run):
     assert error == f"{new}: 1 problem in the other files"
     assert any(line.startswith(f"{old}/{shard.name}: ") and "compared in part" in line for line in lines)
     assert run(new, f"--compare={old}")[1] == ""  # its manifest says all
-
-
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        (["--fail_on=drift"], ("--fail_on=drift", "--compare=DIR")),
-        (["--most_drift=0.5"], ("--most_drift=0.5", "--compare")),
-        (["--compare=x", "--most_drift=0"], ("--most_drift=0", "above 0")),
-        (["--compare=x", "--fail_on=leaks"], ("--fail_on=leaks", "--deep")),
-    ],
-)
-def test_flags_that_need_others_are_refused(tmp_path, flags, facts):
-    with pytest.raises(UsageError, check=said(*facts)):
-        validate.main([*flags, str(tmp_path)])
 
 
 def test_another_that_is_no_data_set_is_refused(tmp_path, old):

@@ -222,6 +222,10 @@ def test_a_data_set_without_findings_does_not_fail(tmp_path, run):
         (["--deep", "--fail_on=leeks"], ("--fail_on", "'leeks'", "leaks")),
         (["--near"], ("--near", "--deep")),
         (["--deep", "--fail_on=near"], ("--fail_on=near", "--near")),
+        (["--fail_on=drift"], ("--fail_on=drift", "--compare=DIR")),
+        (["--most_drift=0.5"], ("--most_drift=0.5", "--compare")),
+        (["--compare=x", "--most_drift=0"], ("--most_drift=0", "above 0")),
+        (["--compare=x", "--fail_on=leaks"], ("--fail_on=leaks", "--deep")),
     ],
 )
 def test_flags_that_need_others_are_refused(tmp_path, flags, facts):
