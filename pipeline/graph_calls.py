@@ -128,11 +128,7 @@ class UserFunction:
 
 
 def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
-    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function.
-
-    Raises:
-      UsageError: it requires an argument other than the batch, keys and training.
-    """
+    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin whose arguments Python does not know
@@ -217,11 +213,7 @@ def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
 
 
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:
-    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque.
-
-    Raises:
-      UsageError: the function draws, changes state, or calls Python where it may not.
-    """
+    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque."""
     graph = traced.graph.as_graph_def()
     # The library has all called functions, including those of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
@@ -248,16 +240,7 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python
 
 
 def _check_repeats(name: str, trace: Callable[[], Any], traced: Any) -> None:
-    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume.
-
-    Args:
-      name: name of the `input_fn` argument that the function is.
-      trace: function that traces the user's function again.
-      traced: result of the first trace.
-
-    Raises:
-      UsageError: another trace makes other operations or numbers.
-    """
+    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume."""
     before = _python_draws()
     again = _numbers(trace())
     if again == _numbers(traced) and before == _python_draws():

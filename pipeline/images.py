@@ -119,8 +119,7 @@ def _tags(image: PIL.Image.Image) -> Any:
 def _check_png(data: bytes) -> bytes:
     """Returns the metadata chunks after the pixels, which Pillow has not read yet.
 
-    Raises:
-      BadImageError: a chunk needed for decoding is damaged, which TensorFlow checks but Pillow does not.
+    Checks those that decoding needs, as TensorFlow does but Pillow does not.
     """
     start, name, has_pixels, late = len(_PNG_SIGNATURE), b"", False, []
     while name != b"IEND":

@@ -148,12 +148,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
 
 
 def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
-    """Returns how often each record occurs in an epoch, and the view's text in the spec; (None, "") without a view.
-
-    Raises:
-      DataError: a column's file is missing, or from another conversion.
-      UsageError: a view that cannot work with this data set.
-    """
+    """Returns how often each record occurs in an epoch, and the view's text in the spec; (None, "") without a view."""
     if not request.view:
         return None, ""
     if request.classes is not None:

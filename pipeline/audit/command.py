@@ -74,7 +74,6 @@ def run(config: AuditConfig) -> None:
 
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
-    """Returns the flags, taking those not given from a run."""
     flags = order_flags.flags_of_data(model_dir, config.data_dir)
     order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
     config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
@@ -122,8 +121,7 @@ def _run(
     Args:
       config: flags of the source.
       part: the source with its order, if the mixture tells it; None if the flags and logs do.
-      step_of: function from a unit of this source in a schedule to the global step that takes it; None without a
-        schedule.
+      step_of: function from a unit of the source in a schedule to the global step that takes it, if there is one.
     """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
@@ -185,11 +183,7 @@ def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[T
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:
-    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed.
-
-    Raises:
-      DataError: a claim does not hold.
-    """
+    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed."""
     contract, first = Contract.of(source), topologies[0]
     runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
     # One more epoch, with one topology: an order that is the same in every epoch would pass in each one alone.
@@ -300,11 +294,7 @@ def _draw(png: str, reading: Reading, dataset: str) -> None:
     print(f"\n{png}: which worker reads what")
 
 
-def _observe(
-    source: ResolvedRequest,
-    logs: list[pathlib.Path],
-    step_of: Callable[[int], int | None] | None,
-) -> None:
+def _observe(source: ResolvedRequest, logs: list[pathlib.Path], step_of: Callable[[int], int | None] | None) -> None:
     made = source.manifest
     if made.key_feature is None:
         raise UsageError(f"--observed: the records of {made.dataset} have no keys, so no run can have logged them")
@@ -334,13 +324,7 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, epochs: dict[int, bool]) -> str:
-    """Returns the last line of a successful proof.
-
-    Args:
-      order: order of the split.
-      topology: topology of the job.
-      epochs: {epoch: whether every window was replayed}; only then was each record counted.
-    """
+    """Returns the last line of a successful proof; records were counted in the `epochs` that were replayed wholly."""
     number, *others = epochs
     if not epochs[number]:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"

@@ -105,11 +105,7 @@ def _check_rows(source: ResolvedRequest, augmented: Request, epoch: int, other: 
 
 
 def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
-    """Compares the first recipe's result with an independent one made of the stored images; returns what was compared.
-
-    Raises:
-      Fault: a row is cropped or mirrored differently.
-    """
+    """Compares the first recipe's rows with independent ones made of the stored images; returns what was compared."""
     (name, given), *_ = parse_calls(str(augmented.augment), "augment", "a recipe")
     if name not in _RESTATED or None in source.manifest.features["image"].shape:
         return ""

@@ -119,10 +119,7 @@ class Seen:
     """
 
     def __init__(
-        self,
-        spec: OrderSpec,
-        keys: Sequence[str],
-        step_of: Callable[[int], int | None] | None = None,
+        self, spec: OrderSpec, keys: Sequence[str], step_of: Callable[[int], int | None] | None = None
     ) -> None:
         self._spec, self._size, self._step_of = spec, spec.global_batch_size, step_of
         self._ids = {key: record for record, key in enumerate(keys)}

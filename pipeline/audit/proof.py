@@ -211,11 +211,7 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
 def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, I64]:
     """Returns the records of a plan's elements, and of the tail that it leaves to the next window.
 
-    Args:
-      plan: plan of the window.
-      ids: ids of the records that the window reads.
-      tail: records left by the previous window.
-      num_stored: number of records in the selection.
+    `ids` are those of the records that the window reads, `tail` are the records left by the previous one.
     """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids

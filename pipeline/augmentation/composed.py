@@ -10,15 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 
 from pipeline.augmentation import kernels, passes
-from pipeline.augmentation.base import (
-    ImageStatistics,
-    Mixing,
-    Recipe,
-    Shares,
-    Unaugmented,
-    UserAugmented,
-    output_spec,
-)
+from pipeline.augmentation.base import ImageStatistics, Mixing, Recipe, Shares, Unaugmented, UserAugmented, output_spec
 from pipeline.augmentation.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.augmentation.mixing import mix, mix_images, mix_labels, mixing_pass
 from pipeline.augmentation.moves import Move
@@ -200,11 +192,7 @@ def _named(recipe: Recipe) -> str:
 
 
 def _applied(
-    recipe: Recipe,
-    function: Callable[..., tf.Tensor],
-    images: tf.Tensor,
-    keys: tf.Tensor,
-    statistics: ImageStatistics,
+    recipe: Recipe, function: Callable[..., tf.Tensor], images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics
 ) -> tf.Tensor:
     """Returns the result of a function of a recipe, which is compiled by itself if the recipe is compiled."""
     call = functools.partial(function, statistics=statistics)

@@ -161,7 +161,9 @@ def result_of(
         name: cost if cost.stage.once else dataclasses.replace(cost, share=cost.processor.median / max(total, 1e-12))
         for name, cost in found.items()
     }
-    sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in _repeated(stages, samples)}
+    reads_once = any(stage.once and stage.name == "read" for stage in stages)
+    active = [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]  # in every epoch
+    sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in active}
     rate, processor, busy = _figures(whole)
     busy /= cores
     slowest = min(sections, key=lambda part: sections[part].median)
@@ -170,16 +172,7 @@ def result_of(
     # If every section alone is much faster than the whole, they compete for the cores, even if not all are busy.
     by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
-    return Result(
-        stages,
-        costs,
-        sections,
-        rate,
-        processor,
-        busy,
-        bound.stage.name,
-        by_processor,
-    )
+    return Result(stages, costs, sections, rate, processor, busy, bound.stage.name, by_processor)
 
 
 def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
@@ -188,12 +181,6 @@ def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
         return Spread.of(max(0.0, sum(values)) for values in zip(*terms, strict=True))
 
     return Cost(stage, spread(lambda s: s.processor), spread(lambda s: s.seconds))
-
-
-def _repeated(stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """Returns the sections that are active in every epoch."""
-    reads_once = any(stage.once and stage.name == "read" for stage in stages)
-    return [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]
 
 
 def _rate(sample: Sample) -> float:

@@ -464,11 +464,7 @@ def _with_plain_switches(
 
 
 def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
-    """Refuses `--unknown VALUE DIR`, because VALUE would be mistaken for our positional argument.
-
-    Raises:
-      UsageError: there is such an argument.
-    """
+    """Refuses `--unknown VALUE DIR`, because VALUE would be mistaken for our positional argument."""
     with_value = {name for name, action in parser.actions.items() if not isinstance(action, _Switch)}
     free = [
         (before, token)
@@ -483,8 +479,7 @@ def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
 def _with_home(token: str) -> str:
     """Expands a leading `~` in an argument's value, which shells do not do after a `=`.
 
-    Raises:
-      UsageError: there is no such home folder, or the value is a URL with a typo that would name a local folder.
+    Refuses a URL with a typo, which would name a local folder.
     """
     flag, equals, value = token.rpartition("=") if token.startswith("-") else ("", "", token)
     nearly = _NEARLY_URL.fullmatch(value)

@@ -218,16 +218,14 @@ def _check_whole(split: str, shards: Sequence[ShardLabels]) -> None:
         if shard.missing:
             break
         before += len(shard.values)
+    advice = "choose files of one kind for each split with --split"
+    if word := next((word for shard in shards for word in sorted(shard.words)), ""):
+        advice = f"{word!r} is read as a missing value; where it is a class, --class_names=FILE names it"
     raise DataError(
         f"split {split!r}: {missing:,} of {count_of(count, 'record')} have no label, the first of them record "
         f"{before + shard.missing[0]:,} of the split; all must have one, or none",
-        advice=_word_advice(shards) or "choose files of one kind for each split with --split",
+        advice=advice,
     )
-
-
-def _word_advice(shards: Sequence[ShardLabels]) -> str:
-    word = next((word for shard in shards for word in sorted(shard.words)), "")
-    return word and f"{word!r} is read as a missing value; where it is a class, --class_names=FILE names it"
 
 
 def _own_names(shards: Sequence[ShardLabels], stored: Feature, folder: object) -> tuple[str, ...]:

@@ -210,11 +210,7 @@ def read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, H
 
 
 def _parsed(line: bytes, header: Header | None) -> tuple[Header, Entry | None]:
-    """Returns the header in force from this line on, and the line's entry if it is not a header.
-
-    Raises:
-      ValueError: the line does not have the format.
-    """
+    """Returns the header in force from this line on, and the line's entry if it is not a header."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -497,11 +497,7 @@ def pieces_of(segments: I64, numbers: I64) -> I64:
 
 
 def _checked_classes(given: Any) -> tuple[str, ...]:
-    """Returns the class names in a text with commas, or in a sequence.
-
-    Raises:
-      UsageError: they are not names, or one occurs twice.
-    """
+    """Returns the class names in a text with commas, or in a sequence."""
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     is_sequence = isinstance(names, list | tuple) and len(names) > 0
     if not is_sequence or not all(isinstance(name, str) and name for name in names):

@@ -170,11 +170,7 @@ class MemberReader:
     def _inflated(
         self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
     ) -> memoryview | None:
-        """Returns the decompressed bytes of a member; None if it is corrupt and skipped.
-
-        Raises:
-          DataError: it is corrupt, and its `records`, (first, end), must not be skipped.
-        """
+        """Returns the decompressed bytes of a member; None if it is corrupt and its `records` (first, end) skipped."""
         view = self._memory.view(_decompressed(table, member))
         try:
             inflate(data, view)

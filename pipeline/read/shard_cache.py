@@ -221,11 +221,7 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Notes that a file differs from the manifest and has to be read from the store.
-
-        Raises:
-          DataError: corrupt records must not be skipped.
-        """
+        """Notes that a file differs from the manifest and has to be read from the store, if that is no error."""
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
             command = f"{to_run('beam_jobs.validate')} {in_command(self._data_dir.url)}"

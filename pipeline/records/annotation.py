@@ -293,7 +293,9 @@ def described(
             found[name] = _mask(shards, feature, shape, feature.class_names or names)
             continue
         if name == BOX_LABELS:
-            found[name] = _of_boxes(shards, feature)
+            most, highest = max(shard.most[BOXES] for shard in shards), max(shard.highest for shard in shards)
+            classes = feature.class_names or tuple(map(str, range(highest + 1)))
+            found[name] = dataclasses.replace(feature, shape=(max(1, most),), class_names=classes)
             continue
         _check_convention(shards, name, feature)
         most = max(shard.most[name] for shard in shards)
@@ -313,12 +315,6 @@ def _mask(
         )
     names = names or tuple(map(str, range(highest + 1)))
     return dataclasses.replace(feature, shape=(*shape[:2], 1), class_names=names)
-
-
-def _of_boxes(shards: Sequence[ShardAnnotations], feature: Feature) -> Feature:
-    most, highest = max(shard.most[BOXES] for shard in shards), max(shard.highest for shard in shards)
-    names = feature.class_names or tuple(map(str, range(highest + 1)))
-    return dataclasses.replace(feature, shape=(max(1, most),), class_names=names)
 
 
 def _check_convention(shards: Sequence[ShardAnnotations], name: str, feature: Feature) -> None:
