@@ -114,13 +114,7 @@ class UserFunction:
         return self.by_position or KEYS in self.asked
 
     def unchecked(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
-        """Calls the function without checks and returns its result.
-
-        Args:
-          batch: first argument.
-          *keys: keys, uint64 (rows,), if it takes them.
-          training: whether the rows are for training.
-        """
+        """Calls the function without checks, with keys, uint64 (rows,), if it takes them, and returns its result."""
         named: dict[str, Any] = {TRAINING: training} if TRAINING in self.asked else {}
         if KEYS in self.asked:
             return self.function(batch, keys=keys[0], **named)

@@ -187,12 +187,7 @@ def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
 
 
 def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
-    """Returns `png` or `jpeg` if every TFRecord reader can decode an image file unchanged; else None.
-
-    Args:
-      image: image from `open_file`.
-      data: content of the file.
-    """
+    """Returns `png` or `jpeg` if every TFRecord reader can decode an opened image file unchanged; else None."""
     kind = _KEPT_FORMATS.get(image.format or "")
     # TensorFlow does not read lossless and arithmetic JPEG, which this Pillow may read. And Pillow takes CMYK values
     # for inverted even without Adobe's marker; TensorFlow does not.

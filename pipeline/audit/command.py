@@ -215,12 +215,7 @@ def _in_phase(config: AuditConfig, source: ResolvedRequest) -> ResolvedRequest:
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:
-    """Returns a table of what each worker reads, with the totals below.
-
-    Args:
-      reading: what the workers of a topology read.
-      list_all: whether to list every worker and every shard.
-    """
+    """Returns a table of what each worker reads, with the totals below."""
     workers, half = reading.topology.workers, _MOST_WORKERS // 2
     shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
     rows = [_worker_row(reading, worker, list_all) for worker in shown]

@@ -39,13 +39,7 @@ _Rows = dict[int, NDArray[Any]]  # augmented rows by record id
 
 
 def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology) -> list[Check]:
-    """Returns the checks of the draws; empty if nothing is drawn, or the user's own code draws.
-
-    Args:
-      source: split with its order and recipe.
-      epochs: numbers of two epochs to compare.
-      topology: topology of the job.
-    """
+    """Returns the checks of the draws in two epochs; empty if nothing is drawn, or the user's own code draws."""
     recipe = _unmixed(source.request)
     if not source.order.training or not source.manifest.has_images or not recipe:
         return []

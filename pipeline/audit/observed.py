@@ -38,10 +38,7 @@ _CLOSE = 1e-6  # relative: logged weights are float32
 
 
 def find(text: str) -> list[pathlib.Path]:
-    """Returns the log files that a flag names, sorted.
-
-    Args:
-      text: files, folders of *.jsonl and globs, separated by commas.
+    """Returns the log files that a flag names, sorted: files, folders of *.jsonl and globs, separated by commas.
 
     Raises:
       UsageError: one of the names matches no file.
@@ -59,12 +56,7 @@ def find(text: str) -> list[pathlib.Path]:
 
 
 def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> list[str]:
-    """Returns the key of each record by its id, as a key log has it.
-
-    Args:
-      data_dir: folder of the data set.
-      selection: records to read.
-      key: name of the key feature in the records.
+    """Returns the key of each record by its id, as a key log has it; `key` is the name of their feature.
 
     Raises:
       DataError: a shard is missing, cut short or corrupt, or two records have the same key.

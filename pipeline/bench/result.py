@@ -147,14 +147,7 @@ class Result:
 def result_of(
     stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
 ) -> Result:
-    """Returns the costs of the stages and the bottleneck.
-
-    Args:
-      stages: stages of the input.
-      samples: samples of each measured part, by name.
-      whole: samples of the whole input.
-      cores: number of cores of this machine.
-    """
+    """Returns the costs of the stages and the bottleneck, from samples of each part by name, and of the whole input."""
     found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
     total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
     costs = {
@@ -247,13 +240,7 @@ def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple
 
 
 def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
-    """Returns lines with the rates and the bottleneck.
-
-    Args:
-      result: measurement.
-      cores: number of cores of this machine.
-      source: text that says where the bytes came from.
-    """
+    """Returns lines with the rates and the bottleneck; `source` says where the bytes came from."""
     total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
     sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
     handed_on = next(stage.row_bytes or 0.0 for stage in result.stages if stage.name == "batch")
@@ -352,13 +339,7 @@ class Bars:
                 self._has_blocks = True
 
     def bar(self, share: float, width: int, is_bound: bool) -> str:
-        """Returns a bar.
-
-        Args:
-          share: length of the bar, 0..1.
-          width: columns of the longest bar.
-          is_bound: whether it is the bar of the bottleneck, which has a different colour.
-        """
+        """Returns a bar of a share, 0..1, of `width` columns; that of the bottleneck has a different colour."""
         eighths = round(min(max(share, 0.0), 1.0) * width * 8)
         if self._has_blocks:
             text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

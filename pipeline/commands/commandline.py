@@ -250,10 +250,7 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     }
     if flag.kind is bool:
         return {**options, "action": _Switch, "nargs": 0}
-    options |= {
-        "type": _parser_of(flag),
-        "metavar": metadata.get("metavar") or flag.kind.__name__,
-    }
+    options |= {"type": _parser_of(flag), "metavar": metadata.get("metavar") or flag.kind.__name__}
     if metadata.get("repeated"):
         return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
     if metadata.get("positional"):
@@ -322,12 +319,7 @@ def _number(text: str) -> float | _NoValue:
 
 
 def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
-    """Raises one UsageError for all arguments that a command does not have.
-
-    Args:
-      arguments: arguments unknown to the command's parser.
-      flags: flag names that it knows.
-    """
+    """Raises one UsageError for all arguments that a command with these flags does not have."""
     with Mistakes() as mistakes:
         for argument in arguments:
             with mistakes.noted():

@@ -128,9 +128,7 @@ def line(chosen: dict[str, list[str]]) -> str:
 def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> SuspectFeatures:
     """Returns the features that may tell splits, by the first Examples in files whose names tell none.
 
-    Args:
-      packings: compression of each file.
-      flags: flags about images.
+    `packings` is the compression of each file.
 
     Raises:
       DataError: a feature is called `split`.

@@ -45,11 +45,7 @@ def column_name(feature: str) -> str:
 
 
 def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
-    """Returns {feature: name of its column}.
-
-    Args:
-      features: their names.
-      flag: flag that names columns, for the message.
+    """Returns {feature: name of its column}; `flag` is the flag that names columns, for the message.
 
     Raises:
       UsageError: two features would be one column.

@@ -121,11 +121,7 @@ def load_file(found: StoragePath, path: StoragePath) -> Manifest:
 
 
 def parse(text: str, file: str) -> Manifest:
-    """Returns the manifest in a text, checked.
-
-    Args:
-      text: content of the file.
-      file: its path, for messages.
+    """Returns the manifest in a text, the content of a file, checked.
 
     Raises:
       DataError: it has another version, or is cut, invalid or edited.

@@ -214,9 +214,7 @@ class Feed:
     def window_numbers(self, first_step: int, last_step: int) -> tuple[int, int]:
         """Returns the first window that a run reads and the one after the last, counted across epochs.
 
-        Args:
-          first_step: global step at which the run begins.
-          last_step: global step before which it ends; MAX_STEP for never.
+        The run ends before the global step `last_step`; MAX_STEP for never.
         """
         epoch, step = divmod(first_step, self.order.steps_per_epoch)
         epochs = -(-last_step // self.order.steps_per_epoch)

@@ -125,10 +125,7 @@ class KeyLogWriter:
         weights: Sequence[float],
         global_step: int | None = None,
     ) -> None:
-        """Adds one replica's rows of one step. After `flush` they survive a killed process.
-
-        Args:
-          step, replica, keys, weights, global_step: see `Entry`.
+        """Adds one replica's rows of one step: an `Entry`. After `flush` they survive a killed process.
 
         Raises:
           DataError: the file cannot be written.

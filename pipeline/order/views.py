@@ -130,12 +130,6 @@ class View:
     def resolve(self, columns: Columns, num_records: int, seed: int, split: str) -> tuple[Times, str]:
         """Returns how often each record of a selection occurs in an epoch, and the view's text for the order spec.
 
-        Args:
-          columns: columns of the selection.
-          num_records: number of records in the selection.
-          seed: seed of the order.
-          split: split as text, for messages.
-
         Raises:
           DataError: a column's file is missing, or from another conversion.
           UsageError: an unknown column, class or operator, a view without a record, or a weight that is not a number.
@@ -164,13 +158,7 @@ class View:
         if callable(self.where) and mask is not None:
             where = f"mask {hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()[:16]}"
         classes = None if self.classes is None else ", ".join(self.classes)
-        given = {
-            "classes": classes,
-            "where": where,
-            "limit": self.limit,
-            "balance": self.balance,
-            "weigh": self.weigh,
-        }
+        given = {"classes": classes, "where": where, "limit": self.limit, "balance": self.balance, "weigh": self.weigh}
         parts = [f"{name}: {value}" for name, value in given.items() if value is not None]
         parts += [f"column {name}: {crc}" for name, crc in sorted(columns.used.items())]
         return "; ".join(parts)
@@ -508,11 +496,7 @@ def _checked_classes(given: Any) -> tuple[str, ...]:
 
 
 def class_numbers(classes: Sequence[str], class_names: Sequence[str]) -> list[int]:
-    """Returns the numbers of classes, given their names.
-
-    Args:
-      classes: class names to look up.
-      class_names: name of each class, by number.
+    """Returns the numbers of classes, given their names and those of all classes.
 
     Raises:
       UsageError: there is no class of that name.

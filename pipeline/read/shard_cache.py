@@ -257,14 +257,7 @@ class ShardCache:
     """The cache of one input. Several threads may use it, and it can be pickled for other processes on this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
-        """Makes the cache of a data set.
-
-        Args:
-          data_dir: folder of the remote data set.
-          digest: digest of the data set's manifest.
-          place: local folder of the copies.
-          skips: whether corrupt records may be skipped.
-        """
+        """Makes the cache of a remote data set with copies in `place`; `skips`: whether to skip corrupt records."""
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips
         self._start()
         _caches.add(self)

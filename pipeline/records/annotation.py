@@ -191,12 +191,7 @@ def _unequal(boxes: int, classes: int) -> str | None:
 
 
 def counts(values: Mapping[str, Any], features: Mapping[str, Feature]) -> dict[str, int]:
-    """Returns how many boxes and points a record has, by feature; see `counted`.
-
-    Args:
-      values: values of the record by feature, as `tf_example.decode` returns them.
-      features: features of the manifest.
-    """
+    """Returns how many boxes and points a record has, by feature; `values` are those of `tf_example.decode`."""
     found = {}
     for name in counted(features):
         feature = features[name]
@@ -240,11 +235,7 @@ class ShardAnnotations:
         return found
 
     def add(self, values: Mapping[str, Any], size: tuple[int, int]) -> None:
-        """Counts the masks, boxes and points of a record.
-
-        Args:
-          values: values of the record by feature.
-          size: (height, width) of its image as it is decoded.
+        """Counts the masks, boxes and points of a record, whose image has a (height, width) as it is decoded.
 
         Raises:
           ValueError: they cannot be used; says why.
