@@ -181,29 +181,22 @@ class View:
 
     def mask(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
         """Returns the mask of records that `classes` and `where` keep, bool (records,); None for all."""
-        of_classes, of_where = self._of_classes(columns), self._of_where(columns, num_records)
-        if of_classes is None or of_where is None:
-            return of_where if of_classes is None else of_classes
-        return of_classes & of_where
-
-    def _of_classes(self, columns: Columns) -> NDArray[np.bool_] | None:
-        if self.classes is None:
-            return None
-        labels = self._column(LABEL, columns, "classes")
-        return np.isin(labels, class_numbers(self.classes, columns.names_of(LABEL)))
-
-    def _of_where(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
+        of_classes: NDArray[np.bool_] | None = None
+        if self.classes is not None:
+            labels = self._column(LABEL, columns, "classes")
+            of_classes = np.isin(labels, class_numbers(self.classes, columns.names_of(LABEL)))
         if self.where is None:
-            return None
-        if not callable(self.where):
-            return _Expression(self.where, columns, num_records).mask()
-        found = np.asarray(self.where(columns))  # type: ignore[arg-type]
-        if found.dtype != np.bool_ or found.shape != (num_records,):
-            raise UsageError(
-                f"where: the function must return bool ({num_records},), a truth value per record; it returned "
-                f"{found.dtype} {found.shape}"
-            )
-        return found
+            return of_classes
+        if callable(self.where):
+            found = np.asarray(self.where(columns))  # type: ignore[arg-type]
+            if found.dtype != np.bool_ or found.shape != (num_records,):
+                raise UsageError(
+                    f"where: the function must return bool ({num_records},), a truth value per record; it returned "
+                    f"{found.dtype} {found.shape}"
+                )
+        else:
+            found = _Expression(self.where, columns, num_records).mask()
+        return found if of_classes is None else of_classes & found
 
     def _first(self, chosen: NDArray[Any], columns: Columns) -> NDArray[Any]:
         """Returns the records within the limit. A record's rank depends on its id alone, not on other records."""
