@@ -186,8 +186,9 @@ def call_user(
         raise
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
-        how = ""
-        if _takes(function, [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in specs]):
+        of_row, how = [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in specs], ""
+        with contextlib.suppress(Exception):  # any error in user code
+            tf.function(function, autograph=False).get_concrete_function(*of_row)
             how = (
                 ". It works on one row, but gets a batch of them: tf.io.parse_example takes the place of "
                 "tf.io.parse_single_example, and shapes begin with -1; tf.map_fn calls a function row by row"
@@ -196,14 +197,6 @@ def call_user(
     _check_draws(name, of or function, traced, no_python)
     _check_repeats(name, lambda: tf.function(function, autograph=False).get_concrete_function(*specs), traced)
     return traced(*arguments)
-
-
-def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
-    try:
-        tf.function(function, autograph=False).get_concrete_function(*specs)
-    except Exception:  # any error in user code
-        return False
-    return True
 
 
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:

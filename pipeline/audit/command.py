@@ -138,7 +138,12 @@ def _run(
     if len(readings) > 1:
         print("\n".join(comparison_lines(readings)))
     if config.png is not None:
-        _draw(config.png, readings[0], source.manifest.dataset)
+        commandline.require("matplotlib")
+        from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
+
+        with named(f"--png={config.png}", "cannot be written"):
+            picture.draw(readings[0], source.manifest.dataset, config.png)
+        print(f"\n{config.png}: which worker reads what")
     if header is not None:
         _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
@@ -278,15 +283,6 @@ def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str
 
 def _span(first: int, stop: int) -> str:
     return f"{first:,}" if stop == first + 1 else f"{first:,}-{stop - 1:,}"
-
-
-def _draw(png: str, reading: Reading, dataset: str) -> None:
-    commandline.require("matplotlib")
-    from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
-
-    with named(f"--png={png}", "cannot be written"):
-        picture.draw(reading, dataset, png)
-    print(f"\n{png}: which worker reads what")
 
 
 def _observe(source: ResolvedRequest, logs: list[pathlib.Path], step_of: Callable[[int], int | None] | None) -> None:

@@ -66,19 +66,14 @@ def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> lis
         for segment in selection.segments:
             keys += map(key_text, keys_of(folder(data_dir) / segment.shard.file, segment, key))
             bar.update(segment.num_examples)
-    _check_unique(keys, selection)
+    if len(set(keys)) < len(keys):
+        seen: dict[str, int] = {}
+        for record, name in enumerate(keys):
+            if name in seen:
+                one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[name], record)))
+                raise DataError(f"key {name!r}: {one} and {other} both have it; a log cannot tell them apart")
+            seen[name] = record
     return keys
-
-
-def _check_unique(keys: list[str], selection: Selection) -> None:
-    if len(set(keys)) == len(keys):
-        return
-    seen: dict[str, int] = {}
-    for record, key in enumerate(keys):
-        if key in seen:
-            one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[key], record)))
-            raise DataError(f"key {key!r}: {one} and {other} both have it; a log cannot tell them apart")
-        seen[key] = record
 
 
 class Difference(NamedTuple):

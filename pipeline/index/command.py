@@ -261,7 +261,11 @@ def _with_images(
 
 def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:
     """Returns the compression of each file, as its first bytes say; where they do not, that of the others."""
-    found = {name: _packing_of(place / name) for name in names}
+    found: dict[str, str | None] = {}
+    for name in names:
+        with (place / name).open_file() as opened:
+            start = bytes(opened.read_at(0, min(framing.HEADER, opened.identity().num_bytes)))
+        found[name] = framing.packing_of(start) if start else None
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
         some = f"{count_of(len(others), 'file')} ({some_of(others, choice.MOST_NAMED)})"
@@ -271,12 +275,6 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
         )
     usual = next(iter(kinds)) if len(kinds) == 1 else given
     return {name: usual if packing is None else packing for name, packing in found.items()}
-
-
-def _packing_of(file: StoragePath) -> str | None:
-    with file.open_file() as opened:
-        start = bytes(opened.read_at(0, min(framing.HEADER, opened.identity().num_bytes)))
-    return framing.packing_of(start) if start else None
 
 
 def _shards(

@@ -184,7 +184,11 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     batches = functools.partial(batches, features=placed) if placed else batches
     raw, labels, weights = next(batches(augment="none", resize=size).as_numpy_iterator())
     augmented, _, _ = next(batches().as_numpy_iterator())
-    raw, augmented = (_with_marks(x) if placed else x for x in (raw, augmented))
+    if placed:
+        raw, augmented = (
+            [marks.marked(x["image"][row], {name: x[name][row] for name in x}) for row in range(len(x["image"]))]
+            for x in (raw, augmented)
+        )
     shown = int((weights > 0).sum())
     classes = View(classes=options.get("classes")).classes or made.class_names
     names = [step_rows.name_of(label, classes) for label in labels.tolist()]
@@ -192,11 +196,6 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     split, seed, augment = (options[name] for name in ("split", "seed", "augment"))
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {augment}"
     return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
-
-
-def _with_marks(x: Mapping[str, Any]) -> list[Any]:
-    """Returns the images of a batch with what lies on them."""
-    return [marks.marked(x["image"][row], {name: x[name][row] for name in x}) for row in range(len(x["image"]))]
 
 
 def _show_run(config: InspectConfig) -> None:
