@@ -114,13 +114,7 @@ class UserFunction:
         return self.by_position or KEYS in self.asked
 
     def unchecked(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
-        """Calls the function without checks and returns its result.
-
-        Args:
-          batch: first argument.
-          *keys: keys, uint64 (rows,), if it takes them.
-          training: whether the rows are for training.
-        """
+        """Calls the function without checks, with keys, uint64 (rows,), if it takes them, and returns its result."""
         named: dict[str, Any] = {TRAINING: training} if TRAINING in self.asked else {}
         if KEYS in self.asked:
             return self.function(batch, keys=keys[0], **named)
@@ -128,11 +122,7 @@ class UserFunction:
 
 
 def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
-    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function.
-
-    Raises:
-      UsageError: it requires an argument other than the batch, keys and training.
-    """
+    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin whose arguments Python does not know
@@ -196,8 +186,9 @@ def call_user(
         raise
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
-        how = ""
-        if _takes(function, [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in specs]):
+        of_row, how = [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in specs], ""
+        with contextlib.suppress(Exception):  # any error in user code
+            tf.function(function, autograph=False).get_concrete_function(*of_row)
             how = (
                 ". It works on one row, but gets a batch of them: tf.io.parse_example takes the place of "
                 "tf.io.parse_single_example, and shapes begin with -1; tf.map_fn calls a function row by row"
@@ -208,20 +199,8 @@ def call_user(
     return traced(*arguments)
 
 
-def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
-    try:
-        tf.function(function, autograph=False).get_concrete_function(*specs)
-    except Exception:  # any error in user code
-        return False
-    return True
-
-
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:
-    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque.
-
-    Raises:
-      UsageError: the function draws, changes state, or calls Python where it may not.
-    """
+    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque."""
     graph = traced.graph.as_graph_def()
     # The library has all called functions, including those of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
@@ -248,16 +227,7 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python
 
 
 def _check_repeats(name: str, trace: Callable[[], Any], traced: Any) -> None:
-    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume.
-
-    Args:
-      name: name of the `input_fn` argument that the function is.
-      trace: function that traces the user's function again.
-      traced: result of the first trace.
-
-    Raises:
-      UsageError: another trace makes other operations or numbers.
-    """
+    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume."""
     before = _python_draws()
     again = _numbers(trace())
     if again == _numbers(traced) and before == _python_draws():

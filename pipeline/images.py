@@ -119,8 +119,7 @@ def _tags(image: PIL.Image.Image) -> Any:
 def _check_png(data: bytes) -> bytes:
     """Returns the metadata chunks after the pixels, which Pillow has not read yet.
 
-    Raises:
-      BadImageError: a chunk needed for decoding is damaged, which TensorFlow checks but Pillow does not.
+    Checks those that decoding needs, as TensorFlow does but Pillow does not.
     """
     start, name, has_pixels, late = len(_PNG_SIGNATURE), b"", False, []
     while name != b"IEND":
@@ -188,12 +187,7 @@ def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
 
 
 def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
-    """Returns `png` or `jpeg` if every TFRecord reader can decode an image file unchanged; else None.
-
-    Args:
-      image: image from `open_file`.
-      data: content of the file.
-    """
+    """Returns `png` or `jpeg` if every TFRecord reader can decode an opened image file unchanged; else None."""
     kind = _KEPT_FORMATS.get(image.format or "")
     # TensorFlow does not read lossless and arithmetic JPEG, which this Pillow may read. And Pillow takes CMYK values
     # for inverted even without Adobe's marker; TensorFlow does not.

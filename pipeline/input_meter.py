@@ -111,19 +111,16 @@ def _first(value: Any) -> list[Any]:
 
 def _bytes_of(array: Any) -> int:
     dtype = array.dtype
-    if not isinstance(array, np.ndarray) and not hasattr(array, "device"):  # not a dense array
-        return sum(map(_bytes_of, _dense_parts(array)))
+    if not isinstance(array, np.ndarray) and not hasattr(array, "device"):
+        if hasattr(array, "flat_values"):  # a RaggedTensor, else a SparseTensor
+            parts = (array.flat_values, *array.nested_row_splits)
+        else:
+            parts = tuple(getattr(array, name) for name in ("indices", "values", "dense_shape") if hasattr(array, name))
+        return sum(map(_bytes_of, parts))
     if getattr(dtype, "hasobject", False) or getattr(dtype, "name", "") == "string":
         return 0
     size = int(getattr(dtype, "size", 0) or dtype.itemsize)
     return math.prod(array.shape) * size
-
-
-def _dense_parts(array: Any) -> tuple[Any, ...]:
-    """Returns the parts of a RaggedTensor or a SparseTensor."""
-    if hasattr(array, "flat_values"):
-        return array.flat_values, *array.nested_row_splits
-    return tuple(getattr(array, name) for name in ("indices", "values", "dense_shape") if hasattr(array, name))
 
 
 def _is_floating(array: Any) -> bool:

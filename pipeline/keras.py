@@ -168,10 +168,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
     def _has_saved(self, path: str, step: int, firsts: list[int]) -> bool:
         """Returns whether a checkpoint is of this compile; one of a later compile tells where this one has ended.
 
-        Args:
-          path: the checkpoint.
-          step: its step.
-          firsts: the steps at which its compile and those before began.
+        `firsts` are the steps at which its compile and those before began.
         """
         number = len(self._firsts)
         if len(firsts) > number:

@@ -155,10 +155,7 @@ def order_in(path: pathlib.Path) -> dict[str, Any]:
 def _check_version(model_dir: str, data_dir: str, own: str) -> None:
     """Raises UsageError if it is not told which version of data is meant, of those that an append or edit has made.
 
-    Args:
-      model_dir: folder of the run.
-      data_dir: its data, as the user gave them, or as its flags have them.
-      own: its data, as its flags have them.
+    `data_dir` is what the user gave, if anything; `own` is what the run's flags have.
     """
     given = parse_sources(data_dir)
     if not _is_plain(given):

@@ -191,47 +191,39 @@ class Request(JobOptions):
 
     def _check_copies(self) -> None:
         """Raises UsageError if another option rules out several copies of a record."""
-        for name, why_not in (("copies", self._why_no_copies()), ("eval_copies", self._why_no_eval_copies())):
-            count = getattr(self, name)
-            if count > 1 and (why := self._why_none() or why_not):
+        for name in ("copies", "eval_copies"):
+            count, why = getattr(self, name), self._why_no_copies(to_train=name == "copies")
+            if count > 1 and why:
                 raise UsageError(f"{name}={count} with {why}")
 
-    def _why_none(self) -> str:
+    def _why_no_copies(self, to_train: bool) -> str:
+        why = ""
         if self.parse is not None:
-            return (
+            why = (
                 "parse: the parse function returns everything that is fed; return the copies from it, and draw the "
                 "others by other keys, such as tf.bitwise.invert(keys)"
             )
-        if self.augment in (None, "none"):
-            return "no augment: all copies would be equal; name a recipe, or leave it out"
-        return ""
-
-    def _why_no_copies(self) -> str:
-        if not self.training:
-            return (
+        elif self.augment in (None, "none"):
+            why = "no augment: all copies would be equal; name a recipe, or leave it out"
+        elif to_train and not self.training:
+            why = (
                 "training=False: an evaluation draws nothing, so that all copies would be equal; leave it out, or ask "
                 "for augmented ones by eval_copies"
             )
-        if self.mixes:
-            return (
+        elif to_train and self.mixes:
+            why = (
                 f"augment={self.augment!r}: each mixed copy would need a label of its own; leave out what mixes, or "
                 "the copies"
             )
-        return self._why_equal()
-
-    def _why_no_eval_copies(self) -> str:
-        if self.training:
-            return "training=True: it is for evaluations; give copies instead"
-        if self.augment_on != HOST:
-            return f"augment_on={self.augment_on!r}: copies of an evaluation are augmented in the input; use {HOST!r}"
-        return self._why_equal()
-
-    def _why_equal(self) -> str:
-        if isinstance(self.augment, str) and not recipes.draws(self.augment):
-            return (
+        elif not to_train and self.training:
+            why = "training=True: it is for evaluations; give copies instead"
+        elif not to_train and self.augment_on != HOST:
+            why = f"augment_on={self.augment_on!r}: copies of an evaluation are augmented in the input; use {HOST!r}"
+        elif isinstance(self.augment, str) and not recipes.draws(self.augment):
+            why = (
                 f"augment={self.augment!r}, of which nothing draws: all copies would be equal; add a recipe that draws"
             )
-        return ""
+        return why
 
     def _check_view(self) -> None:
         self._set("skip_steps", checked_skips(self.skip_steps))

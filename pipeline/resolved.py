@@ -148,30 +148,20 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
 
 
 def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
-    """Returns how often each record occurs in an epoch, and the view's text in the spec; (None, "") without a view.
-
-    Raises:
-      DataError: a column's file is missing, or from another conversion.
-      UsageError: a view that cannot work with this data set.
-    """
+    """Returns how often each record occurs in an epoch, and the view's text in the spec; (None, "") without a view."""
     if not request.view:
         return None, ""
     if request.classes is not None:
-        _check_classes(request, manifest)
+        label, column = manifest.features.get("label"), manifest.columns.get(LABEL)
+        if label is not None and not label.is_class:
+            raise UsageError(f"classes={request.classes!r}: the labels of {manifest.dataset} are {label}, not classes")
+        if column is not None and column.is_own:
+            raise UsageError(
+                f"classes={request.classes!r}: the column {LABEL!r} has values of a file or function; choose records "
+                "with where, or add the labels of the records as that column"
+            )
     columns = Columns(request.folder, manifest, selection)
     return request.view.resolve(columns, selection.num_examples, request.seed, selection.text)
-
-
-def _check_classes(request: Request, manifest: Manifest) -> None:
-    """Raises UsageError if `classes` is given for data whose labels are not classes or have no column."""
-    label, column = manifest.features.get("label"), manifest.columns.get(LABEL)
-    if label is not None and not label.is_class:
-        raise UsageError(f"classes={request.classes!r}: the labels of {manifest.dataset} are {label}, not classes")
-    if column is not None and column.is_own:
-        raise UsageError(
-            f"classes={request.classes!r}: the column {LABEL!r} has values of a file or function; choose records with "
-            "where, or add the labels of the records as that column"
-        )
 
 
 def _statistics(request: Request, manifest: Manifest) -> Manifest:

@@ -74,7 +74,6 @@ def run(config: AuditConfig) -> None:
 
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
-    """Returns the flags, taking those not given from a run."""
     flags = order_flags.flags_of_data(model_dir, config.data_dir)
     order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
     config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
@@ -122,8 +121,7 @@ def _run(
     Args:
       config: flags of the source.
       part: the source with its order, if the mixture tells it; None if the flags and logs do.
-      step_of: function from a unit of this source in a schedule to the global step that takes it; None without a
-        schedule.
+      step_of: function from a unit of the source in a schedule to the global step that takes it, if there is one.
     """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
@@ -140,7 +138,12 @@ def _run(
     if len(readings) > 1:
         print("\n".join(comparison_lines(readings)))
     if config.png is not None:
-        _draw(config.png, readings[0], source.manifest.dataset)
+        commandline.require("matplotlib")
+        from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
+
+        with named(f"--png={config.png}", "cannot be written"):
+            picture.draw(readings[0], source.manifest.dataset, config.png)
+        print(f"\n{config.png}: which worker reads what")
     if header is not None:
         _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
@@ -185,11 +188,7 @@ def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[T
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:
-    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed.
-
-    Raises:
-      DataError: a claim does not hold.
-    """
+    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed."""
     contract, first = Contract.of(source), topologies[0]
     runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
     # One more epoch, with one topology: an order that is the same in every epoch would pass in each one alone.
@@ -221,12 +220,7 @@ def _in_phase(config: AuditConfig, source: ResolvedRequest) -> ResolvedRequest:
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:
-    """Returns a table of what each worker reads, with the totals below.
-
-    Args:
-      reading: what the workers of a topology read.
-      list_all: whether to list every worker and every shard.
-    """
+    """Returns a table of what each worker reads, with the totals below."""
     workers, half = reading.topology.workers, _MOST_WORKERS // 2
     shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
     rows = [_worker_row(reading, worker, list_all) for worker in shown]
@@ -291,20 +285,7 @@ def _span(first: int, stop: int) -> str:
     return f"{first:,}" if stop == first + 1 else f"{first:,}-{stop - 1:,}"
 
 
-def _draw(png: str, reading: Reading, dataset: str) -> None:
-    commandline.require("matplotlib")
-    from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
-
-    with named(f"--png={png}", "cannot be written"):
-        picture.draw(reading, dataset, png)
-    print(f"\n{png}: which worker reads what")
-
-
-def _observe(
-    source: ResolvedRequest,
-    logs: list[pathlib.Path],
-    step_of: Callable[[int], int | None] | None,
-) -> None:
+def _observe(source: ResolvedRequest, logs: list[pathlib.Path], step_of: Callable[[int], int | None] | None) -> None:
     made = source.manifest
     if made.key_feature is None:
         raise UsageError(f"--observed: the records of {made.dataset} have no keys, so no run can have logged them")
@@ -334,13 +315,7 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, epochs: dict[int, bool]) -> str:
-    """Returns the last line of a successful proof.
-
-    Args:
-      order: order of the split.
-      topology: topology of the job.
-      epochs: {epoch: whether every window was replayed}; only then was each record counted.
-    """
+    """Returns the last line of a successful proof; records were counted in the `epochs` that were replayed wholly."""
     number, *others = epochs
     if not epochs[number]:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"

@@ -48,13 +48,7 @@ class Fed(NamedTuple):
 
 
 def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Check:
-    """Returns a check of the values fed to the first and the last worker.
-
-    Args:
-      source: split with its order.
-      epoch: number of the epoch.
-      topology: topology of the job.
-    """
+    """Returns a check of the values fed to the first and the last worker of a job in an epoch."""
     return (
         "the values that are fed are those of the records, as a plain walk over the shards finds them",
         lambda: _check(source, epoch, topology),

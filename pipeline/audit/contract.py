@@ -203,12 +203,7 @@ class Epoch:
         return window
 
     def batches(self, steps: range, rows: range) -> tuple[I64, Bools]:
-        """Returns the records (steps, rows) of some steps of the epoch, and a mask of real ones.
-
-        Args:
-          steps: step numbers within the epoch.
-          rows: row numbers within the global batch.
-        """
+        """Returns the records (steps, rows) of steps in the epoch and rows in the global batch, and which are real."""
         q = self.contract.rows_per_stream
         blocks = []
         for stream in range(rows.start // q, -(-rows.stop // q)):

@@ -39,13 +39,7 @@ _Rows = dict[int, NDArray[Any]]  # augmented rows by record id
 
 
 def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology) -> list[Check]:
-    """Returns the checks of the draws; empty if nothing is drawn, or the user's own code draws.
-
-    Args:
-      source: split with its order and recipe.
-      epochs: numbers of two epochs to compare.
-      topology: topology of the job.
-    """
+    """Returns the checks of the draws in two epochs; empty if nothing is drawn, or the user's own code draws."""
     recipe = _unmixed(source.request)
     if not source.order.training or not source.manifest.has_images or not recipe:
         return []
@@ -105,11 +99,7 @@ def _check_rows(source: ResolvedRequest, augmented: Request, epoch: int, other: 
 
 
 def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
-    """Compares the first recipe's result with an independent one made of the stored images; returns what was compared.
-
-    Raises:
-      Fault: a row is cropped or mirrored differently.
-    """
+    """Compares the first recipe's rows with independent ones made of the stored images; returns what was compared."""
     (name, given), *_ = parse_calls(str(augmented.augment), "augment", "a recipe")
     if name not in _RESTATED or None in source.manifest.features["image"].shape:
         return ""

@@ -38,10 +38,7 @@ _CLOSE = 1e-6  # relative: logged weights are float32
 
 
 def find(text: str) -> list[pathlib.Path]:
-    """Returns the log files that a flag names, sorted.
-
-    Args:
-      text: files, folders of *.jsonl and globs, separated by commas.
+    """Returns the log files that a flag names, sorted: files, folders of *.jsonl and globs, separated by commas.
 
     Raises:
       UsageError: one of the names matches no file.
@@ -59,12 +56,7 @@ def find(text: str) -> list[pathlib.Path]:
 
 
 def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> list[str]:
-    """Returns the key of each record by its id, as a key log has it.
-
-    Args:
-      data_dir: folder of the data set.
-      selection: records to read.
-      key: name of the key feature in the records.
+    """Returns the key of each record by its id, as a key log has it; `key` is the name of their feature.
 
     Raises:
       DataError: a shard is missing, cut short or corrupt, or two records have the same key.
@@ -74,19 +66,14 @@ def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> lis
         for segment in selection.segments:
             keys += map(key_text, keys_of(folder(data_dir) / segment.shard.file, segment, key))
             bar.update(segment.num_examples)
-    _check_unique(keys, selection)
+    if len(set(keys)) < len(keys):
+        seen: dict[str, int] = {}
+        for record, name in enumerate(keys):
+            if name in seen:
+                one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[name], record)))
+                raise DataError(f"key {name!r}: {one} and {other} both have it; a log cannot tell them apart")
+            seen[name] = record
     return keys
-
-
-def _check_unique(keys: list[str], selection: Selection) -> None:
-    if len(set(keys)) == len(keys):
-        return
-    seen: dict[str, int] = {}
-    for record, key in enumerate(keys):
-        if key in seen:
-            one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[key], record)))
-            raise DataError(f"key {key!r}: {one} and {other} both have it; a log cannot tell them apart")
-        seen[key] = record
 
 
 class Difference(NamedTuple):
@@ -119,10 +106,7 @@ class Seen:
     """
 
     def __init__(
-        self,
-        spec: OrderSpec,
-        keys: Sequence[str],
-        step_of: Callable[[int], int | None] | None = None,
+        self, spec: OrderSpec, keys: Sequence[str], step_of: Callable[[int], int | None] | None = None
     ) -> None:
         self._spec, self._size, self._step_of = spec, spec.global_batch_size, step_of
         self._ids = {key: record for record, key in enumerate(keys)}

@@ -66,12 +66,7 @@ def check_all(checks: Iterable[Check]) -> None:
 
 
 def part_size(order: Order, topology: Topology) -> int:
-    """Returns the size of the smallest part that can be replayed: a window or the batch rows of a worker.
-
-    Args:
-      order: order of the split.
-      topology: topology of the job.
-    """
+    """Returns the size of the smallest part that can be replayed: a window or the batch rows of a worker."""
     width, rows = order.rows_per_stream, topology.worker_rows()
     streams = int((-(-rows[:, 1] // width) - rows[:, 0] // width).max())
     longest = -(-order.num_records // order.streams)
@@ -165,12 +160,7 @@ class Fed(NamedTuple):
 
 
 def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
-    """Yields the elements that each window of a run feeds.
-
-    Args:
-      feed: feed that plans the windows of a worker.
-      first_step: global step at which the run begins.
-      last_step: global step before which the run ends.
+    """Yields the elements that each window feeds in a run from a global step to the one before `last_step`.
 
     Raises:
       Fault: a plan contradicts itself.
@@ -211,11 +201,7 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
 def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, I64]:
     """Returns the records of a plan's elements, and of the tail that it leaves to the next window.
 
-    Args:
-      plan: plan of the window.
-      ids: ids of the records that the window reads.
-      tail: records left by the previous window.
-      num_stored: number of records in the selection.
+    `ids` are those of the records that the window reads, `tail` are the records left by the previous one.
     """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids

@@ -79,12 +79,7 @@ class Plan:
 
 
 def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check]:
-    """Returns checks of a mixture's schedule.
-
-    Args:
-      mixture: request with its data sets.
-      topologies: topologies of the job, and others to compare with.
-    """
+    """Returns checks of a mixture's schedule with topologies of the job, and others to compare with."""
     plan, shares = Plan.of(mixture), mixture.request.shares
     first = topologies[0]
     same = [f"; every global batch is the same on {one} as on {first}" if one != first else "" for one in topologies]

@@ -282,10 +282,7 @@ class Crop(Protocol):
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int], training: bool = False) -> tf.TensorSpec:
     """Returns the shape, (1, height, width, channels), and dtype of a recipe's result for an image; computes nothing.
 
-    Args:
-      recipe: the augmentation.
-      image_shape: (height, width, channels) of the image.
-      training: whether the image is augmented, which matters to a user's function alone.
+    Whether it is for `training` matters to a user's function alone.
 
     Raises:
       UsageError: the recipe cannot take such images.

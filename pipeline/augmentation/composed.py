@@ -10,15 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 
 from pipeline.augmentation import kernels, passes
-from pipeline.augmentation.base import (
-    ImageStatistics,
-    Mixing,
-    Recipe,
-    Shares,
-    Unaugmented,
-    UserAugmented,
-    output_spec,
-)
+from pipeline.augmentation.base import ImageStatistics, Mixing, Recipe, Shares, Unaugmented, UserAugmented, output_spec
 from pipeline.augmentation.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.augmentation.mixing import mix, mix_images, mix_labels, mixing_pass
 from pipeline.augmentation.moves import Move
@@ -171,13 +163,7 @@ def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
 
 
 def moves_of(recipe: Recipe, size: tuple[int, int], training: bool, what: str) -> list[Move]:
-    """Returns the moves of a recipe, by which masks, boxes and points follow the image.
-
-    Args:
-      recipe: the augmentation.
-      size: (height, width) of the images.
-      training: whether to augment.
-      what: names of the features that follow, for the error.
+    """Returns the moves of a recipe, by which masks, boxes and points follow the image; `what` names those that do.
 
     Raises:
       UsageError: a recipe cannot move them.
@@ -200,11 +186,7 @@ def _named(recipe: Recipe) -> str:
 
 
 def _applied(
-    recipe: Recipe,
-    function: Callable[..., tf.Tensor],
-    images: tf.Tensor,
-    keys: tf.Tensor,
-    statistics: ImageStatistics,
+    recipe: Recipe, function: Callable[..., tf.Tensor], images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics
 ) -> tf.Tensor:
     """Returns the result of a function of a recipe, which is compiled by itself if the recipe is compiled."""
     call = functools.partial(function, statistics=statistics)
@@ -246,15 +228,7 @@ def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: Image
 def augmented_by_passes(
     recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
 ) -> tf.Tensor:
-    """Returns the same bytes as `recipe.augment`, or not in training `recipe.evaluate`, by passes where it has them.
-
-    Args:
-      recipe: the augmentation.
-      images: uint8 (rows, height, width, channels).
-      keys: one key per row, uint64 (rows,).
-      statistics: mean and deviation of the training images.
-      training: whether to augment.
-    """
+    """Returns the same bytes as `recipe.augment`, or not in training `recipe.evaluate`, by passes where it has them."""
     after, waiting, _ = _chain(recipe, images, keys, statistics, training)
     # Without any pass, apply copies: whoever kept images in a window's memory would keep the window.
     return passes.apply(after, keys, waiting) if waiting or after is images else after
@@ -269,15 +243,7 @@ def mixed_by_passes(
     epoch: tf.Tensor,
     real: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the same bytes as `mix` of `recipe.augment`, for a recipe that mixes, and the mixed labels.
-
-    Args:
-      recipe: the augmentation.
-      images: uint8 (rows, height, width, channels).
-      keys: one key per row, uint64 (rows,).
-      statistics: mean and deviation of the training images.
-      labels, epoch, real: the arguments of `mix`.
-    """
+    """Returns the same bytes as `mix` of `recipe.augment`, for a recipe that mixes, and the mixed labels."""
     mixing = recipe.mixing
     assert mixing is not None
     after, waiting, size = _chain(recipe, images, keys, statistics, True)

@@ -321,24 +321,12 @@ class Affine(Augmentation):
         shift = [kernels.symmetric(keys, draw) * self.shift * n for draw, n in ((_RIGHT, width), (_DOWN, height))]
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
         # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
-        matrix = [[cos - lean * sin, -sin - lean * cos], [sin, cos]]
-        return about_the_middle(matrix, shift, size)
-
-
-def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size: tuple[int, int]) -> tf.Tensor:
-    """Returns the map from (x, y, 1) of the result to (x, y) of the image, for `kernels.places`.
-
-    Args:
-      matrix: 2x2, about the middle of the image; float64 (rows,) each.
-      shift: shift of the result, pixels to the right and down.
-      size: (height, width).
-    """
-    middle = (size[1] - 1) / 2, (size[0] - 1) / 2
-    lines = []
-    for i, (a, b) in enumerate(matrix):
-        rest = middle[i] - a * (middle[0] + shift[0]) - b * (middle[1] + shift[1])
-        lines.append(tf.stack([a, b, rest], axis=-1))
-    return tf.stack(lines, axis=1)
+        # It turns about the middle of the image.
+        middle, lines = ((width - 1) / 2, (height - 1) / 2), []
+        for i, (a, b) in enumerate([[cos - lean * sin, -sin - lean * cos], [sin, cos]]):
+            rest = middle[i] - a * (middle[0] + shift[0]) - b * (middle[1] + shift[1])
+            lines.append(tf.stack([a, b, rest], axis=-1))
+        return tf.stack(lines, axis=1)
 
 
 @RECIPES.named("resize")

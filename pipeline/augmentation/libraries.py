@@ -427,19 +427,10 @@ def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
     import torch  # noqa: PLC0415, here because the input does not need it
     from torch.overrides import TorchFunctionMode  # noqa: PLC0415, likewise
 
-    free = [
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "normal",
-        "bernoulli",
-        "multinomial",
-        "poisson",
-        "_sample_dirichlet",
-    ]
+    free = "rand randn randint randperm normal bernoulli multinomial poisson _sample_dirichlet"
     of_tensors = "uniform_ normal_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ bernoulli multinomial"
-    drawing = {getattr(torch, name) for name in free} | {getattr(torch.Tensor, name) for name in of_tensors.split()}
+    drawing = {getattr(torch, name) for name in free.split()}
+    drawing |= {getattr(torch.Tensor, name) for name in of_tensors.split()}
 
     class Drawing(TorchFunctionMode):  # type: ignore[misc]
         def __init__(self, generator: Any) -> None:

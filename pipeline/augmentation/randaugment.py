@@ -209,12 +209,8 @@ def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
 def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float64]:
     """Returns the map of an operation, (2, 3), for `kernels.transform`; the identity if it moves nothing.
 
-    Shears keep the upper left pixel in place, rotations the middle.
-
-    Args:
-      operation: one of OPERATIONS.
-      part: fraction of the greatest magnitude, -1..1.
-      size: (height, width).
+    Shears keep the upper left pixel in place, rotations the middle. `part` is a fraction of the greatest magnitude,
+    -1..1.
     """
     if operation == "rotate":
         angle, (y, x) = part * math.radians(_MOST_DEGREES), ((n - 1) / 2 for n in size)

@@ -89,12 +89,7 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """Returns the samples of each part, by name; shows progress on a terminal.
 
-    Args:
-      parts: parts to measure.
-      rounds: number of samples of each part.
-      seconds: approximate duration of a sample.
-      steps: steps per sample, for parts counted in steps; None for as many as take `seconds`.
-      text: label of the progress bar.
+    A sample takes about `seconds`; with `steps`, it has so many steps where the part is counted in them.
     """
     found: dict[str, list[Sample]] = {part.name: [] for part in parts}
     with tqdm.tqdm(total=len(parts) * (rounds + 1), desc=text, unit=" rounds", disable=None, leave=False) as bar:
@@ -189,12 +184,7 @@ class Traffic:
     delivered: int | None = 0
 
     def add(self, asked: int, before: int | None, after: int | None) -> None:
-        """Adds a read.
-
-        Args:
-          asked: number of bytes read.
-          before, after: results of `bytes_from_disks` before and after it.
-        """
+        """Adds a read; `before` and `after` are the results of `bytes_from_disks`."""
         self.asked += asked
         known = self.delivered is not None and before is not None and after is not None
         self.delivered = (self.delivered or 0) + (after or 0) - (before or 0) if known else None

@@ -147,21 +147,16 @@ class Result:
 def result_of(
     stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
 ) -> Result:
-    """Returns the costs of the stages and the bottleneck.
-
-    Args:
-      stages: stages of the input.
-      samples: samples of each measured part, by name.
-      whole: samples of the whole input.
-      cores: number of cores of this machine.
-    """
+    """Returns the costs of the stages and the bottleneck, from samples of each part by name, and of the whole input."""
     found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
     total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
     costs = {
         name: cost if cost.stage.once else dataclasses.replace(cost, share=cost.processor.median / max(total, 1e-12))
         for name, cost in found.items()
     }
-    sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in _repeated(stages, samples)}
+    reads_once = any(stage.once and stage.name == "read" for stage in stages)
+    active = [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]  # in every epoch
+    sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in active}
     rate, processor, busy = _figures(whole)
     busy /= cores
     slowest = min(sections, key=lambda part: sections[part].median)
@@ -170,16 +165,7 @@ def result_of(
     # If every section alone is much faster than the whole, they compete for the cores, even if not all are busy.
     by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
-    return Result(
-        stages,
-        costs,
-        sections,
-        rate,
-        processor,
-        busy,
-        bound.stage.name,
-        by_processor,
-    )
+    return Result(stages, costs, sections, rate, processor, busy, bound.stage.name, by_processor)
 
 
 def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
@@ -188,12 +174,6 @@ def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
         return Spread.of(max(0.0, sum(values)) for values in zip(*terms, strict=True))
 
     return Cost(stage, spread(lambda s: s.processor), spread(lambda s: s.seconds))
-
-
-def _repeated(stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """Returns the sections that are active in every epoch."""
-    reads_once = any(stage.once and stage.name == "read" for stage in stages)
-    return [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]
 
 
 def _rate(sample: Sample) -> float:
@@ -260,13 +240,7 @@ def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple
 
 
 def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
-    """Returns lines with the rates and the bottleneck.
-
-    Args:
-      result: measurement.
-      cores: number of cores of this machine.
-      source: text that says where the bytes came from.
-    """
+    """Returns lines with the rates and the bottleneck; `source` says where the bytes came from."""
     total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
     sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
     handed_on = next(stage.row_bytes or 0.0 for stage in result.stages if stage.name == "batch")
@@ -365,13 +339,7 @@ class Bars:
                 self._has_blocks = True
 
     def bar(self, share: float, width: int, is_bound: bool) -> str:
-        """Returns a bar.
-
-        Args:
-          share: length of the bar, 0..1.
-          width: columns of the longest bar.
-          is_bound: whether it is the bar of the bottleneck, which has a different colour.
-        """
+        """Returns a bar of a share, 0..1, of `width` columns; that of the bottleneck has a different colour."""
         eighths = round(min(max(share, 0.0), 1.0) * width * 8)
         if self._has_blocks:
             text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

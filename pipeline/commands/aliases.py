@@ -39,12 +39,7 @@ def stored(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def arguments(tokens: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Returns a command's arguments with the current names of its flags.
-
-    Args:
-      tokens: command-line arguments.
-      flags: flag names of the command, without dashes.
-    """
+    """Returns a command's arguments with the current names of its flags."""
     names = [token.partition("=")[0] for token in tokens]
     today = {f"--{other}": f"--{name}" for other, name in TODAY.items() if name in flags}
     return [today.get(name, name) + token[len(name) :] for name, token in zip(names, tokens, strict=True)]
@@ -57,13 +52,7 @@ def check_arguments(tokens: Sequence[str]) -> None:
 
 
 def check_once(given: Iterable[str], where: str = "", dashes: str = "") -> None:
-    """Raises UsageError if an option is given by both of its names.
-
-    Args:
-      given: option names that were given.
-      where: beginning of the message, such as `input_fn: `.
-      dashes: prefix of a name in the message.
-    """
+    """Raises UsageError if an option is given by both of its names; they have `dashes` in the message."""
     names = set(given)
     for other, name in TODAY.items():
         if {other, name} <= names:

@@ -250,10 +250,7 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     }
     if flag.kind is bool:
         return {**options, "action": _Switch, "nargs": 0}
-    options |= {
-        "type": _parser_of(flag),
-        "metavar": metadata.get("metavar") or flag.kind.__name__,
-    }
+    options |= {"type": _parser_of(flag), "metavar": metadata.get("metavar") or flag.kind.__name__}
     if metadata.get("repeated"):
         return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
     if metadata.get("positional"):
@@ -322,12 +319,7 @@ def _number(text: str) -> float | _NoValue:
 
 
 def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
-    """Raises one UsageError for all arguments that a command does not have.
-
-    Args:
-      arguments: arguments unknown to the command's parser.
-      flags: flag names that it knows.
-    """
+    """Raises one UsageError for all arguments that a command with these flags does not have."""
     with Mistakes() as mistakes:
         for argument in arguments:
             with mistakes.noted():
@@ -464,11 +456,7 @@ def _with_plain_switches(
 
 
 def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
-    """Refuses `--unknown VALUE DIR`, because VALUE would be mistaken for our positional argument.
-
-    Raises:
-      UsageError: there is such an argument.
-    """
+    """Refuses `--unknown VALUE DIR`, because VALUE would be mistaken for our positional argument."""
     with_value = {name for name, action in parser.actions.items() if not isinstance(action, _Switch)}
     free = [
         (before, token)
@@ -483,8 +471,7 @@ def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
 def _with_home(token: str) -> str:
     """Expands a leading `~` in an argument's value, which shells do not do after a `=`.
 
-    Raises:
-      UsageError: there is no such home folder, or the value is a URL with a typo that would name a local folder.
+    Refuses a URL with a typo, which would name a local folder.
     """
     flag, equals, value = token.rpartition("=") if token.startswith("-") else ("", "", token)
     nearly = _NEARLY_URL.fullmatch(value)

@@ -320,12 +320,7 @@ class ImageDecoder:
         return tf.ensure_shape(self._decoded(image, turn), self.image_shape)
 
     def _jpeg_part(
-        self,
-        image: tf.Tensor,
-        around: tf.Tensor,
-        part: tf.Tensor,
-        mirrored: tf.Tensor,
-        turn: tf.Tensor | None = None,
+        self, image: tf.Tensor, around: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
 

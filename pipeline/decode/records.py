@@ -144,11 +144,7 @@ def _hashed(texts: tf.Tensor) -> tf.Tensor:
 
 
 class ImageJudge:
-    """Says of which records no image can be decoded, as training decodes them.
-
-    Args:
-      manifest: manifest of the data set.
-    """
+    """Says of which records of a data set no image can be decoded, as training decodes them."""
 
     rows = _JUDGED_TOGETHER
 

@@ -29,11 +29,7 @@ class ParseJudge:
     """
 
     def __init__(
-        self,
-        parse: UserFunction,
-        rows: int,
-        others: Callable[[], Iterable[bytes]] = tuple,
-        training: bool = True,
+        self, parse: UserFunction, rows: int, others: Callable[[], Iterable[bytes]] = tuple, training: bool = True
     ) -> None:
         self.rows, self._others = rows, others
         self._taken: list[bytes] | None = None  # a batch

@@ -117,15 +117,11 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python, this package and the loaded libraries: `{"Keras": "Keras 3.10.0"}`."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     found |= {name: sys.modules[module].__version__ for module, name in _LIBRARIES.items() if module in sys.modules}
-    found[_PACKAGE] = _installed(_PACKAGE)
-    return {name: f"{name} {version}" for name, version in found.items()}
-
-
-def _installed(package: str) -> str:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "of no version"  # run from its sources
+        found[_PACKAGE] = importlib.metadata.version(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        found[_PACKAGE] = "of no version"
+    return {name: f"{name} {version}" for name, version in found.items()}
 
 
 def code_of_packages(names: Sequence[str] = _COMPUTING) -> Digests:

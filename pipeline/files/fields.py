@@ -59,11 +59,7 @@ def _kinds_of(origin: Any, parts: tuple[Any, ...], value: Any) -> Sequence[Any] 
 
 
 def as_json(value: Any) -> Any:
-    """Converts a dataclass to dicts for `from_json`, leaving out `OPTIONAL` fields that have their default.
-
-    Args:
-      value: dataclass, or a value that a field may have.
-    """
+    """Converts a dataclass, or a field's value, for `from_json`, without `OPTIONAL` fields that have their default."""
     if dataclasses.is_dataclass(value):
         found = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {

@@ -93,13 +93,7 @@ def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[
 
 
 def replace(path: pathlib.Path, data: str | bytes, suffix: str = ".tmp") -> None:
-    """Replaces a file that no other process writes; readers see the old or the new content. It is not synced.
-
-    Args:
-      path: path of the file.
-      data: new content.
-      suffix: suffix of the temporary name.
-    """
+    """Replaces a file that no other process writes; readers see the old or the new content. It is not synced."""
     with replaced(path, f"{path.name}{suffix}", sync=False) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 

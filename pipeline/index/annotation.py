@@ -34,12 +34,7 @@ class AnnotationFlags:
     def features(
         self, feature_map: Sequence[tuple[str, str]], records: Sequence[Mapping[str, Any]], file: str
     ) -> dict[str, Feature]:
-        """Returns the features that lie on the image, by name, as far as the first records of a file tell.
-
-        Args:
-          feature_map: pairs of the flag.
-          records: Examples, decoded; at least one.
-          file: path of the file, for errors.
+        """Returns the features that lie on the image, by name, as far as the first Examples of a file tell.
 
         Raises:
           UsageError: a flag does not fit the first record.

@@ -93,11 +93,7 @@ def _advised(advice: str) -> Iterator[None]:
 
 
 def _records_in(root: StoragePath) -> list[str]:
-    """Returns the files of records in a folder or else below it: by their names, or, if none has such, by their bytes.
-
-    Raises:
-      UsageError: there are none, or they lie where it is open whether they belong together.
-    """
+    """Returns the files of records in a folder or else below it: by their names or, if none tells, by their bytes."""
     names = _files(str(root), math.inf)
     records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
     if not records:  # TensorBoard's files are records, too, but of no data set
@@ -132,9 +128,7 @@ def line(chosen: dict[str, list[str]]) -> str:
 def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> SuspectFeatures:
     """Returns the features that may tell splits, by the first Examples in files whose names tell none.
 
-    Args:
-      packings: compression of each file.
-      flags: flags about images.
+    `packings` is the compression of each file.
 
     Raises:
       DataError: a feature is called `split`.
@@ -152,12 +146,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _files(data_dir: str, depth: float) -> list[str]:
-    """Returns the names of files that may hold records, sorted.
-
-    Args:
-      data_dir: the folder.
-      depth: 1: files in the folder itself; 2: those in the folders in it, too; and so on, up to infinity.
-    """
+    """Returns the names of files that may hold records, sorted; `depth`: levels of folders, 1 for `data_dir` alone."""
     with named(data_dir, "cannot be listed"):
         names = [*_walked(data_dir, "", depth)]
     return sorted(name for name in names if name.rpartition("/")[2] not in _OURS)

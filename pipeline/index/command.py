@@ -63,41 +63,35 @@ def make_index(
       DataError: a file cannot be read or written, or a record is corrupt.
       UsageError: a flag that cannot work, or a manifest that must not be replaced.
     """
-    with alone_in(pathlib.Path(data_dir)):
-        _make_index(data_dir, splits, compression, overwrite, flags)
-
-
-def _make_index(
-    data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None
-) -> None:
     place = pathlib.Path(data_dir)
-    chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
-    earlier = _earlier(place, overwrite)
-    _remove_unlisted(place, earlier)
-    _check_sidecars_are_ours(place, chosen, earlier)
-    if not splits:
-        print(printable(choice.line(chosen)))
-    began = time.monotonic()
-    with drafts_in(place, "link its files into a folder of your own (ln -s), and index that") as drafts:
-        made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
-        for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
-            drafts.add(name, data)
-        drafts.publish(naming.MANIFEST)
-    if earlier:  # what describes the records as they were
-        columns.remove_others(place, made)
-        (place / naming.CARD).unlink(missing_ok=True)
-    for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
-        (place / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it holds files: of this index, or of others
-        (place / naming.SIDECARS).rmdir()
-    count = sum(shard.num_examples for shard in made.shards)
-    print(f"{data_dir}: {count_of(count, 'record')}, all CRCs are correct, {time.monotonic() - began:.1f} s")
-    for name, split in made.splits.items():
-        records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
-        print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
-    for line in (*notes, *_compressed_lines(made)):
-        print(printable(line))  # names of classes may hold line breaks
-    print(f"feed them: pipeline.input_fn({data_dir!r}, ...{'' if made.has_images else ', parse=FUNCTION'})")
+    with alone_in(place):
+        chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
+        earlier = _earlier(place, overwrite)
+        _remove_unlisted(place, earlier)
+        _check_sidecars_are_ours(place, chosen, earlier)
+        if not splits:
+            print(printable(choice.line(chosen)))
+        began = time.monotonic()
+        with drafts_in(place, "link its files into a folder of your own (ln -s), and index that") as drafts:
+            made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
+            for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
+                drafts.add(name, data)
+            drafts.publish(naming.MANIFEST)
+        if earlier:  # what describes the records as they were
+            columns.remove_others(place, made)
+            (place / naming.CARD).unlink(missing_ok=True)
+        for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
+            (place / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it holds files: of this index, or of others
+            (place / naming.SIDECARS).rmdir()
+        count = sum(shard.num_examples for shard in made.shards)
+        print(f"{data_dir}: {count_of(count, 'record')}, all CRCs are correct, {time.monotonic() - began:.1f} s")
+        for name, split in made.splits.items():
+            records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
+            print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
+        for line in (*notes, *_compressed_lines(made)):
+            print(printable(line))  # names of classes may hold line breaks
+        print(f"feed them: pipeline.input_fn({data_dir!r}, ...{'' if made.has_images else ', parse=FUNCTION'})")
 
 
 def _compressed_lines(made: Manifest) -> Iterator[str]:
@@ -117,11 +111,7 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
 
 
 def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
-    """Returns the manifest of an earlier index, if there is one.
-
-    Raises:
-      UsageError: there is a manifest that must not be replaced.
-    """
+    """Returns the manifest of an earlier index, if there is one; raises UsageError if it must not be replaced."""
     path = data_dir / naming.MANIFEST
     if not path.exists():
         return None
@@ -144,14 +134,8 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
 def _remove_unlisted(data_dir: pathlib.Path, earlier: Manifest | None) -> None:
     """Removes files that a killed run moved into the folder, but not the manifest that lists them.
 
-    That manifest is still among its drafts. A file that has other content than it says is somebody else's.
-
-    Args:
-      data_dir: the folder.
-      earlier: the manifest there, whose files stay.
-
-    Raises:
-      DataError: a file cannot be read or removed.
+    That manifest is still among its drafts. A file that has other content than it says is somebody else's, and those
+    of the `earlier` manifest, which is in the folder, stay.
     """
     listed = _beside(earlier) if earlier else {}
     for hidden in left_in(data_dir):
@@ -276,12 +260,12 @@ def _with_images(
 
 
 def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:
-    """Returns the compression of each file, as its first bytes say; where they do not, that of the others.
-
-    Raises:
-      UsageError: `given`, the flag, says something else.
-    """
-    found = {name: _packing_of(place / name) for name in names}
+    """Returns the compression of each file, as its first bytes say; where they do not, that of the others."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        with (place / name).open_file() as opened:
+            start = bytes(opened.read_at(0, min(framing.HEADER, opened.identity().num_bytes)))
+        found[name] = framing.packing_of(start) if start else None
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
         some = f"{count_of(len(others), 'file')} ({some_of(others, choice.MOST_NAMED)})"
@@ -291,12 +275,6 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
         )
     usual = next(iter(kinds)) if len(kinds) == 1 else given
     return {name: usual if packing is None else packing for name, packing in found.items()}
-
-
-def _packing_of(file: StoragePath) -> str | None:
-    with file.open_file() as opened:
-        start = bytes(opened.read_at(0, min(framing.HEADER, opened.identity().num_bytes)))
-    return framing.packing_of(start) if start else None
 
 
 def _shards(
@@ -348,16 +326,11 @@ def _scanned(
     """Reads a file to its end, and adds its sidecars to the drafts; returns its entry in the manifest.
 
     Args:
-      place: folder of the data set.
-      name: file of records in it.
-      compression: compression of the file.
+      place, name, compression: folder of the data set, file of records in it, and its compression.
       drafts: drafts of the folder.
       on_bytes: callback that gets the number of bytes after each read; what it raises ends the scan.
       counter: counter of the images in the records; None if they may be anything.
       suspects: features that may tell splits; sees each record.
-
-    Raises:
-      DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
     """
     file = place / name
     before = file.identity()
@@ -428,10 +401,7 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     """Returns the number of the first record of each GZIP member, and the number of records.
 
     None, if a record cannot be read by itself: members do not end where records do, one is empty, or one is too large.
-
-    Args:
-      stream: stream that has read the file to its end.
-      begins: byte offset of each record in the decompressed file, and the size of that file; (n + 1,).
+    `begins` has the byte offset of each record in the decompressed file, and the size of that file; (n + 1,).
     """
     member_begins = np.array([*(given for _, given in stream.members), begins[-1]], np.int64)
     firsts = np.searchsorted(begins, member_begins)

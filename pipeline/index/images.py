@@ -83,11 +83,6 @@ class ImageFlags:
     def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], found: Schema) -> tuple[str, ...]:
         """Returns the class names of the file; none if there is no file.
 
-        Args:
-          folder: the data set's folder.
-          files: files of records in it.
-          found: schema of the records.
-
         Raises:
           UsageError: the file that the flag names is missing, or a class is named twice.
           DataError: the file is no list of names, or files in several folders have different ones.
@@ -107,9 +102,7 @@ class ImageFlags:
 def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     """Returns the schema of the records of all files, inferred from the first records of each.
 
-    Args:
-      packings: compression of each file of all splits.
-      flags: flags about images.
+    `packings` is the compression of each file.
 
     Raises:
       DataError: the records of a file are not Examples, or of another schema than those before.
@@ -395,12 +388,7 @@ def _joined(parts: Iterable[Gathered]) -> Any:
 
 
 def lines(made: Manifest, found: Described) -> Iterator[str]:
-    """Yields lines that say which features were found, and what cannot be done with them.
-
-    Args:
-      made: the manifest.
-      found: what was counted.
-    """
+    """Yields lines that say which features were found, and what cannot be done with them."""
     image, label, turned = made.features["image"], made.features["label"], found.turned
     shifted = f" {label.offset:+d}" if label.offset else ""
     has_labels = any(split.has_labels for split in made.splits.values())

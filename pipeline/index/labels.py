@@ -32,10 +32,7 @@ _MOST_NAMED = 10  # classes in a line
 def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
     """Raises UsageError if the first records of a file hold labels of a kind that images in place cannot have.
 
-    Args:
-      records: Examples, decoded; some have the feature.
-      name: name of the feature.
-      file: path of the file, for the error.
+    Some of the records, decoded Examples, have the feature.
     """
     values = [record[name] for record in records if len(record.get(name, ()))]
     lengths = Counter(map(len, values))
@@ -53,14 +50,7 @@ def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> No
 
 
 def check_flags(feature: Feature, offset: int, names: Sequence[str], folder: object) -> None:
-    """Raises UsageError if labels of a kind can have no offset or no such class names.
-
-    Args:
-      feature: dtype and shape of stored labels.
-      offset: value of --label_offset.
-      names: class names of a file.
-      folder: the data set's folder, for the error.
-    """
+    """Raises UsageError if labels, as the feature stores them, can have no offset or no such class names."""
     if offset and not feature.is_class:
         what = "names of classes" if feature.dtype == "string" else str(feature)
         raise UsageError(f"--label_offset={offset}: is for class numbers; the labels are {what}")
@@ -218,16 +208,14 @@ def _check_whole(split: str, shards: Sequence[ShardLabels]) -> None:
         if shard.missing:
             break
         before += len(shard.values)
+    advice = "choose files of one kind for each split with --split"
+    if word := next((word for shard in shards for word in sorted(shard.words)), ""):
+        advice = f"{word!r} is read as a missing value; where it is a class, --class_names=FILE names it"
     raise DataError(
         f"split {split!r}: {missing:,} of {count_of(count, 'record')} have no label, the first of them record "
         f"{before + shard.missing[0]:,} of the split; all must have one, or none",
-        advice=_word_advice(shards) or "choose files of one kind for each split with --split",
+        advice=advice,
     )
-
-
-def _word_advice(shards: Sequence[ShardLabels]) -> str:
-    word = next((word for shard in shards for word in sorted(shard.words)), "")
-    return word and f"{word!r} is read as a missing value; where it is a class, --class_names=FILE names it"
 
 
 def _own_names(shards: Sequence[ShardLabels], stored: Feature, folder: object) -> tuple[str, ...]:
@@ -259,13 +247,7 @@ def _of_split(shards: Sequence[ShardLabels], feature: Feature, classes: int) -> 
 
 
 def lines(feature: Feature, class_names: Sequence[str], histograms: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yields lines about the labels.
-
-    Args:
-      feature: their feature in the manifest.
-      class_names: names of the classes.
-      histograms: label histogram of each split with labels.
-    """
+    """Yields lines about the labels; `histograms` are those of the splits with labels."""
     if not class_names:
         yield f"  labels are numbers, not classes: {feature}"
         return

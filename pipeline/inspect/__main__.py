@@ -22,7 +22,7 @@ from pipeline.errors import UsageError, name_of, named, to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.input import input_fn
 from pipeline.inspect import marks, steps
-from pipeline.manifest import Feature, Manifest, SplitInfo, columns, gone_in, versions
+from pipeline.manifest import Feature, Manifest, columns, gone_in, versions
 from pipeline.manifest.manifest import BOXES, IMAGE_FEATURES, MASK, POINTS, rounded_up
 from pipeline.manifest.sources import parse_sources
 from pipeline.order.views import View
@@ -148,11 +148,15 @@ def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
     return ["", *table(rows, left=("version", "digest", "made", "by", "edit"))] if len(rows) > 1 else []
 
 
-def _write_sheet(config: InspectConfig, made: Manifest) -> None:
+def _load_tensorflow() -> None:
+    """Loads TensorFlow before an import loads it, so that its start-up notes are hidden."""
     commandline.require("tensorflow")
     with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
+        import tensorflow  # noqa: F401, PLC0415
 
+
+def _write_sheet(config: InspectConfig, made: Manifest) -> None:
+    _load_tensorflow()
     assert config.data_dir is not None
     assert config.png is not None
     options = {"split": "train", "seed": 0, "augment": _default_recipe(made), **config.order.options}
@@ -173,20 +177,18 @@ def _default_recipe(made: Manifest) -> str:
 
 
 def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any]) -> Image.Image:
-    """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class.
-
-    Masks, boxes and points are drawn on both.
-
-    Raises:
-      DataError, UsageError: as `input_fn`.
-    """
+    """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class."""
     size = (_CROP, _CROP) if None in made.features["image"].shape else None
     batches = functools.partial(input_fn, data_dir, global_batch_size=_IMAGES, training=True, **options)
     placed = tuple(name for name in (MASK, BOXES, POINTS) if name in made.features)
     batches = functools.partial(batches, features=placed) if placed else batches
     raw, labels, weights = next(batches(augment="none", resize=size).as_numpy_iterator())
     augmented, _, _ = next(batches().as_numpy_iterator())
-    raw, augmented = (_with_marks(x) if placed else x for x in (raw, augmented))
+    if placed:
+        raw, augmented = (
+            [marks.marked(x["image"][row], {name: x[name][row] for name in x}) for row in range(len(x["image"]))]
+            for x in (raw, augmented)
+        )
     shown = int((weights > 0).sum())
     classes = View(classes=options.get("classes")).classes or made.class_names
     names = [step_rows.name_of(label, classes) for label in labels.tolist()]
@@ -196,18 +198,8 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
 
 
-def _with_marks(x: Mapping[str, Any]) -> list[Any]:
-    """Returns the images of a batch with what lies on them."""
-    return [marks.marked(x["image"][row], {name: x[name][row] for name in x}) for row in range(len(x["image"]))]
-
-
 def _show_run(config: InspectConfig) -> None:
-    """Prints the rows of a step of a run, or where a record is in an epoch.
-
-    Raises:
-      DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
-      UsageError: a flag cannot work.
-    """
+    """Prints the rows of a step of a run, or where a record is in an epoch."""
     flags = {} if config.model_dir is None else order_flags.flags_of_data(config.model_dir, config.data_dir)
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or order_flags.replicas_of_run(flags)
@@ -240,10 +232,7 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
 
 
 def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int, flags: Mapping[str, Any]) -> None:
-    commandline.require("tensorflow")
-    with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415, here, so that its start-up notes are hidden
-
+    _load_tensorflow()
     assert config.step is not None
     in_epoch, fed = resolved.steps_per_epoch, resolved.in_phase_of(flags.get("phases") or "", config.step)
     rows = step_rows.rows_of_step(fed, config.step, replicas)
@@ -313,12 +302,18 @@ def _save(picture: Image.Image, path: str) -> None:
 
 
 def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:
-    """Returns the lines of all tables: splits, shards, labels, and sizes if images differ in size.
-
-    Args:
-      made: manifest of the data set.
-      numbers: result of `columns.numbers`.
-    """
+    """Returns the lines of all tables: splits, shards, labels, and sizes; `numbers` are those of `columns.numbers`."""
+    splits = [
+        [
+            ("split", name),
+            ("shards", f"{len(split.shards):,}"),
+            ("examples", f"{split.num_examples:,}"),
+            ("size", size_of(split.num_bytes)),
+            ("examples per shard", range_of(shard.num_examples for shard in split.shards)),
+            ("rejects", f"{split.num_rejects:,}"),
+        ]
+        for name, split in made.splits.items()
+    ]
     shards = [
         [
             ("shard", shard.file),
@@ -332,7 +327,7 @@ def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) 
         f"{made.dataset}: {made.num_examples:,} examples, {_kind(made)}",
         *_more_lines(made),
         "",
-        *table([_split_row(name, split) for name, split in made.splits.items()]),
+        *table(splits),
         "",
         *table(shards),
         *(_label_lines(made, numbers) if made.has_images else []),
@@ -374,17 +369,6 @@ def _more_lines(made: Manifest) -> Iterator[str]:
         forward = sum(not shard.is_seekable for shard in made.shards)
         limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""
         yield f"shards compressed with {made.packing}{limits}"
-
-
-def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
-    return [
-        ("split", name),
-        ("shards", f"{len(split.shards):,}"),
-        ("examples", f"{split.num_examples:,}"),
-        ("size", size_of(split.num_bytes)),
-        ("examples per shard", range_of(shard.num_examples for shard in split.shards)),
-        ("rejects", f"{split.num_rejects:,}"),
-    ]
 
 
 def _label_lines(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:

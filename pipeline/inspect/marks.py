@@ -26,7 +26,10 @@ def marked(image: NDArray[Any], row: Mapping[str, NDArray[Any]]) -> NDArray[np.u
     Returns:
       uint8 (height, width, 3).
     """
-    pixels = image if image.dtype == np.uint8 else _stretched(image)
+    pixels = image
+    if image.dtype != np.uint8:
+        low, high = float(image.min()), float(image.max())
+        pixels = ((image - low) * (255 / max(high - low, 1e-6))).astype(np.uint8)
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[..., :3].copy()
     if MASK in row:
         classes = np.pad(row[MASK][..., 0], 1, mode="edge")
@@ -47,9 +50,3 @@ def _visible(row: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
         return np.zeros((0, 4 if name == BOXES else 2), np.float32)
     found: NDArray[np.float32] = row[name][row[name + WEIGHT] > 0]
     return found
-
-
-def _stretched(image: NDArray[Any]) -> NDArray[np.uint8]:
-    low, high = float(image.min()), float(image.max())
-    made: NDArray[np.uint8] = ((image - low) * (255 / max(high - low, 1e-6))).astype(np.uint8)
-    return made

@@ -37,11 +37,6 @@ def phase_of(flags: Mapping[str, Any], step: int, steps_per_epoch: int) -> str |
     """Returns the phase of a step of a run in words, `phase 2 of 3, from 10 epochs: ...`; None: it has none.
 
     What a phase does not give is as in the one before.
-
-    Args:
-      flags: flags of the run, by name.
-      step: global step.
-      steps_per_epoch: T.
     """
     if not (found := segments.parse(flags.get("phases") or "")):
         return None
@@ -89,14 +84,7 @@ def _keys(part: ResolvedRequest, key_feature: str) -> Iterator[str]:
 
 
 def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, replicas: int) -> list[Fed]:
-    """Returns the rows that a record fills in an epoch of its source, from the manifest alone.
-
-    Args:
-      resolved: input of a run.
-      source, record: source and record id, as returned by `find_key`.
-      epoch: epoch of that source, from 0.
-      replicas: R.
-    """
+    """Returns the rows that a record found by `find_key` fills in an epoch of its source, from the manifest alone."""
     part, total = resolved.parts[source], resolved.request.global_batch_size
     steps, found = part.order.steps_per_epoch, []
     for begin, records, real in _rows_of_epoch(part.order, epoch):

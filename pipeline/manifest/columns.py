@@ -45,11 +45,7 @@ def column_name(feature: str) -> str:
 
 
 def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
-    """Returns {feature: name of its column}.
-
-    Args:
-      features: their names.
-      flag: flag that names columns, for the message.
+    """Returns {feature: name of its column}; `flag` is the flag that names columns, for the message.
 
     Raises:
       UsageError: two features would be one column.
@@ -289,11 +285,7 @@ def values_of(data_dir: PathLike, split: str, name: str, column: Column, first: 
 
 
 def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column: Column) -> Values:
-    """Returns a column's values for a split, mapped into memory if the file is local.
-
-    Raises:
-      DataError: the file is missing, cut or changed.
-    """
+    """Returns a column's values for a split, mapped into memory if the file is local."""
     parent = folder(data_dir)
     file = parent / naming.column_name(split, name, column.files[split])
     advice = f"add the column again: {_MADE_BY.format(os.fspath(data_dir))} (or the file that it came from)"

@@ -96,12 +96,7 @@ def renewed(place: StoragePath) -> dict[str, bytes]:
 
 
 def problem_of(data: bytes, text: bytes) -> str | None:
-    """Returns a problem with the file beside a manifest, or None; ignores what the user added.
-
-    Args:
-      data: content of the file, which is ours.
-      text: content of `manifest.json`.
-    """
+    """Returns a problem with the content of our file beside a manifest, or None; ignores what the user added."""
     found = _parsed(data) or {}
     wrong = [name for name, value in _own(_manifest(text), text).items() if found.get(name) != value]
     if not wrong:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import DataError
@@ -39,20 +39,16 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
         return newest
     if made is not None and not newest.has_deleted(made):  # else a command was killed before it removed the last file
         return made
-    _check_kept(found, wanted, newest, gone_in(found) if made is None else [Gone(made.digest, made.version, "", "")])
+    for gone in gone_in(found) if made is None else [Gone(made.digest, made.version, "", "")]:
+        if _is_version(wanted, gone.version, gone.digest):
+            day = f" on {gone.time.partition('T')[0]}" if gone.time else ""
+            raise DataError(
+                f"version {gone.version} held records that were deleted{day}",
+                path=found,
+                advice=f"use {found}@{newest.version}",
+            )
     known = [f"{number} ({digest})" for number, digest in sorted({*older.values(), (newest.version, newest.short)})]
     raise DataError(f"has no version {wanted}; it has {', '.join(known)}", path=found)
-
-
-def _check_kept(place: StoragePath, wanted: str, newest: Manifest, gone: Iterable[Gone]) -> None:
-    for one in gone:
-        if _is_version(wanted, one.version, one.digest):
-            day = f" on {one.time.partition('T')[0]}" if one.time else ""
-            raise DataError(
-                f"version {one.version} held records that were deleted{day}",
-                path=place,
-                advice=f"use {place}@{newest.version}",
-            )
 
 
 def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]) -> Manifest | None:
@@ -125,11 +121,7 @@ def load_file(found: StoragePath, path: StoragePath) -> Manifest:
 
 
 def parse(text: str, file: str) -> Manifest:
-    """Returns the manifest in a text, checked.
-
-    Args:
-      text: content of the file.
-      file: its path, for messages.
+    """Returns the manifest in a text, the content of a file, checked.
 
     Raises:
       DataError: it has another version, or is cut, invalid or edited.

@@ -88,12 +88,7 @@ def select(manifest: Manifest, text: str) -> Selection:
 
 
 def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
-    """Returns the split to evaluate on if the user names none: by its name, or the only one that is not trained on.
-
-    Args:
-      splits: names of all splits.
-      trained: names of those that are trained on.
-    """
+    """Returns the split to evaluate on if the user names none: by its name, or the only one that is not trained on."""
     others = [name for name in splits if name not in trained]
     named = [name for name in EVALUATED if name in others]
     return named[0] if named else others[0] if len(others) == 1 else None

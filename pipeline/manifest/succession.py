@@ -23,11 +23,7 @@ Chain = tuple[tuple[int, str], ...]  # (first step, digest) of each version
 
 
 def of_order(order: Mapping[str, Any]) -> Chain | None:
-    """Returns the versions of a stored order, one for a single data set; None for other mixtures.
-
-    Args:
-      order: fields of its spec.
-    """
+    """Returns the versions in the fields of a stored order, one for a single data set; None for other mixtures."""
     if "sources" not in order:
         return ((0, order["manifest_digest"]),)
     found: list[tuple[int, str]] = []

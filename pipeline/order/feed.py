@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.order.hashing import SHORT, U64, Domain, derive_key, permutation, short_permutations
+from pipeline.order.hashing import SHORT, Domain, derive_key, permutation, short_permutations
 from pipeline.order.order import I64, MAX_STEP, Order
 from pipeline.order.sharding import Shard
 from pipeline.order.views import EpochPositions, Located, consecutive, is_skipped
@@ -112,7 +112,11 @@ class WindowPlan(NamedTuple):
 
     def with_contiguous_elements(self) -> WindowPlan:
         """Returns a plan in which the rows of most elements are contiguous, so that they need not be gathered."""
-        first, stop = self._complete_elements()
+        # Elements without padding and, unlike the first ones, without rows of the tail.
+        of_tail = np.flatnonzero((self.take < 0).any(axis=1))
+        padded = np.append(np.flatnonzero((~self.real).any(axis=1)), self.num_elements)
+        first = int(of_tail.max(initial=-1)) + 1
+        stop = max(first, int(padded[0]))
         taken = self.take[first:stop].reshape(-1)
         slots = np.full(len(self.slots), -1)
         slots[taken] = np.arange(len(taken))
@@ -132,13 +136,6 @@ class WindowPlan(NamedTuple):
             next_tail=moved(self.next_tail),
             contiguous=np.array([first, stop]),
         )
-
-    def _complete_elements(self) -> tuple[int, int]:
-        """Returns the bounds of the elements without padding and, unlike the first ones, without rows of the tail."""
-        of_tail = np.flatnonzero((self.take < 0).any(axis=1))
-        padded = np.append(np.flatnonzero((~self.real).any(axis=1)), self.num_elements)
-        first = int(of_tail.max(initial=-1)) + 1
-        return first, max(first, int(padded[0]))
 
 
 def make_feed(order: Order, shard: Shard | None, permute: Permutation = permutation) -> Feed:
@@ -217,9 +214,7 @@ class Feed:
     def window_numbers(self, first_step: int, last_step: int) -> tuple[int, int]:
         """Returns the first window that a run reads and the one after the last, counted across epochs.
 
-        Args:
-          first_step: global step at which the run begins.
-          last_step: global step before which it ends; MAX_STEP for never.
+        The run ends before the global step `last_step`; MAX_STEP for never.
         """
         epoch, step = divmod(first_step, self.order.steps_per_epoch)
         epochs = -(-last_step // self.order.steps_per_epoch)
@@ -275,35 +270,24 @@ class Feed:
         if not self.order.training:
             return np.append(np.arange(sizes.sum()), 0)
         keys = derive_key(Domain.WINDOW, self.order.seed, epoch, np.array(self.streams), window)
-        return np.append(self._permutations(keys, sizes) + np.repeat(np.cumsum(sizes) - sizes, sizes), 0)
-
-    def _permutations(self, keys: U64, sizes: I64) -> I64:
-        """Returns a permutation of 0..size-1 for each key, concatenated."""
         if sizes.max() <= SHORT:
-            return short_permutations(keys, sizes)
-        return np.concatenate([self.permute(*each) for each in zip(keys.tolist(), sizes.tolist(), strict=True)])
+            each = short_permutations(keys, sizes)
+        else:
+            each = np.concatenate([self.permute(*one) for one in zip(keys.tolist(), sizes.tolist(), strict=True)])
+        return np.append(each + np.repeat(np.cumsum(sizes) - sizes, sizes), 0)
 
     def _rows_of_steps(self, rows: _WindowRows, steps: I64) -> tuple[I64, Bools]:
         """Returns the rows, of the window or its tail, to feed at steps (s,), and a mask of real ones: (s, rows)."""
         fed = np.arange(self.first_row, self.first_row + self.rows)
-        width = self.order.rows_per_stream
+        width, windows = self.order.rows_per_stream, self.order.windows
         streams = fed // width - self.streams.start
-        positions, real = self._positions(streams, steps[:, None] * width + fed % width)
-        return rows.at(positions, streams), real
-
-    def _positions(self, streams: I64, offsets: I64) -> tuple[I64, Bools]:
-        """Returns the positions of offsets in streams, and a mask of real ones; padding copies a stream's last window.
-
-        Args:
-          streams: local numbers, (n,).
-          offsets: offsets from the stream's first position, (s, n).
-        """
-        windows = self.order.windows
         starts, lengths = (bounds[streams] for bounds in self._stream_bounds())
+        offsets = steps[:, None] * width + fed % width  # from the first position of a row's stream
         real = offsets < lengths
+        # Padding copies a stream's last window.
         last_window = np.maximum(lengths - (windows - 1) * lengths // windows, 1)
         padding = np.maximum(lengths - 1 - (offsets - lengths) % last_window, 0)
-        return starts + np.where(real, offsets, padding), real
+        return rows.at(starts + np.where(real, offsets, padding), streams), real
 
     def _next_tail(self, rows: _WindowRows, stop: int) -> I64:
         """Returns the rows of positions that are read but belong to steps from `stop` on, plus an unused row."""

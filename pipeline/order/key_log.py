@@ -125,10 +125,7 @@ class KeyLogWriter:
         weights: Sequence[float],
         global_step: int | None = None,
     ) -> None:
-        """Adds one replica's rows of one step. After `flush` they survive a killed process.
-
-        Args:
-          step, replica, keys, weights, global_step: see `Entry`.
+        """Adds one replica's rows of one step: an `Entry`. After `flush` they survive a killed process.
 
         Raises:
           DataError: the file cannot be written.
@@ -210,11 +207,7 @@ def read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, H
 
 
 def _parsed(line: bytes, header: Header | None) -> tuple[Header, Entry | None]:
-    """Returns the header in force from this line on, and the line's entry if it is not a header.
-
-    Raises:
-      ValueError: the line does not have the format.
-    """
+    """Returns the header in force from this line on, and the line's entry if it is not a header."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -231,13 +231,7 @@ class Order:
 
 
 def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int, times: Times | None = None) -> Order:
-    """Returns the order, by a spec, of segments with `counts` records.
-
-    Args:
-      spec: arguments of the order.
-      counts: number of records in each segment.
-      record_bytes: number of decoded bytes in a record.
-      times: resolved view of the spec.
+    """Returns the order, by a spec and its resolved view, of segments with `counts` records of `record_bytes` each.
 
     Raises:
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.

@@ -121,20 +121,13 @@ class Reading:
 
     @cached_property
     def _laid_bytes(self) -> I64:
-        segments = [self.selection.segments[i] for i in self.segments.tolist()]
-        read = self._records_read[self.segments].tolist()
-        sizes = [s.shard.num_bytes * n // s.shard.num_examples for s, n in zip(segments, read, strict=True)]
-        return np.cumsum([0, *sizes])
-
-    @cached_property
-    def _records_read(self) -> I64:
-        """Number of records to read of each segment; with a view, only records that the epoch has: int64 (S,)."""
-        order = self.order
-        if order.times is None:
-            return order.count_array
-        read = order.times.ids(np.flatnonzero(order.times.of(self.epoch)))
-        ends = np.cumsum(order.count_array)
-        return np.bincount(np.searchsorted(ends, read, "right"), minlength=len(ends))
+        counts, times = self.order.count_array, self.order.times
+        if times is not None:  # only records that the epoch has are read
+            read = times.ids(np.flatnonzero(times.of(self.epoch)))
+            counts = np.bincount(np.searchsorted(np.cumsum(counts), read, "right"), minlength=len(counts))
+        shards = [self.selection.segments[i].shard for i in self.segments.tolist()]
+        each = zip(shards, counts[self.segments].tolist(), strict=True)
+        return np.cumsum([0, *(shard.num_bytes * count // shard.num_examples for shard, count in each)])
 
     def bytes_before(self, positions: I64) -> I64:
         """Returns the bytes of all records before each position: int64, with the shape of `positions`."""

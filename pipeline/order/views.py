@@ -130,12 +130,6 @@ class View:
     def resolve(self, columns: Columns, num_records: int, seed: int, split: str) -> tuple[Times, str]:
         """Returns how often each record of a selection occurs in an epoch, and the view's text for the order spec.
 
-        Args:
-          columns: columns of the selection.
-          num_records: number of records in the selection.
-          seed: seed of the order.
-          split: split as text, for messages.
-
         Raises:
           DataError: a column's file is missing, or from another conversion.
           UsageError: an unknown column, class or operator, a view without a record, or a weight that is not a number.
@@ -164,13 +158,7 @@ class View:
         if callable(self.where) and mask is not None:
             where = f"mask {hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()[:16]}"
         classes = None if self.classes is None else ", ".join(self.classes)
-        given = {
-            "classes": classes,
-            "where": where,
-            "limit": self.limit,
-            "balance": self.balance,
-            "weigh": self.weigh,
-        }
+        given = {"classes": classes, "where": where, "limit": self.limit, "balance": self.balance, "weigh": self.weigh}
         parts = [f"{name}: {value}" for name, value in given.items() if value is not None]
         parts += [f"column {name}: {crc}" for name, crc in sorted(columns.used.items())]
         return "; ".join(parts)
@@ -193,29 +181,22 @@ class View:
 
     def mask(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
         """Returns the mask of records that `classes` and `where` keep, bool (records,); None for all."""
-        of_classes, of_where = self._of_classes(columns), self._of_where(columns, num_records)
-        if of_classes is None or of_where is None:
-            return of_where if of_classes is None else of_classes
-        return of_classes & of_where
-
-    def _of_classes(self, columns: Columns) -> NDArray[np.bool_] | None:
-        if self.classes is None:
-            return None
-        labels = self._column(LABEL, columns, "classes")
-        return np.isin(labels, class_numbers(self.classes, columns.names_of(LABEL)))
-
-    def _of_where(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
+        of_classes: NDArray[np.bool_] | None = None
+        if self.classes is not None:
+            labels = self._column(LABEL, columns, "classes")
+            of_classes = np.isin(labels, class_numbers(self.classes, columns.names_of(LABEL)))
         if self.where is None:
-            return None
-        if not callable(self.where):
-            return _Expression(self.where, columns, num_records).mask()
-        found = np.asarray(self.where(columns))  # type: ignore[arg-type]
-        if found.dtype != np.bool_ or found.shape != (num_records,):
-            raise UsageError(
-                f"where: the function must return bool ({num_records},), a truth value per record; it returned "
-                f"{found.dtype} {found.shape}"
-            )
-        return found
+            return of_classes
+        if callable(self.where):
+            found = np.asarray(self.where(columns))  # type: ignore[arg-type]
+            if found.dtype != np.bool_ or found.shape != (num_records,):
+                raise UsageError(
+                    f"where: the function must return bool ({num_records},), a truth value per record; it returned "
+                    f"{found.dtype} {found.shape}"
+                )
+        else:
+            found = _Expression(self.where, columns, num_records).mask()
+        return found if of_classes is None else of_classes & found
 
     def _first(self, chosen: NDArray[Any], columns: Columns) -> NDArray[Any]:
         """Returns the records within the limit. A record's rank depends on its id alone, not on other records."""
@@ -497,11 +478,7 @@ def pieces_of(segments: I64, numbers: I64) -> I64:
 
 
 def _checked_classes(given: Any) -> tuple[str, ...]:
-    """Returns the class names in a text with commas, or in a sequence.
-
-    Raises:
-      UsageError: they are not names, or one occurs twice.
-    """
+    """Returns the class names in a text with commas, or in a sequence."""
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     is_sequence = isinstance(names, list | tuple) and len(names) > 0
     if not is_sequence or not all(isinstance(name, str) and name for name in names):
@@ -512,11 +489,7 @@ def _checked_classes(given: Any) -> tuple[str, ...]:
 
 
 def class_numbers(classes: Sequence[str], class_names: Sequence[str]) -> list[int]:
-    """Returns the numbers of classes, given their names.
-
-    Args:
-      classes: class names to look up.
-      class_names: name of each class, by number.
+    """Returns the numbers of classes, given their names and those of all classes.
 
     Raises:
       UsageError: there is no class of that name.

@@ -100,10 +100,7 @@ class Run(NamedTuple):
 class MemberReader:
     """Reads records of shards that have a table of members. Several threads may use it, each for a different part.
 
-    Args:
-      shards: shards to read.
-      sidecars: sidecars of the shards.
-      kept_bytes: number of decompressed bytes to keep of members that were read in part.
+    It keeps up to `kept_bytes` decompressed bytes of members that were read in part.
     """
 
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
@@ -113,11 +110,7 @@ class MemberReader:
         self._lock, self._memory = threading.Lock(), _Memory()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Returns the parts for threads to read: (segment, first record of its shard, end). No two share a member.
-
-        Args:
-          pieces: pieces to read, as in `Shards.parts`.
-        """
+        """Returns the parts of pieces for threads to read, as `Shards.parts` does. No two share a member."""
         found = []
         for segment, start, stop in pieces.tolist():
             taken = self._shards.segments[segment]
@@ -170,11 +163,7 @@ class MemberReader:
     def _inflated(
         self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
     ) -> memoryview | None:
-        """Returns the decompressed bytes of a member; None if it is corrupt and skipped.
-
-        Raises:
-          DataError: it is corrupt, and its `records`, (first, end), must not be skipped.
-        """
+        """Returns the decompressed bytes of a member; None if it is corrupt and its `records` (first, end) skipped."""
         view = self._memory.view(_decompressed(table, member))
         try:
             inflate(data, view)

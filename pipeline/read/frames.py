@@ -191,7 +191,11 @@ def read(
         if stop > done + 1:
             _read_span(file, begins, places, memory, done, stop)
         else:
-            while stop < count and _follows(begins, places, done, stop):
+            while (
+                stop < count
+                and begins[stop] - begins[done] == places[stop] - places[done]  # contiguous
+                and places[stop + 1] - places[done] <= _CHUNK
+            ):
                 stop += 1
             file.read_into(memory[places[done] : places[stop]].data, int(begins[done]))
         part = memory[places[done] : places[stop]]
@@ -224,9 +228,3 @@ def _read_span(file: OpenFile, begins: I64, places: I64, memory: U8, first: int,
         strict=True,
     ):
         memory[place:after] = span[at : at + after - place]
-
-
-def _follows(begins: NDArray[np.int64], places: NDArray[np.int64], first: int, number: int) -> bool:
-    """Returns whether to read a frame together with those from `first` on: they are contiguous and not too long."""
-    is_next = begins[number] - begins[first] == places[number] - places[first]
-    return bool(is_next and places[number + 1] - places[first] <= _CHUNK)

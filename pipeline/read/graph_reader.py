@@ -117,12 +117,7 @@ class GraphReader(WindowReader):
         return _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
 
     def _records(self, piece: tf.Tensor, times: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the records of a piece (3,), string (n,). An error names the shard and the record.
-
-        Args:
-          piece: segment, first record and end.
-          times: number of times to return each record, (records,); None for once.
-        """
+        """Returns the records of a piece (3,), each `times` (records,) or once: string (n,)."""
         segments, data_dir = self.selection.segments, folder(self.data_dir)
         file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]

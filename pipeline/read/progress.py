@@ -13,13 +13,7 @@ _hidden = [0]  # number of contexts that draw on the terminal themselves
 
 
 def bar(items: Iterable[_Item], total: int, text: str) -> Iterable[_Item]:
-    """Passes items through while showing a progress bar.
-
-    Args:
-      items: items that take long.
-      total: number of items.
-      text: label of the bar.
-    """
+    """Passes `total` items that take long through while showing a progress bar with a text."""
     if _hidden[0]:
         return items
     import tqdm  # noqa: PLC0415, commands need not wait for it

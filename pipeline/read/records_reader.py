@@ -65,12 +65,7 @@ class RecordsReader:
       judge: judge of records with a correct CRC, asked once about each; None if all can be used.
     """
 
-    def __init__(
-        self,
-        shards: Shards,
-        kept_bytes: int = KEPT_BYTES,
-        judge: Judge | None = None,
-    ) -> None:
+    def __init__(self, shards: Shards, kept_bytes: int = KEPT_BYTES, judge: Judge | None = None) -> None:
         self._judge = judge
         # Numbered across all shards. Judging every record in every epoch would cost as much as feeding them.
         self._firsts = np.cumsum([0, *(taken.shard.num_examples for taken in shards.segments)])

@@ -221,11 +221,7 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Notes that a file differs from the manifest and has to be read from the store.
-
-        Raises:
-          DataError: corrupt records must not be skipped.
-        """
+        """Notes that a file differs from the manifest and has to be read from the store, if that is no error."""
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
             command = f"{to_run('beam_jobs.validate')} {in_command(self._data_dir.url)}"
@@ -261,14 +257,7 @@ class ShardCache:
     """The cache of one input. Several threads may use it, and it can be pickled for other processes on this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
-        """Makes the cache of a data set.
-
-        Args:
-          data_dir: folder of the remote data set.
-          digest: digest of the data set's manifest.
-          place: local folder of the copies.
-          skips: whether corrupt records may be skipped.
-        """
+        """Makes the cache of a remote data set with copies in `place`; `skips`: whether to skip corrupt records."""
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips
         self._start()
         _caches.add(self)

@@ -204,11 +204,7 @@ class Shards:
 
     @classmethod
     def found(
-        cls,
-        data_dir: PathLike,
-        segments: tuple[Segment, ...],
-        corruption: Corruption,
-        cache: ShardCache | None = None,
+        cls, data_dir: PathLike, segments: tuple[Segment, ...], corruption: Corruption, cache: ShardCache | None = None
     ) -> Shards:
         """Returns the shards of segments; raises errors like `check_present`."""
         identities = check_present(data_dir, [segment.shard for segment in segments])

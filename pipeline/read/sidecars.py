@@ -60,12 +60,7 @@ def _parse(
 
 
 class Sidecars:
-    """The sidecars of an input's shards, read on demand. Several threads may use it.
-
-    Args:
-      shards: shards of the input.
-      kept: most numbers to keep in memory.
-    """
+    """The sidecars of an input's shards, read on demand, up to `kept` numbers of them. Several threads may use it."""
 
     def __init__(self, shards: Shards, kept: int = _KEPT) -> None:
         self._shards, self._most = shards, kept
@@ -137,10 +132,7 @@ class Sidecars:
 def shard_offsets(data_dir: str | StoragePath, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
 
-    Args:
-      data_dir: folder of the data set.
-      shard: the shard.
-      opener: function that opens files of that folder, possibly copies of them; None to open the files themselves.
+    `opener` opens files of the folder, possibly copies of them; None to open the files themselves.
 
     Raises:
       DataError: the file of offsets is missing or corrupt.

@@ -59,12 +59,7 @@ class PixelSums:
 
 
 def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[int]]:
-    """Returns the sum of each channel's values, and of their squares.
-
-    Args:
-      images: uint8 (..., channels).
-      channels: number of channels.
-    """
+    """Returns the sum of each channel's values, and of their squares, of images uint8 (..., channels)."""
     if _unpack is not None and _PERIOD % channels == 0:
         found = np.empty((2, _PERIOD), np.int64)
         _unpack.sum(np.ascontiguousarray(images), found)
@@ -162,12 +157,9 @@ def spread(values: NDArray[Any]) -> Spread:
 
 
 def number_bars(splits: Mapping[str, NDArray[Any]]) -> list[tuple[str, dict[str, int]]]:
-    """Returns a histogram of numbers, as (value or range as text, {split: count}) pairs in ascending order.
+    """Returns a histogram of the numbers of splits, (n,), as (value or range as text, {split: count}) pairs, ascending.
 
     Up to 20 different values are counted one by one; more are counted in 20 ranges of one width.
-
-    Args:
-      splits: {split: numbers, (n,)}.
     """
     distinct = np.zeros(0)
     for values in splits.values():

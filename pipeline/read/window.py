@@ -183,13 +183,9 @@ def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
 
 
 def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
-    """Returns consecutive rows of a window.
+    """Returns `count` consecutive rows of a window from `first`, an int64 scalar, on.
 
-    Args:
-      window: columns of the window.
-      first: number of the first row, int64 scalar.
-      count: number of rows.
-      copied: whether to copy them to new memory, so that keeping them does not keep the window in memory.
+    If they are `copied` to new memory, keeping them does not keep the window in memory.
     """
     rows = {name: column[first : first + count] for name, column in window.items()}
     if copied:

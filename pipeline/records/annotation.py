@@ -191,12 +191,7 @@ def _unequal(boxes: int, classes: int) -> str | None:
 
 
 def counts(values: Mapping[str, Any], features: Mapping[str, Feature]) -> dict[str, int]:
-    """Returns how many boxes and points a record has, by feature; see `counted`.
-
-    Args:
-      values: values of the record by feature, as `tf_example.decode` returns them.
-      features: features of the manifest.
-    """
+    """Returns how many boxes and points a record has, by feature; `values` are those of `tf_example.decode`."""
     found = {}
     for name in counted(features):
         feature = features[name]
@@ -240,11 +235,7 @@ class ShardAnnotations:
         return found
 
     def add(self, values: Mapping[str, Any], size: tuple[int, int]) -> None:
-        """Counts the masks, boxes and points of a record.
-
-        Args:
-          values: values of the record by feature.
-          size: (height, width) of its image as it is decoded.
+        """Counts the masks, boxes and points of a record, whose image has a (height, width) as it is decoded.
 
         Raises:
           ValueError: they cannot be used; says why.
@@ -293,7 +284,9 @@ def described(
             found[name] = _mask(shards, feature, shape, feature.class_names or names)
             continue
         if name == BOX_LABELS:
-            found[name] = _of_boxes(shards, feature)
+            most, highest = max(shard.most[BOXES] for shard in shards), max(shard.highest for shard in shards)
+            classes = feature.class_names or tuple(map(str, range(highest + 1)))
+            found[name] = dataclasses.replace(feature, shape=(max(1, most),), class_names=classes)
             continue
         _check_convention(shards, name, feature)
         most = max(shard.most[name] for shard in shards)
@@ -313,12 +306,6 @@ def _mask(
         )
     names = names or tuple(map(str, range(highest + 1)))
     return dataclasses.replace(feature, shape=(*shape[:2], 1), class_names=names)
-
-
-def _of_boxes(shards: Sequence[ShardAnnotations], feature: Feature) -> Feature:
-    most, highest = max(shard.most[BOXES] for shard in shards), max(shard.highest for shard in shards)
-    names = feature.class_names or tuple(map(str, range(highest + 1)))
-    return dataclasses.replace(feature, shape=(max(1, most),), class_names=names)
 
 
 def _check_convention(shards: Sequence[ShardAnnotations], name: str, feature: Feature) -> None:

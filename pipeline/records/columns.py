@@ -66,34 +66,32 @@ def add(data_dir: str, source: str) -> None:
             "ones stay as they are"
         )
     with alone_in(pathlib.Path(data_dir)):
-        _add(data_dir, source)
-
-
-def _add(data_dir: str, source: str) -> None:
-    manifest = manifests.load(data_dir)
-    kind, _, names = source.partition(":")
-    found: Mapping[str, Mapping[str, Any]]
-    if kind == FROM_RECORDS:
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
-        scalars = Scalars(manifest, wanted)
-        found = of_records(data_dir, manifest, scalars, None if wanted else scalars.left_out)
-        if missing := [name for name in wanted if column_name(name) not in found]:
-            raise unknown("--add_columns: feature", missing[0], found)
-        for name, why in sorted(scalars.left_out.items()):
-            print(f"  {name}: left out, {why}")
-        if not wanted:
-            found = dict(without_names(found))
-    elif match := _FUNCTION.fullmatch(source):
-        found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
-    else:
-        found = _of_file(data_dir, manifest, source)
-    made = write(data_dir, manifest, found, is_own=kind != FROM_RECORDS)
-    for name in found:
-        column = made.columns[name]
-        kinds = f"{count_of(len(column.values), 'string')} as {column.dtype}" if column.values else column.dtype
-        print(f"  {name}: {kinds}, for {', '.join(column.files)}")
-    example = "label" if "label" in found else next(iter(found))
-    print(f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')")
+        manifest = manifests.load(data_dir)
+        kind, _, names = source.partition(":")
+        found: Mapping[str, Mapping[str, Any]]
+        if kind == FROM_RECORDS:
+            wanted = [name.strip() for name in names.split(",") if name.strip()]
+            scalars = Scalars(manifest, wanted)
+            found = of_records(data_dir, manifest, scalars, None if wanted else scalars.left_out)
+            if missing := [name for name in wanted if column_name(name) not in found]:
+                raise unknown("--add_columns: feature", missing[0], found)
+            for name, why in sorted(scalars.left_out.items()):
+                print(f"  {name}: left out, {why}")
+            if not wanted:
+                found = dict(without_names(found))
+        elif match := _FUNCTION.fullmatch(source):
+            found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
+        else:
+            found = _of_file(data_dir, manifest, source)
+        made = write(data_dir, manifest, found, is_own=kind != FROM_RECORDS)
+        for name in found:
+            column = made.columns[name]
+            kinds = f"{count_of(len(column.values), 'string')} as {column.dtype}" if column.values else column.dtype
+            print(f"  {name}: {kinds}, for {', '.join(column.files)}")
+        example = "label" if "label" in found else next(iter(found))
+        print(
+            f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')"
+        )
 
 
 def without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -240,11 +238,7 @@ def of_records(
 
 
 class Gathered:
-    """Collects a column's values one by one. Numbers become arrays of at most 8 bytes per value, block by block.
-
-    Args:
-      block: number of values in a block.
-    """
+    """Collects a column's values one by one. Numbers become arrays of at most 8 bytes per value, block by block."""
 
     def __init__(self, block: int = _BLOCK) -> None:
         self._block = block

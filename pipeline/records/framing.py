@@ -186,11 +186,7 @@ def _more(read: Read, rest: bytes, size: int, cut: Kind) -> bytes:
 def records(
     read: Read, file: object, *, is_compressed: bool = False, advice: str = "", number: int = 0, offset: int = 0
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (byte offset, byte offset of the end, record) for every record of a file.
-
-    Args:
-      read, number, offset: see `walk`.
-      file, is_compressed, advice: details for the error.
+    """Yields (byte offset, byte offset of the end, record) for every record of a file; see `walk`.
 
     Raises:
       DataError: a frame has a fault; the error has the file, the record's number and offset, and the advice.

@@ -113,9 +113,6 @@ def _inflate(library: Any, member: bytes | memoryview, into: memoryview) -> None
 
     It works in steps: decompressing all at once would take new pages, which cost up to a third of the time. With
     smaller steps threads would wait for the interpreter's lock more often.
-
-    Raises:
-      ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
     """
     stream, done = library.decompressobj(_WINDOW_BITS), 0
     for begin in range(0, len(member), _STEP):

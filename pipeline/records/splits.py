@@ -102,10 +102,7 @@ def column_of(columns: Sequence[str], given: str) -> str:
 def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[str]:
     """Returns the names of columns that may hold splits although they are not called `split`.
 
-    Args:
-      columns: all column names.
-      texts: string columns, by name.
-      given: value of --split_column.
+    `texts` are the names of those with strings, `given` is the value of --split_column.
     """
     if given or column_of(columns, ""):
         return []
@@ -204,12 +201,7 @@ class SuspectFeatures:
                     seen.add(_text(features.get(name, [])))
 
     def check(self, path: object, named: Iterable[str]) -> None:
-        """Raises DataError if the values of a feature look like splits.
-
-        Args:
-          path: path of the folder, for the error.
-          named: splits that file names tell.
-        """
+        """Raises DataError if the values of a feature look like splits; `named` are those that file names tell."""
         for name, seen in self.values.items():
             check_suspect(path, name, seen, named, "feature", self.advice)
 
@@ -260,11 +252,7 @@ def in_folder(name: str) -> str:
 
 
 def named(root: StoragePath, name: str) -> str:
-    """Returns the split word in a file's name or its folders; "" if there is none.
-
-    Args:
-      root: folder of the source, for errors.
-      name: path of the file in it.
+    """Returns the split word in the name or the folders of a file of the source `root`; "" if there is none.
 
     Raises:
       DataError: there are words for several splits.
@@ -354,12 +342,7 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str], may_be_left
 
 
 def check_complete(root: StoragePath, names: Iterable[str]) -> None:
-    """Raises DataError if a file of a numbered set is missing, as after an interrupted download.
-
-    Args:
-      root: folder of the files, for the error.
-      names: paths of the files in it.
-    """
+    """Raises DataError if a file of a numbered set in a folder is missing, as after an interrupted download."""
     counted: dict[tuple[str, str, str], dict[int, str]] = {}  # {set: {number: compression of its file}}
     for name in names:
         plain = naming.unpacked(name)
@@ -389,9 +372,7 @@ def check_packed_once(root: object, names: Iterable[str]) -> None:
 def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
     """Raises DataError if a table names images in folders of several splits without telling the splits.
 
-    Args:
-      path: path of the table, for the error.
-      folders: (row, path of a file) for some rows.
+    `folders` has (row, path of a file) for some rows.
     """
     first: dict[str, tuple[int, str]] = {}
     for row, name in folders:

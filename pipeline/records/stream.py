@@ -156,11 +156,7 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
 
 
 def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
-    """Yields (byte offset, record) for every record of a data set's file.
-
-    Args:
-      file: path of the file.
-      compression: compression of the file: `GZIP`, `ZLIB`, or empty.
+    """Yields (byte offset, record) for every record of a data set's file; its compression is `GZIP`, `ZLIB`, or empty.
 
     Raises:
       DataError: the file cannot be read, or a record is cut short or corrupt.

@@ -134,9 +134,7 @@ def _parsed(record: bytes) -> Any:
 def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> dict[str, Values]:
     """Returns the features of a record by their names in the manifest, with stored labels translated.
 
-    Args:
-      values: result of `decode` of the whole record.
-      features: features of the manifest.
+    `values` is the result of `decode` of the whole record.
     """
     stored_as = {name: feature.stored_as for name, feature in features.items() if feature.stored_as is not None}
     if not stored_as:
@@ -165,12 +163,7 @@ def _labels(stored: Values, feature: Feature) -> Values:
 
 
 def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[bytes]:
-    """Yields the keys of a segment's records, reading its shard `file` from the beginning.
-
-    Args:
-      file: path of the shard.
-      segment: records to read.
-      key: name of the key feature in the records.
+    """Yields the keys of a segment's records, the feature `key`, reading its shard `file` from the beginning.
 
     Raises:
       DataError: the shard cannot be read, a record is cut short or corrupt or has no key, or records are missing.
@@ -185,14 +178,7 @@ def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[b
 
 
 def key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int) -> bytes:
-    """Returns the key of a record.
-
-    Args:
-      record: serialized Example.
-      name: name of the key feature in the records.
-      file: path of the shard, for errors.
-      number: number of the record in it.
-      offset: byte offset of the record.
+    """Returns the key of a record, its feature `name`; the other arguments are for errors.
 
     Raises:
       DataError: it is not an Example, or has no key.

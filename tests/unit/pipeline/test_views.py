@@ -77,6 +77,14 @@ def fed(folder, epochs=1, **options):
     return np.array(ids), np.array(labels), np.array(images)
 
 
+def check_portable(folder, least, **options):
+    """A portable dataset has the elements of a usual one, of which there are more than `least`."""
+    one, other = (list(input_fn(folder, portable=way, record_ids=True, **options)) for way in (False, True))
+    assert len(one) == len(other) > least
+    for mine, theirs in zip(one, other, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 KINDS = {
     "raw": RAW,
     "unequal": Kind(unequal_keys=False, extra=True),
@@ -131,13 +139,10 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
 )
 def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
     folder = data(kind, (KINDS | {"gzip": Kind(compression="GZIP")})[kind])
-    options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "augment": "shift"}
+    options = {"global_batch_size": 10, "training": True, "epochs": 3, "augment": "shift"}
     options |= {"shuffle_bytes": shuffle_bytes, "skip_steps": "1:2,5:7", "start_step": 1}
     for view in VIEWS.values():
-        one, other = (list(input_fn(folder, portable=way, **options, **view)) for way in (False, True))
-        assert len(one) == len(other) > 5
-        for mine, theirs in zip(one, other, strict=True):
-            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        check_portable(folder, 5, **options, **view)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_bytes": SMALL}, {"portable": True}, {"augment": "shift"}])
@@ -237,23 +242,15 @@ def test_classes_need_the_labels_of_images(data, tmp_path):
 @pytest.mark.slow
 def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
     sources = [(data("raw"), 0.5, VIEWS["weigh"]), (data("png", KINDS["png"]), 0.5, VIEWS["where"])]
-    options = {"global_batch_size": 10, "training": True, "epochs": 2, "record_ids": True, "limit": 60}
-    one, other = (list(input_fn(sources, portable=way, **options)) for way in (False, True))
-    assert len(one) == len(other) > 5
-    for mine, theirs in zip(one, other, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    check_portable(sources, 5, global_batch_size=10, training=True, epochs=2, limit=60)
 
 
 @pytest.mark.slow
 def test_a_portable_mixture_follows_its_schedule(data):
     sources = [(data("raw"), 1, VIEWS["where"]), (data("gzip", Kind(compression="GZIP")), 1)]
     one, other = (os.fspath(source[0]) for source in sources)
-    options = {"global_batch_size": 12, "training": True, "epochs": 3, "record_ids": True, "start_step": 1}
-    options["schedule"] = [(0, {one: 1, other: 1}), (4, {one: 0, other: 1}), (8, {one: 1, other: 2})]
-    mine, theirs = (list(input_fn(sources, portable=way, **options)) for way in (False, True))
-    assert len(mine) == len(theirs) > 8
-    for parts in zip(mine, theirs, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(*parts, strict=True))
+    schedule = [(0, {one: 1, other: 1}), (4, {one: 0, other: 1}), (8, {one: 1, other: 2})]
+    check_portable(sources, 8, global_batch_size=12, training=True, epochs=3, start_step=1, schedule=schedule)
 
 
 def test_epochs_differ_in_who_gets_the_extra_turn(data):

@@ -292,21 +292,21 @@ def test_default_streams_follow_from_data_and_batch_only(decoded, size, shuffle,
 
 
 @pytest.mark.parametrize(
-    ("record", "shards", "size", "shuffle", "streams"),
+    ("record", "shards", "size", "streams"),
     [
-        (3072, 10_000, 16_384, 1 << 30, 128),
-        (3072, 10_000, 65_536, 1 << 30, 512),
-        (3072, 10_000, 96 * 1000, 1 << 30, 750),
-        (3072, 10_000, 1 << 20, 1 << 30, 1024),  # windows of 1 MiB
-        (3072, 200, 65_536, 1 << 30, 128),
-        (3072, 8, 65_536, 1 << 30, 64),
-        (8 << 20, 10_000, 65_536, 1 << 30, 128),
-        (64 << 20, 10_000, 65_536, 1 << 30, 64),  # as before, where even one record does not fit
-        (3072, 10_000, 16_411, 1 << 30, 1),  # a prime
+        (3072, 10_000, 16_384, 128),
+        (3072, 10_000, 65_536, 512),
+        (3072, 10_000, 96 * 1000, 750),
+        (3072, 10_000, 1 << 20, 1024),  # windows of 1 MiB
+        (3072, 200, 65_536, 128),
+        (3072, 8, 65_536, 64),
+        (8 << 20, 10_000, 65_536, 128),
+        (64 << 20, 10_000, 65_536, 64),  # as before, where even one record does not fit
+        (3072, 10_000, 16_411, 1),  # a prime
     ],
 )
-def test_very_large_batches_have_more_streams(record, shards, size, shuffle, streams):
-    assert orders.default_streams(10**9, record, shards, size, shuffle) == streams
+def test_very_large_batches_have_more_streams(record, shards, size, streams):
+    assert orders.default_streams(10**9, record, shards, size, shuffle_bytes=1 << 30) == streams
 
 
 def test_contexts_and_shards_agree():
@@ -436,10 +436,6 @@ def test_the_order_is_pinned():
     assert orders.ORDER_VERSION == 1
 
 
-if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(list(golden_cases())) + "\n")
-
-
 @pytest.mark.parametrize(
     ("size", "virtual", "replicas", "said"),
     [
@@ -462,3 +458,7 @@ def test_virtual_replicas_divide_the_batch_and_are_divided_by_the_replicas(size,
 def test_a_batch_has_a_row_at_least():
     with pytest.raises(UsageError, match="^global_batch_size=0: must be 1 or more$"):
         check_replicas(0, 1)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(list(golden_cases())) + "\n")
