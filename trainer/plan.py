@@ -311,10 +311,8 @@ def _classes(config: TrainConfig, folder: object) -> Any:
     """Returns the classes of a data set that is evaluated: those that its source is trained on."""
     given = config.data.sources
     sources, for_all = own_views(given if len(given) > 1 else (), {"classes": config.order.classes})
-    return (
-        next((one.options["classes"] for one in sources if one.data_dir == folder and one.options), None)
-        or (for_all["classes"])
-    )
+    own = (one.options["classes"] for one in sources if one.data_dir == folder and one.options)
+    return next(own, None) or for_all["classes"]
 
 
 def _folders(config: TrainConfig) -> list[PathLike]:
@@ -322,7 +320,6 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 
 
 def _evaluated(config: TrainConfig) -> list[PathLike]:
-    """Returns the folders of the data sets that are evaluated on."""
     given, trained = config.data.eval_data_dir, _folders(config)
     if given is None and config.order.mixture_schedule and are_versions(trained):
         return trained[-1:]  # earlier phases lead to it

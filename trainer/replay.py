@@ -396,7 +396,6 @@ def judged(losses: NDArray[Any]) -> Judged:
 
 
 def _show(config: ReplayConfig, step: int) -> None:
-    """Makes a step again, and prints what was in its batch."""
     saved = files.steps_in(config.folder.path)
     before = [one for one in saved if one <= step]
     if not before and not config.from_start:

@@ -184,7 +184,6 @@ class Heartbeat(Callback):
             journal.write(self._beat, self._path)  # unless the disk is full: the launcher reports the silence
 
     def _speeds(self) -> dict[str, Any]:
-        """Returns the fields of `Beat` that average over the last beats."""
         # A compiled step says nothing about other steps, least of all which worker they wait for.
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return {}

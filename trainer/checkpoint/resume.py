@@ -100,7 +100,7 @@ class RunSpec:
 
     def content(self) -> dict[str, Any]:
         """Returns the part of a checkpoint that is not variables, as JSON."""
-        config, data = self.config, self.state.task.data
+        config, order, data = self.config, self.config.order, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
         compiled, first = self.state.schedule is None, self.state.task.first_weights
@@ -111,7 +111,8 @@ class RunSpec:
             "num_classes": len(data.class_names),
             CLASS_NAMES: list(data.class_names),
             "--ema": "set" if config.optimizer.ema else None,
-            **self._same_bits(),
+            "--virtual_replicas": order.virtual_replicas,
+            **({"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}),  # it decides bits of sums then
             "structure": self.structure,
             "data": dict(self.data),
             "first_weights": first and dataclasses.asdict(first),
@@ -205,12 +206,6 @@ class RunSpec:
         before = stored["config"]["model"]["precision"]
         both = dtype_policy(before), dtype_policy(self.config.model.precision)
         return structures.changes(stored["structure"], self.structure, both)
-
-    def _same_bits(self) -> dict[str, Any]:
-        """Returns the flags that affect the bits of sums with --virtual_replicas."""
-        order = self.config.order
-        threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
-        return {"--virtual_replicas": order.virtual_replicas, **threads}
 
     def _order_changes(self, stored: Mapping[str, Any]) -> list[str]:
         changed = self.spec.differences(stored["order"], stored.get(STEP))

@@ -212,7 +212,6 @@ def _attributes() -> frozenset[str]:
 
 
 def _object(one: Any) -> Any:
-    """Returns the class and arguments of an optimizer, a loss or a layer."""
     return {type(one).__name__: _config(one)}
 
 
@@ -328,7 +327,6 @@ def _first_tensor(arguments: Any) -> Any:
 
 
 def _of_skeleton(was: list[dict[str, Any]], now: list[dict[str, Any]], same_keras: bool) -> Iterator[Change]:
-    """Yields layers that are gone or new, and how the others differ."""
     keys, new_keys = (
         [json.dumps([one["class"], one["config"], one["weights"]]) for one in side] for side in (was, now)
     )
@@ -359,7 +357,6 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _sources(inputs: Any) -> str:
-    """Returns the names of the layers that feed a layer."""
     return _text(re.findall(r'"from": "([^"]*)"', json.dumps(inputs)))
 
 
@@ -383,7 +380,6 @@ def _of_layer(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool) 
 
 
 def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[Change]:
-    """Yields differences in the layers that only act in training."""
     sides = [[one for one in side["layers"] if _OF_TRAINING.fullmatch(one["class"])] for side in (was, now)]
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):

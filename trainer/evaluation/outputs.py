@@ -197,12 +197,10 @@ class _Grid:
 
     @property
     def side(self) -> int:
-        """Pixels on a side of all cells."""
         return self.cell * len(self.report.class_names)
 
     @property
     def gap(self) -> int:
-        """Pixels between two cells."""
         return 1 if self.cell >= 8 else 0
 
     def middle(self, number: int) -> float:
@@ -210,7 +208,6 @@ class _Grid:
         return (number + 0.5) * self.cell - 0.5
 
     def draw(self, pen: ImageDraw.ImageDraw) -> None:
-        """Draws the cells, the shares and their titles."""
         for label in np.flatnonzero(self.report.support == 0).tolist():  # classes without examples
             top = self.top + label * self.cell
             pen.rectangle((self.left, top, self.left + self.side - 1, top + self.cell - 1 - self.gap), _ABSENT)
@@ -226,11 +223,15 @@ class _Grid:
 
     def _cell(self, pen: ImageDraw.ImageDraw, label: int, prediction: int) -> None:
         count = int(self.report.matrix[label, prediction])
-        fill = _fill(count / int(self.report.support[label]), label == prediction)
+        share = count / int(self.report.support[label])
+        # A mistake's colour grows with the root of its share, so that rare ones are visible.
+        fill = _mixed(share, RIGHT) if label == prediction else _mixed(share**0.5, WRONG)
         left, top, size = self.left + prediction * self.cell, self.top + label * self.cell, self.cell - self.gap
         pen.rectangle((left, top, left + size - 1, top + size - 1), fill)
         if self.cell >= _WRITTEN:
-            ink = "white" if _is_dark(fill) else _INK
+            red, green, blue = fill
+            luma = 0.299 * red + 0.587 * green + 0.114 * blue  # as in ITU-R BT.601
+            ink = "white" if luma < 150 else _INK
             number = f"{count:,}"
             written(pen, (left + size / 2, top + size / 2), number, ink, _size(number, self.cell), "mm")
 
@@ -250,17 +251,6 @@ class _Grid:
         if self.cell >= _WRITTEN:
             text = "-" if np.isnan(share) else f"{share:.0%}" if self.cell < 44 else f"{share:.1%}"
             written(pen, at, text, _INK, 13, anchor)
-
-
-def _fill(share: float, right: bool) -> _Color:
-    """Returns a cell's colour; for mistakes it grows with the root of their share, so that rare ones are visible."""
-    return _mixed(share, RIGHT) if right else _mixed(share**0.5, WRONG)
-
-
-def _is_dark(color: _Color) -> bool:
-    """Returns whether white is easier to read than black on a colour, by its luma (ITU-R BT.601)."""
-    red, green, blue = color
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
 def _size(number: str, cell: int) -> int:

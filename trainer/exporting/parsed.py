@@ -351,7 +351,6 @@ def _features(traced: Any, graph: Any, records: tf.Tensor) -> Any:
 
 
 def _tables(traced: Any) -> list[Any]:
-    """Returns the tables that a function uses; TensorFlow keeps only their handles."""
     handles = {id(handle) for handle in traced.captured_inputs}
     resource = tf.saved_model.experimental.TrackableResource
     return [one for one in gc.get_objects() if isinstance(one, resource) and id(one.resource_handle) in handles]

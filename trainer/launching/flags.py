@@ -288,7 +288,6 @@ def launch_flags() -> type[LaunchFlags]:
 
 
 def _with(kind: type[_Flags], fields: Sequence[Any]) -> type[_Flags]:
-    """Returns a dataclass of flags with fields added or replaced."""
     described = {"__doc__": kind.__doc__, "__module__": kind.__module__}  # --help shows the docstring
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=described)
     return cast("type[_Flags]", made)

@@ -156,7 +156,6 @@ def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elasti
 
 
 def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
-    """Returns the strategy for these processes; raises UsageError if a different one is given."""
     needed = PARAMETER_SERVER if num_ps else MULTIWORKER
     if given in (None, needed):
         return needed

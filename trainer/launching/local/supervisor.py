@@ -173,7 +173,6 @@ class Attempt:
         return Outcome(kind)
 
     def _end_all(self) -> None:
-        """Lets all processes save and end: first the ones that lead the group, which need the others to save."""
         late = self._end(self._group.leading, self._stop_timeout)
         for one in late:
             what = f"{one.task.name} (process {one.pid})"
@@ -308,7 +307,6 @@ class Supervisor:
             self._reporter.tick()
 
     def _check_stopped(self) -> None:
-        """Raises an error if the user has ended the job."""
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
             message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"
