@@ -96,7 +96,9 @@ class RunSpec:
     def of(cls, state: State, training: ResolvedInput, config: TrainConfig) -> RunSpec:
         """Returns the spec of a run, before a checkpoint is restored."""
         data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
-        return cls(state, training.spec, config, structures.of(state.model), data, code_of(config))
+        return cls(
+            state, training.spec, config, structures.of(state.model), data, code.of_program(config.model.modules)
+        )
 
     def content(self) -> dict[str, Any]:
         """Returns the part of a checkpoint that is not variables, as JSON."""
@@ -252,11 +254,6 @@ def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, s
     return next((found for found in zip(range(len(was)), was, names, strict=False) if found[1] != found[2]), None)
 
 
-def code_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns the code of a run: versions, our sources, and the user's modules behind its flags."""
-    return code.of_program(config.model.modules)
-
-
 def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
     """Returns source files and versions that differ from a checkpoint's run; empty for an old checkpoint.
 
@@ -264,7 +261,7 @@ def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
       stored: content of the checkpoint's record.
       config: flags of the run.
     """
-    return code.changes(stored.get("code"), code_of(config))
+    return code.changes(stored.get("code"), code.of_program(config.model.modules))
 
 
 def data_in_words(part: ResolvedRequest) -> str:

@@ -20,7 +20,7 @@ _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
 # Variables that the launcher itself sets for each process.
-_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH")
+_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH", "STEPFEED_JOB")
 
 
 @dataclasses.dataclass(frozen=True)
