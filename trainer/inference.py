@@ -230,12 +230,7 @@ def _resolved(
 
 
 def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None:
-    """Returns the data set that --statistics names, if any.
-
-    Raises:
-      DataError: it is not a data set.
-      UsageError: the run's augmentation uses no statistics.
-    """
+    """Returns the data set that --statistics names, if any."""
     if flags.statistics is None:
         return None
     if not make_recipe(config.data.augment, "--augment").normalizes:
@@ -248,11 +243,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
-    """Returns the data set whose statistics normalised the run's images; None: the first of the given data.
-
-    Raises:
-      UsageError: statistics matter, and that data set cannot be read.
-    """
+    """Returns the data set whose statistics normalised the run's images; None: the first of the given data."""
     if flags.data_dir is None or not make_recipe(config.data.augment, "--augment").normalizes:
         return None
     was, given = (one.data.sources[0].data_dir for one in (record.config(), config))

@@ -239,11 +239,7 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
 def _otherwise_stored(
     config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]
 ) -> Iterator[str]:
-    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on.
-
-    Raises:
-      UsageError: that data set has other classes or shapes of images.
-    """
+    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on."""
     given = config.data.eval_data_dir
     if given is None or not evaluation:
         return
@@ -286,11 +282,7 @@ def _request(
 
 
 def _augment_of(task: type[Task], config: TrainConfig) -> Any:
-    """Returns a task's augmentation: its own function, or the recipe of --augment; None if there is none.
-
-    Raises:
-      UsageError: two of them would.
-    """
+    """Returns a task's augmentation: its own function, or the recipe of --augment; None if there is none."""
     name, flag = task.__name__, config.data.augment
     if task.augment is None:
         return None if task.parse and flag == "none" else flag

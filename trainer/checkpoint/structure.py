@@ -125,11 +125,8 @@ def _parts(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields the layers of a model or a layer with their descriptions, each followed by the layers inside it.
 
-    Args:
-      whole: model or layer.
-      prefix: prefix of the names of its layers.
-      counts: number of names that Keras has made so far, by kind.
-      seen: ids of layers already yielded, as a layer may be shared.
+    `counts` has the number of names that Keras has made so far, by kind; `seen` the ids of layers already yielded, as a
+    layer may be shared.
     """
     graph = _graph(whole)
     nodes = graph._nodes if graph else ()

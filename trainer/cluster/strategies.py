@@ -47,11 +47,7 @@ def noting_first_use() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _before_devices(flag: str) -> Iterator[None]:
-    """Context for settings that TensorFlow refuses once its devices are in use.
-
-    Raises:
-      UsageError: the devices are already in use.
-    """
+    """Context for settings that TensorFlow refuses once its devices are in use."""
     in_use = context.context()._initialized
     try:
         yield

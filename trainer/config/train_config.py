@@ -454,11 +454,7 @@ def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
 
 
 def _as_flag(flag: Flag, given: Any) -> Any:
-    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's.
-
-    Raises:
-      UsageError: it has another type.
-    """
+    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's."""
     kinds = (flag.kind, types.NoneType) if flag.is_optional else (flag.kind,)
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
     numpy = sys.modules.get("numpy")  # whoever made a value of its types has loaded it

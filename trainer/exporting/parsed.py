@@ -242,11 +242,7 @@ def _traced(trained: Trained, no_python: str) -> Any:
 
 
 def _traced_images(trained: Trained, model: keras.Model, fitting: Fitting | None) -> Any:
-    """Returns a concrete function from records to {"images": raw images of the model's size}.
-
-    Raises:
-      UsageError: images are to be turned by their EXIF data, for which TensorFlow has no operation.
-    """
+    """Returns a concrete function from records to {"images": raw images of the model's size}."""
     manifest = trained.split.manifest
     if manifest.turns_images:
         raise UsageError(

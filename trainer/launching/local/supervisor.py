@@ -180,12 +180,9 @@ class Attempt:
         self._end(self._group.serving, min(_SERVED, self._stop_timeout))
 
     def _end(self, processes: Sequence[Process], grace: float) -> list[Process]:
-        """Asks processes to end; kills the rest after `grace` seconds, or once the user sends a second signal.
+        """Asks processes to end; kills the rest after `grace` seconds or the user's second signal, and returns them.
 
         Heartbeats are ignored here, since saving may keep a process busy for long.
-
-        Returns:
-          The processes that had to be killed.
         """
         for one in processes:
             one.ask_to_end()
