@@ -18,14 +18,7 @@ from pipeline.manifest.succession import are_versions
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, check_classes
-from pipeline.resolved import (
-    ResolvedInput,
-    ResolvedRequest,
-    check_alike,
-    require_labels,
-    resolve,
-    resolve_all,
-)
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, require_labels, resolve, resolve_all
 from trainer.config import TrainConfig, meaning
 from trainer.config.chosen import require_classes
 from trainer.config.data import AUTO

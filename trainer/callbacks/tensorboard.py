@@ -29,15 +29,7 @@ from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
 from trainer.runtime import function_def_to_graph
 from trainer.step.state import TrainState
-from trainer.step.summaries import (
-    ACTIVATIONS,
-    BUCKETS,
-    HISTOGRAMS,
-    IMAGES,
-    NORM,
-    are_images,
-    outputs_of_layers,
-)
+from trainer.step.summaries import ACTIVATIONS, BUCKETS, HISTOGRAMS, IMAGES, NORM, are_images, outputs_of_layers
 from trainer.step.train_step import AVERAGED, Traced
 
 _VERSION = "brain.Event:2"  # version of the files; from 2 on, TensorBoard respects session logs

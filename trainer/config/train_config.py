@@ -31,13 +31,7 @@ from trainer.config.meaning import (
     fields,
     shapes_training,
 )
-from trainer.config.model import (
-    ModelFlags,
-    OptimizerFlags,
-    compiling,
-    defaults_of,
-    epochs_of,
-)
+from trainer.config.model import ModelFlags, OptimizerFlags, compiling, defaults_of, epochs_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder, check_file

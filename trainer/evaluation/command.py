@@ -244,11 +244,7 @@ def _found(folder: pathlib.Path) -> dict[int, int]:
     return found
 
 
-def _is_last(
-    path: pathlib.Path,
-    evaluate: Callable[[Record, Sequence[int]], object],
-    missed: _Missed,
-) -> bool:
+def _is_last(path: pathlib.Path, evaluate: Callable[[Record, Sequence[int]], object], missed: _Missed) -> bool:
     """Evaluates a checkpoint if it can be read; returns whether it is the run's last."""
     try:
         found = reader.read(path)

@@ -81,10 +81,7 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image.Image]:
         return {}
     datasets = ", ".join(split.manifest.dataset for split in trained.splits.values())
     title = f"{datasets} {judgement.evaluation.split}: {trained}"
-    return {
-        "confusion": confusion_matrix(report, title),
-        "mistakes": worst_mistakes(report, judgement.images, title),
-    }
+    return {"confusion": confusion_matrix(report, title), "mistakes": worst_mistakes(report, judgement.images, title)}
 
 
 _Color = tuple[int, int, int]
@@ -290,10 +287,7 @@ def _subtitle(report: Report, shown: int) -> str:
 
 
 def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: int, top: int) -> None:
-    answers = (
-        (mistake.prediction, mistake.probability, WRONG),
-        (mistake.label, mistake.label_probability, RIGHT),
-    )
+    answers = ((mistake.prediction, mistake.probability, WRONG), (mistake.label, mistake.label_probability, RIGHT))
     for line, (number, probability, color) in enumerate(answers):
         share = _percent(probability)
         room = _TILE - width_of(share, 14) - 6

@@ -109,10 +109,7 @@ def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence
 
 
 def _told(
-    predictor: Predictor,
-    config: PredictConfig,
-    batches: Iterable[list[Prediction]],
-    images: int | None,
+    predictor: Predictor, config: PredictConfig, batches: Iterable[list[Prediction]], images: int | None
 ) -> list[Prediction]:
     """Prints a line for each prediction, or writes them to --output; returns the failures of unreadable files.
 

@@ -157,10 +157,7 @@ class JobFlags:
         most=_MOST_PROCESSES,
     )
     gpus_per_worker: int | None = flag(
-        None,
-        "(None: here, all GPUs divided among the workers; elsewhere, none)",
-        least=0,
-        most=_MOST_PROCESSES,
+        None, "(None: here, all GPUs divided among the workers; elsewhere, none)", least=0, most=_MOST_PROCESSES
     )
     page: int | None = flag(
         None,

@@ -59,11 +59,7 @@ class RunSource:
     """
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        name: str = "",
-        clock: Callable[[], float] = time.time,
-        patience: float = math.inf,
+        self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time, patience: float = math.inf
     ) -> None:
         self.folder, name = RunFolder(folder), name or folder.name or str(folder)
         self.name = name.encode(errors="backslashreplace").decode()  # a folder's name need not be UTF-8

@@ -64,7 +64,7 @@ _MEANINGS = {
     EXIT_USAGE: "a flag cannot work",
     EXIT_RERUN: "not done, to be resumed",
 }
-_SIGNALS = 128  # base of a shell's exit codes for signals
+SIGNALLED = 128  # base of a shell's exit codes for signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +92,14 @@ class ExitStatus:
     @property
     def exit_code(self) -> int:
         """The code as a shell reports it: 128 + the signal's number."""
-        return _SIGNALS - self.code if self.code < 0 else self.code
+        return SIGNALLED - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
         """The end of the process in words."""
         if self.silence:
             return f"{self.silence}, and was killed"
-        if self.code < 0 or self.code > _SIGNALS:
-            return f"was killed by {_name_of(self.exit_code - _SIGNALS)}"
+        if self.code < 0 or self.code > SIGNALLED:
+            return f"was killed by {_name_of(self.exit_code - SIGNALLED)}"
         meaning = _MEANINGS.get(self.code)
         return f"ended with exit code {self.code}{f' ({meaning})' if meaning else ''}"
 

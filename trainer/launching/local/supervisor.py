@@ -13,7 +13,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, RerunError
 from trainer.cluster.interrupt import QUESTION, SAVE
 from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
-from trainer.launching.local.process import Process
+from trainer.launching.local.process import SIGNALLED, Process
 from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, Reporter, WorkerPool
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -197,9 +197,6 @@ class Attempt:
         return late
 
 
-_KILLED = 128  # base of a shell's exit codes for signals
-
-
 class JobFailedError(PipelineError):
     """The job has failed; its exit code is that of the process that failed first."""
 
@@ -307,7 +304,7 @@ class Supervisor:
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
             message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"
-            raise JobFailedError(message, _KILLED + number)
+            raise JobFailedError(message, SIGNALLED + number)
         if self._stopping.is_asked:
             best = self._records.best
             at = "before the first step" if best is None else f"after step {max(best, self._records.saved or 0)}"
