@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -173,14 +174,12 @@ class HeartbeatMonitor:
             return f"gave no sign of life for {self.unheard:.0f} s" if is_silent else ""
         if self.unheard > self._timeout + self.beat.quiet:
             return f"gave no sign of life for {self.unheard:.0f} s{self._where()}"
-        return f"made no progress for {self._now - self._achieved:.0f} s{self._where()}" if self._hangs() else ""
-
-    def _hangs(self) -> bool:
-        assert self.beat is not None
-        passed, expected = self._now - self._achieved, self.beat.expects
-        if expected == "steps":
-            return passed > max(self._timeout, self.beat.patience)
-        return expected == "end" and passed > _LONG * self._timeout + self.beat.quiet
+        passed, longest = self._now - self._achieved, math.inf  # if it serves others
+        if self.beat.expects == "steps":
+            longest = max(self._timeout, self.beat.patience)
+        elif self.beat.expects == "end":
+            longest = _LONG * self._timeout + self.beat.quiet
+        return f"made no progress for {passed:.0f} s{self._where()}" if passed > longest else ""
 
     def _where(self) -> str:
         assert self.beat is not None
