@@ -34,7 +34,11 @@ class Records:
     def __init__(self, placement: Placement) -> None:
         self._placement, self.job = placement, placement.job
         self._folder = placement.job.folder.path
-        self._flags = dataclasses.asdict(placement.job.config)
+        # Seconds may be infinite, which JSON lacks.
+        self._flags = {
+            group: {name: value for name, value in members.items() if value != math.inf}
+            for group, members in dataclasses.asdict(placement.job.config).items()
+        }
         self.restarts, self.error = 0, ""
         self.best: int | None = None
         self._last_step: int | None = None
