@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pipeline.errors import UsageError
+from tests.unit.trainer.launching.schedulers.conftest import NASTY
 from trainer.cluster import tf_config
 from trainer.launching.schedulers import slurm as target
 
@@ -200,25 +201,8 @@ def test_a_setup_that_fails_is_final(script_of, slurm, flag, said):
         assert output.splitlines()[-1] == "--setup failed with code 1; the job is not requeued"
 
 
-NASTY = [
-    "$$",
-    "$(id)",
-    "$HOME",
-    "`id`",
-    "a'b\"c",
-    "é$é",
-    "back\\slash",
-    "*",
-    "a~",
-    "!x",
-    "two\nlines",
-    "# no",
-    "@TASKS@",
-]
-
-
 def test_flags_and_variables_reach_the_process_as_they_are(script_of, slurm):
-    code = "import os, sys; print([sys.argv[1:], [os.environ[f'V{i}'] for i in range(13)]])"
+    code = f"import os, sys; print([sys.argv[1:], [os.environ[f'V{{i}}'] for i in range({len(NASTY)})]])"
     slurm.command("python", f'#!/bin/bash\nexec {sys.executable} -c "{code}" "$@" > "$STUB/got"\n')
     trainer = ("--data_dir=" + "".join(NASTY), "--model_dir=run/" + "".join(NASTY))
     flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
