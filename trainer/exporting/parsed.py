@@ -21,7 +21,7 @@ from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Manifest, PixelRule
 from pipeline.order.hashing import Domain, derive_key
-from trainer.exporting.served import Fitting, model_of_images, told_apart
+from trainer.exporting.served import Fitting, model_of_images, of_classes, told_apart
 from trainer.inference import Trained
 from trainer.task import classes_of, gives_probabilities, tags_of
 
@@ -361,9 +361,7 @@ def _outputs(
         return {"probabilities": shares(outputs)}
     if not names:
         return named(outputs, OUTPUTS, getattr(trained.model, "output_names", None) or ())
-    probabilities = trained.probabilities(outputs)
-    numbers = tf.argmax(probabilities, axis=-1)
-    return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
+    return of_classes(trained.probabilities(outputs), names)
 
 
 def named(structure: Any, one: str, known: Sequence[str] = ()) -> dict[str, tf.Tensor]:
