@@ -110,8 +110,7 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     with Mistakes() as mistakes:
         with mistakes.noted():
             aliases.check_once(_names_in(content), f"--config={path}: ")
-        for name, value in content.items():
-            yield from _flag(path, str(name), value, names, mistakes)
+        yield from _flag(path, "", content, names, mistakes)
 
 
 def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
