@@ -151,7 +151,6 @@ def _moved(config: TrainConfig, task: type[Task] | None, record: Record, chain: 
 
 
 def _lines(place: str, chain: Chain, every: dict[str, Manifest], newest: Manifest) -> list[str]:
-    """Returns lines on the versions that a run trains on, and on how to move to the newest."""
     numbers = {digest: made.version for digest, made in every.items()}
     first, last = every[chain[0][1]], chain[-1][1]
     found = [f"trains on {succession.in_words(chain, numbers)} of {place}"] if chain != ((0, newest.digest),) else []

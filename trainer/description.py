@@ -22,7 +22,10 @@ def of(config: TrainConfig, plan: Plan) -> Description:
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     chosen = algorithms.in_words(config.run.folder)
-    data = {"data": _data(plan.training), **_evaluation_data(config, plan)}
+    data = {"data": _data(plan.training)}
+    if config.data.eval_data_dir is not None and plan.evaluation:  # otherwise they follow from the training data
+        [part] = plan.evaluation.values()
+        data["evaluation data"] = f"evaluation data of digest {part.manifest.digest[:12]}"
     flags = {**_flags(config), **data, "GPUs": gpus, "algorithms": chosen}
     return [versions(), code_of_packages(), flags, code_of_modules(config.model.modules), {"order": order}]
 
@@ -72,16 +75,7 @@ def _data(training: ResolvedInput) -> str:
     return f"a mixture of {' and '.join(sources)}"
 
 
-def _evaluation_data(config: TrainConfig, plan: Plan) -> dict[str, str]:
-    """Returns a description of --eval_data_dir; empty if the training data determine the evaluation data."""
-    if config.data.eval_data_dir is None or not plan.evaluation:
-        return {}
-    [part] = plan.evaluation.values()
-    return {"evaluation data": f"evaluation data of digest {part.manifest.digest[:12]}"}
-
-
 def _flags(config: TrainConfig) -> dict[str, str]:
-    """Returns all flags except those that may differ between machines or processes."""
     words, logs = dict[str, str](), dict[str, str]()
     for group, field in fields(config):
         name, value = f"--{field.name}", getattr(group, field.name)

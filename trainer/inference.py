@@ -16,7 +16,6 @@ from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest import PixelRule, succession
-from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader, resume, structure
@@ -64,7 +63,7 @@ class Trained:
         data = self.config.data
         if data.eval_data_dir is None:
             return self.split.manifest.pixels
-        return manifests.load(_first_folder(data.data_dir)).pixels
+        return manifests.load(data.sources[0].data_dir).pixels
 
     @property
     def model(self) -> keras.Model:
@@ -113,7 +112,6 @@ class Trained:
         self.record, self.averaged = record, averaged
 
     def _check_structure(self, record: Record) -> None:
-        """Raises UsageError if the code now builds another model than the checkpoint's."""
         stored = record.content.get("structure")  # old checkpoints lack it
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
@@ -166,11 +164,6 @@ def _build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Cal
         break
     for line in skipped:
         say(f"warning: {line}; {path} is used instead")
-    return _told(trained, say)
-
-
-def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
-    """Returns the model, after a line about code that has changed since its checkpoint."""
     if changes := resume.code_changes(trained.record.content, trained.config):
         say(f"changed since {trained.record.path.name}: {'; '.join(changes)}")
     return trained
@@ -237,12 +230,7 @@ def _resolved(
 
 
 def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None:
-    """Returns the data set that --statistics names, if any.
-
-    Raises:
-      DataError: it is not a data set.
-      UsageError: the run's augmentation uses no statistics.
-    """
+    """Returns the data set that --statistics names, if any."""
     if flags.statistics is None:
         return None
     if not make_recipe(config.data.augment, "--augment").normalizes:
@@ -255,14 +243,10 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
-    """Returns the data set whose statistics normalised the run's images; None: the first of the given data.
-
-    Raises:
-      UsageError: statistics matter, and that data set cannot be read.
-    """
+    """Returns the data set whose statistics normalised the run's images; None: the first of the given data."""
     if flags.data_dir is None or not make_recipe(config.data.augment, "--augment").normalizes:
         return None
-    was, given = (_first_folder(one.data.data_dir) for one in (record.config(), config))
+    was, given = (one.data.sources[0].data_dir for one in (record.config(), config))
     order = record.content.get("order", {})
     digest = order.get("manifest_digest", order.get("source 0: manifest_digest"))
     if manifests.load(given).digest == digest:
@@ -277,12 +261,7 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
     )
 
 
-def _first_folder(data_dir: str) -> PathLike:
-    return sources_of(parse_sources(data_dir), "")[0].data_dir
-
-
 def _check_data(record: Record, data: DataSpec, data_dir: str) -> None:
-    """Raises UsageError if images or classes differ from those that the run was trained on."""
     shape = getattr(data.features, "shape", None)
     here: dict[str, Any] = {"num_classes": len(data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():

@@ -21,6 +21,7 @@ from pipeline.files.write import replace
 
 VERSION = 1  # version of the format of `JobReport`
 STATUS = "status.json"  # file of the launcher's report in the run's folder `launch`
+JOB = "STEPFEED_JOB"  # variable with the id of the job, by which the processes of a launcher are told from others
 
 Expected: TypeAlias = Literal["steps", "end", "nothing"]  # next sign of progress
 Kind: TypeAlias = Literal["job", "failure", "end"]  # kind of the launcher's events
@@ -74,7 +75,9 @@ class JobReport:
       version: version of this format.
       time: time of writing, in seconds since 1970; while the job runs, about once per second.
       pid: process id of the launcher.
+      job: id of the job, another one for each launcher; empty in files of earlier releases.
       command: command line that each process runs.
+      flags: flags of the run, by group; null in files of earlier releases.
       state: `starting` (no step since the last start), `training`, `waiting` (before a restart), `stopping`; at the end
         `done`, `stopped` (rerun to resume) or `failed`.
       exit_code: exit code of the launcher; null until the end.
@@ -93,7 +96,9 @@ class JobReport:
     version: int = VERSION
     time: float
     pid: int | None = None
+    job: str = ""
     command: tuple[str, ...] = ()
+    flags: dict[str, dict[str, Any]] | None = None
     state: str = ""
     exit_code: int | None = None
     step: int | None = None
@@ -115,6 +120,7 @@ class Beat:
     Attributes:
       pid: process id.
       time: time of writing, seconds since 1970.
+      job: id of the job, as in `JobReport`; empty without a launcher.
       beats: number of earlier beats.
       phase: current phase: `loading TensorFlow`, `training`.
       step: global step; None if not known yet.
@@ -139,6 +145,7 @@ class Beat:
 
     pid: int
     time: float
+    job: str = ""
     beats: int = 0
     phase: str = "starting"
     step: int | None = None

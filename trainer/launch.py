@@ -66,7 +66,6 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _refuse(arguments: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UsageError for arguments that are not flags of the launcher."""
     theirs = [token for token in arguments if token.partition("=")[0].removeprefix("--") in flags_of(TrainConfig)]
     with Mistakes() as mistakes:
         mistakes.found += [

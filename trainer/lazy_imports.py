@@ -14,6 +14,8 @@ from pipeline.files.code import load_code
 if TYPE_CHECKING:
     from trainer.task import Task
 
+QUIET_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
+
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:

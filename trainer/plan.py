@@ -18,14 +18,7 @@ from pipeline.manifest.succession import are_versions
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, check_classes
-from pipeline.resolved import (
-    ResolvedInput,
-    ResolvedRequest,
-    check_alike,
-    require_labels,
-    resolve,
-    resolve_all,
-)
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, require_labels, resolve, resolve_all
 from trainer.config import TrainConfig, meaning
 from trainer.config.chosen import require_classes
 from trainer.config.data import AUTO
@@ -239,11 +232,7 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
 def _otherwise_stored(
     config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]
 ) -> Iterator[str]:
-    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on.
-
-    Raises:
-      UsageError: that data set has other classes or shapes of images.
-    """
+    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on."""
     given = config.data.eval_data_dir
     if given is None or not evaluation:
         return
@@ -286,11 +275,7 @@ def _request(
 
 
 def _augment_of(task: type[Task], config: TrainConfig) -> Any:
-    """Returns a task's augmentation: its own function, or the recipe of --augment; None if there is none.
-
-    Raises:
-      UsageError: two of them would.
-    """
+    """Returns a task's augmentation: its own function, or the recipe of --augment; None if there is none."""
     name, flag = task.__name__, config.data.augment
     if task.augment is None:
         return None if task.parse and flag == "none" else flag
@@ -311,10 +296,8 @@ def _classes(config: TrainConfig, folder: object) -> Any:
     """Returns the classes of a data set that is evaluated: those that its source is trained on."""
     given = config.data.sources
     sources, for_all = own_views(given if len(given) > 1 else (), {"classes": config.order.classes})
-    return (
-        next((one.options["classes"] for one in sources if one.data_dir == folder and one.options), None)
-        or (for_all["classes"])
-    )
+    own = (one.options["classes"] for one in sources if one.data_dir == folder and one.options)
+    return next(own, None) or for_all["classes"]
 
 
 def _folders(config: TrainConfig) -> list[PathLike]:
@@ -322,7 +305,6 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 
 
 def _evaluated(config: TrainConfig) -> list[PathLike]:
-    """Returns the folders of the data sets that are evaluated on."""
     given, trained = config.data.eval_data_dir, _folders(config)
     if given is None and config.order.mixture_schedule and are_versions(trained):
         return trained[-1:]  # earlier phases lead to it

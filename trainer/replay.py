@@ -320,12 +320,6 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
 
 
 def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[Task]) -> plans.Plan:
-    """Returns the plan of the run.
-
-    Raises:
-      DataError: the data are gone, or are others than the run's.
-      UsageError: other data lie where the run's flags lead here.
-    """
     advice = "the run's data: if they have moved, give --data_dir"
     if flags.data_dir is None:
         succession.check_trained_on(config.data.sources, record.content["order"], record.path)
@@ -346,11 +340,7 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[T
 
 
 def _record_of(folder: RunFolder, step: int) -> Record:
-    """Returns the record of the first checkpoint after a step: the run that made the step wrote it; else the newest.
-
-    Raises:
-      DataError: no checkpoint can be read.
-    """
+    """Returns the record of the first checkpoint after a step: the run that made the step wrote it; else the newest."""
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
     saved = files.steps_in(folder.path)
@@ -396,7 +386,6 @@ def judged(losses: NDArray[Any]) -> Judged:
 
 
 def _show(config: ReplayConfig, step: int) -> None:
-    """Makes a step again, and prints what was in its batch."""
     saved = files.steps_in(config.folder.path)
     before = [one for one in saved if one <= step]
     if not before and not config.from_start:
@@ -436,14 +425,7 @@ def _show(config: ReplayConfig, step: int) -> None:
 def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: int) -> None:
     """Restores a checkpoint that led to a step with the flags and the order that made the step.
 
-    Args:
-      replay: what begins.
-      config: flags of the command.
-      before: the steps of the checkpoints up to the step.
-      step: the step that is shown.
-
-    Raises:
-      UsageError: there is none, because the run continued with others in between.
+    `before` has the steps of the checkpoints up to the step.
     """
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
@@ -556,12 +538,7 @@ def _short(value: float) -> str:
 
 
 def _verify(config: ReplayConfig) -> None:
-    """Replays from one checkpoint to another, and compares the bits of each one on the way.
-
-    Raises:
-      DataError: a bit differs, or a checkpoint cannot be read.
-      UsageError: there are no such checkpoints.
-    """
+    """Replays from one checkpoint to another, and compares the bits of each one on the way."""
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
     first, stop = _span(config)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from trainer.task import Evaluation, Task
 
 COMMAND = "trainer.run"
-LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,7 +104,9 @@ def train(
     Raises:
       PipelineError: any error that a user can cause; its `exit_code` is that of the command.
     """
-    config = _with_code(config, model, task)
+    given = {"model": model, "task": task}
+    if names := {flag: name_of_code(flag, code) for flag, code in given.items() if code is not None}:
+        config = config.with_code(**names)
     if config.run.strategy == PARAMETER_SERVER:
         from trainer.parameter_server import run as parameter_server  # noqa: PLC0415, as in `main`
 
@@ -146,7 +147,7 @@ def _train(
         heartbeat.keep_in(config.run.folder, cluster.file, cluster.is_chief)
         with rendezvous.explaining(cluster, config.run.join_timeout, live.aside):
             config = fresh.begin(config, cluster.is_chief)
-        callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+        callbacks.phase("loading TensorFlow", quiet=lazy_imports.QUIET_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow logs it
         with lazy_imports.loading():
@@ -154,13 +155,6 @@ def _train(
             from trainer.training import AllReduceRun  # noqa: PLC0415
 
         return AllReduceRun(config, plan, cluster, signals, output, callbacks).run(given or Task)
-
-
-def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
-    """Returns the config with the names of the given function and class."""
-    given = {"model": model, "task": task}
-    names: dict[str, Any] = {flag: name_of_code(flag, code) for flag, code in given.items() if code is not None}
-    return config.with_code(**names) if names else config
 
 
 def _cluster(config: TrainConfig) -> tf_config.Cluster:

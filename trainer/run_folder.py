@@ -31,14 +31,12 @@ class RunFolder:
         """The folder as the flag names it, for messages."""
         return f"--model_dir={self.path}"
 
-    def has_checkpoints(self) -> bool:
-        """Returns whether the run has checkpoints; it may have kept only its best ones."""
-        return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
-
     def is_run(self) -> bool:
         """Returns whether a run has written to the folder, even if its checkpoints are gone or half copied."""
-        has_written = self.config.is_file() or (self.path / LOCK).is_file() or self.has_checkpoints()
-        return has_written or any(self.path.glob("ckpt-*.data-*"))
+        # It may have kept its best checkpoints alone.
+        patterns = ("ckpt-*.index", f"{BEST}/ckpt-*.index", "ckpt-*.data-*")
+        has_files = self.config.is_file() or (self.path / LOCK).is_file()
+        return has_files or any(path for pattern in patterns for path in self.path.glob(pattern))
 
     def run_around(self) -> RunFolder | None:
         """Returns the run that this folder belongs to, for example as its `best`; None if there is none."""

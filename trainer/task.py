@@ -279,9 +279,9 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
         return DataSpec(_augmented(training, augment, no_python), labels, classes, are_classes=label.is_class)
     recipe = make_recipe("none" if augment is None else str(augment), "--augment")
     images = _images(training, recipe)
+    features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
     placed = training.placed.get(training.request.label)
     if placed is not None:
-        features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
         own, of_boxes = _placed(training.request.label, placed, images), training.placed.get(BOX_LABELS)
         if of_boxes is not None and training.request.label == BOXES:
             own[BOX_LABELS] = tf.TensorSpec([None, *of_boxes.shape], tf.int64)
@@ -290,7 +290,6 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
         return DataSpec(features, own, classes, are_classes=False)
     if recipe.mixing:
         labels = tf.TensorSpec([None, len(classes)], tf.float32)
-    features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
     return DataSpec(features, labels, classes, are_classes=label.is_class)
 
 

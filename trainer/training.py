@@ -263,7 +263,6 @@ class Run(Callback, abc.ABC):
             raise self._stopped("training")
 
     def _fed(self) -> Iterator[Fed]:
-        """Yields the steps that may have failed: the next ones of the training, and all of the evaluations."""
         first = self.state.step  # that of the last loop: it does not say how far the next one came
         yield Fed(self.plan.input_at(first).request, first, first + self.config.steps.steps_per_loop + 1)
         yield from (Fed(part.request) for part in self.plan.evaluation.values())
@@ -406,7 +405,7 @@ class AllReduceRun(Run):
             made.append(loop.Batches(self.plan, self.batches))
             return lambda steps, summaries: self.stepper.run(made[-1].at(self.state.step), steps, summaries)
 
-        yield functools.partial(self._train_to_end, self._compiling(make), start)
+        yield functools.partial(self._train_to_end, loop.made_again(make, self._leave_xla), start)
         if self.config.output.headspace:
             self.bottleneck.batch = next(made[-1].at(self.state.step))
 
@@ -435,17 +434,13 @@ class AllReduceRun(Run):
                 batches = loop.Batches(self.plan, made, **options)
                 return loop.logged(self.stepper, batches.at, rank * (num_replicas // size), keys, losses)
 
-            yield self._compiling(make)
+            yield loop.made_again(make, self._leave_xla)
 
-    def _compiling(self, make: Callable[[], InnerLoop]) -> InnerLoop:
-        """Returns the inner loop that `make` returns; if XLA cannot compile the first step, one without XLA.
+    def _leave_xla(self, error: Exception) -> bool:
+        """Continues without XLA if an error is that XLA cannot compile the step; returns whether it is.
 
         Each worker comes to the same: it compiles the same step before its first all-reduce.
         """
-        return loop.made_again(make, self._leave_xla)
-
-    def _leave_xla(self, error: Exception) -> bool:
-        """Continues without XLA if an error is that XLA cannot compile the step; returns whether it is."""
         compiled = self.stepper.gradients.compiled
         if not compiled or not isinstance(error, tf.errors.OpError) or not runtime.is_of_xla(error):
             return False

@@ -114,7 +114,6 @@ def _token() -> tuple[str, bool]:
 
 
 def _listening(config: WatchConfig) -> socket.socket:
-    """Returns a socket that listens on the address in the flags."""
     ports = (PAGE_PORT, 0) if config.port is None else (config.port,)
     for port in ports:
         try:

@@ -39,7 +39,8 @@ class Heartbeat(Callback):
     def __init__(self, path: str | None = None) -> None:
         self._path = pathlib.Path(path) if path else None
         now = time.time()
-        self._beat = Beat(os.getpid(), now, started=now, host=socket.gethostname())
+        job = os.environ.get(journal.JOB, "")
+        self._beat = Beat(os.getpid(), now, job, started=now, host=socket.gethostname())
         self._written, self._achieved_at = -math.inf, time.monotonic()
         self._rows, self._steps_per_loop = 0, 1
         self._slowest, self._evaluates = 0.0, False
@@ -184,7 +185,6 @@ class Heartbeat(Callback):
             journal.write(self._beat, self._path)  # unless the disk is full: the launcher reports the silence
 
     def _speeds(self) -> dict[str, Any]:
-        """Returns the fields of `Beat` that average over the last beats."""
         # A compiled step says nothing about other steps, least of all which worker they wait for.
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return {}

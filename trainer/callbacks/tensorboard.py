@@ -29,15 +29,7 @@ from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
 from trainer.runtime import function_def_to_graph
 from trainer.step.state import TrainState
-from trainer.step.summaries import (
-    ACTIVATIONS,
-    BUCKETS,
-    HISTOGRAMS,
-    IMAGES,
-    NORM,
-    are_images,
-    outputs_of_layers,
-)
+from trainer.step.summaries import ACTIVATIONS, BUCKETS, HISTOGRAMS, IMAGES, NORM, are_images, outputs_of_layers
 from trainer.step.train_step import AVERAGED, Traced
 
 _VERSION = "brain.Event:2"  # version of the files; from 2 on, TensorBoard respects session logs
@@ -316,7 +308,6 @@ def _event(**fields: object) -> bytes:
 
 
 def _histogram(row: Sequence[float]) -> Any:
-    """Returns the HistogramProto for a row of `LoopResult.histograms`."""
     least, greatest, total, squares, *counts = (float(number) for number in row)
     limits = least + (greatest - least) * np.arange(1, BUCKETS + 1) / BUCKETS
     limits[-1] = greatest
@@ -434,7 +425,6 @@ def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
 
 
 def _with_name(tensor: str, names: Mapping[str, str]) -> str:
-    """Returns the name of a tensor or control input with its node renamed."""
     mark = "^" if tensor.startswith("^") else ""
     node, colon, index = tensor.removeprefix(mark).partition(":")
     return f"{mark}{names.get(node, node)}{colon}{index}"

@@ -132,7 +132,7 @@ class CheckpointFiles:
             scratches = list(self.folder.glob(f"{SCRATCH}*"))
             cut = [index for scratch in scratches for index in scratch.glob(f"*{PREFIX}-*.index")]
             # A save that replaces its step leaves new data with the old index if killed between its renames.
-            whole = [index for index in cut if not _is_removed(index) and not _data_in(index.parent)]
+            whole = [index for index in cut if not index.name.startswith(_REMOVED) and not _data_in(index.parent)]
             left = [path for path in _data_in(self.folder) if not path.with_suffix(".index").exists()]
             ours = {index.name.removeprefix(_REMOVED) for index in cut}
             lost = list(dict.fromkeys(path.stem for path in left if f"{path.stem}.index" not in ours))
@@ -158,7 +158,6 @@ class CheckpointFiles:
                 check_file(path)
 
     def _check_lost(self, lost: Sequence[str]) -> None:
-        """Raises DataError if a folder without complete checkpoints used to have some."""
         if listed := self._listed():
             raise DataError(
                 f"{self.folder}: lists {', '.join(listed)} in its file `{LIST}`, but no .index file is there; "
@@ -226,10 +225,6 @@ def without_index(path: object) -> str:
 def _step_of(name: str) -> int:
     step = name.removeprefix(f"{PREFIX}-")
     return int(step) if step.isdecimal() else -1
-
-
-def _is_removed(index: pathlib.Path) -> bool:
-    return index.name.startswith(_REMOVED)
 
 
 def _data_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -334,7 +329,6 @@ def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Pat
 
 
 def _why_none(folder: pathlib.Path) -> str:
-    """Returns why a folder has no checkpoints, with advice."""
     if folder.name == BEST:
         return "has no checkpoint; a run keeps the best ones with --keep_best"
     if not folder.is_dir():

@@ -82,7 +82,6 @@ def _note(folder: RunFolder, text: str) -> None:
 
 
 def _check(folder: RunFolder, log_keys: str | None) -> None:
-    """Raises UsageError for a file that was not written by a run."""
     metrics = _metrics(folder)
     for path in sorted(folder.path.iterdir()):
         for other in _others(folder, path, metrics):
@@ -114,7 +113,6 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
 
 
 def _names(folder: RunFolder) -> tuple[str, ...]:
-    """Returns the names of files that are first written under a temporary name."""
     written = (folder.config, folder.order, folder.metrics_note, folder.fresh_note)
     return (LIST, *(path.name for path in written), *_algorithms(folder))
 

@@ -221,7 +221,6 @@ class CheckpointManager:
             self.best.resume(self._state.step)
 
     def _read(self, path: str) -> dict[str, Any]:
-        """Restores the variables from a checkpoint, and returns the content of its record."""
         record = reader.read(pathlib.Path(path))
         if path != str(path_of(self._files.folder, record.step)):  # the batches would be another step's
             raise DataError(

@@ -96,11 +96,13 @@ class RunSpec:
     def of(cls, state: State, training: ResolvedInput, config: TrainConfig) -> RunSpec:
         """Returns the spec of a run, before a checkpoint is restored."""
         data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
-        return cls(state, training.spec, config, structures.of(state.model), data, code_of(config))
+        return cls(
+            state, training.spec, config, structures.of(state.model), data, code.of_program(config.model.modules)
+        )
 
     def content(self) -> dict[str, Any]:
         """Returns the part of a checkpoint that is not variables, as JSON."""
-        config, data = self.config, self.state.task.data
+        config, order, data = self.config, self.config.order, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
         compiled, first = self.state.schedule is None, self.state.task.first_weights
@@ -111,7 +113,8 @@ class RunSpec:
             "num_classes": len(data.class_names),
             CLASS_NAMES: list(data.class_names),
             "--ema": "set" if config.optimizer.ema else None,
-            **self._same_bits(),
+            "--virtual_replicas": order.virtual_replicas,
+            **({"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}),  # it decides bits of sums then
             "structure": self.structure,
             "data": dict(self.data),
             "first_weights": first and dataclasses.asdict(first),
@@ -206,12 +209,6 @@ class RunSpec:
         both = dtype_policy(before), dtype_policy(self.config.model.precision)
         return structures.changes(stored["structure"], self.structure, both)
 
-    def _same_bits(self) -> dict[str, Any]:
-        """Returns the flags that affect the bits of sums with --virtual_replicas."""
-        order = self.config.order
-        threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
-        return {"--virtual_replicas": order.virtual_replicas, **threads}
-
     def _order_changes(self, stored: Mapping[str, Any]) -> list[str]:
         changed = self.spec.differences(stored["order"], stored.get(STEP))
         here = {"data": self.data, "config": {"data": {"data_dir": self.config.data.data_dir}}}
@@ -257,11 +254,6 @@ def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, s
     return next((found for found in zip(range(len(was)), was, names, strict=False) if found[1] != found[2]), None)
 
 
-def code_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns the code of a run: versions, our sources, and the user's modules behind its flags."""
-    return code.of_program(config.model.modules)
-
-
 def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
     """Returns source files and versions that differ from a checkpoint's run; empty for an old checkpoint.
 
@@ -269,7 +261,7 @@ def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
       stored: content of the checkpoint's record.
       config: flags of the run.
     """
-    return code.changes(stored.get("code"), code_of(config))
+    return code.changes(stored.get("code"), code.of_program(config.model.modules))
 
 
 def data_in_words(part: ResolvedRequest) -> str:

@@ -125,11 +125,8 @@ def _parts(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields the layers of a model or a layer with their descriptions, each followed by the layers inside it.
 
-    Args:
-      whole: model or layer.
-      prefix: prefix of the names of its layers.
-      counts: number of names that Keras has made so far, by kind.
-      seen: ids of layers already yielded, as a layer may be shared.
+    `counts` has the number of names that Keras has made so far, by kind; `seen` the ids of layers already yielded, as a
+    layer may be shared.
     """
     graph = _graph(whole)
     nodes = graph._nodes if graph else ()
@@ -212,7 +209,6 @@ def _attributes() -> frozenset[str]:
 
 
 def _object(one: Any) -> Any:
-    """Returns the class and arguments of an optimizer, a loss or a layer."""
     return {type(one).__name__: _config(one)}
 
 
@@ -328,7 +324,6 @@ def _first_tensor(arguments: Any) -> Any:
 
 
 def _of_skeleton(was: list[dict[str, Any]], now: list[dict[str, Any]], same_keras: bool) -> Iterator[Change]:
-    """Yields layers that are gone or new, and how the others differ."""
     keys, new_keys = (
         [json.dumps([one["class"], one["config"], one["weights"]]) for one in side] for side in (was, now)
     )
@@ -359,7 +354,6 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _sources(inputs: Any) -> str:
-    """Returns the names of the layers that feed a layer."""
     return _text(re.findall(r'"from": "([^"]*)"', json.dumps(inputs)))
 
 
@@ -383,7 +377,6 @@ def _of_layer(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool) 
 
 
 def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[Change]:
-    """Yields differences in the layers that only act in training."""
     sides = [[one for one in side["layers"] if _OF_TRAINING.fullmatch(one["class"])] for side in (was, now)]
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):

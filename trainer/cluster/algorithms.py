@@ -68,7 +68,6 @@ def in_words(folder: RunFolder) -> str:
 
 
 def _content(folder: RunFolder) -> bytes:
-    """Returns the content of the run's algorithms file; empty if there is none."""
     check_file(folder.algorithms)
     with named(folder.algorithms, "cannot be read"), contextlib.suppress(FileNotFoundError):
         return content_of(folder.algorithms)

@@ -9,15 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import (
-    DataError,
-    PipelineError,
-    UsageError,
-    place_of,
-    reason_of,
-    said_by,
-    with_remedy,
-)
+from pipeline.errors import DataError, PipelineError, UsageError, place_of, reason_of, said_by, with_remedy
 from trainer import runtime
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 

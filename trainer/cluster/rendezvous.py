@@ -29,7 +29,7 @@ from trainer.cluster.messages import Description, Failure, Hello, difference, sh
 from trainer.cluster.tf_config import Cluster
 
 NOTICE_SECONDS = 10.0  # between lines about whom a worker is waiting for
-_FIRST_NOTICE_SECONDS = 0.5
+FIRST_NOTICE_SECONDS = 0.5  # until the first of these lines
 _RETRY_SECONDS = 0.3
 ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker's first message
 _EXPLAINING_SECONDS = 15.0  # for reaching the others, who may be loading TensorFlow
@@ -135,7 +135,7 @@ async def _explain(
     else:
         telling = asyncio.create_task(_tell_chief(failure, cluster.addresses[0]))
     seconds = min(timeout, _EXPLAINING_SECONDS)
-    notice = min(seconds, _FIRST_NOTICE_SECONDS)
+    notice = min(seconds, FIRST_NOTICE_SECONDS)
     if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
         with aside():
             print(f"tells the other processes for {seconds:g} s at most why the job cannot begin: {error}", flush=True)
@@ -145,7 +145,6 @@ async def _explain(
 
 
 async def _tell_chief(failure: Failure, address: str) -> None:
-    """Returns once the chief has answered."""
     while True:
         with contextlib.suppress(*messages.NOT_OURS):  # not listening yet, or another program has its port
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -159,7 +158,6 @@ async def _tell_chief(failure: Failure, address: str) -> None:
 
 
 async def _tell_others(error: PipelineError, untold: set[int], port: socket.socket) -> None:
-    """Returns once all others have been told."""
     all_told = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -181,7 +179,6 @@ async def _tell_others(error: PipelineError, untold: set[int], port: socket.sock
 
 
 def _of_any(error: Exception) -> PipelineError:
-    """Converts an error to one that can be sent to others."""
     if isinstance(error, PipelineError):
         return error
     return DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}")
@@ -307,7 +304,6 @@ class _Peer:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message was read ahead."""
         return b"\n" in self._rest
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -357,7 +353,6 @@ class _Chief:
         return outcome
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a worker until it is gone."""
         hello = await greeting(reader, writer)
         if hello is None:
             return
@@ -390,11 +385,8 @@ class _Chief:
         elif not absent:
             self._decision.set_result(None)
         else:
-            self._tell(absent)
-
-    def _tell(self, absent: str) -> None:
-        for _, writer in self._others.values():
-            messages.write(writer, {"waiting": absent})
+            for _, writer in self._others.values():
+                messages.write(writer, {"waiting": absent})
 
     def _absent(self) -> str:
         return shortened([name for rank, name in enumerate(self._cluster.names) if rank and rank not in self._others])
@@ -538,7 +530,7 @@ async def _rest_of(reader: asyncio.StreamReader) -> bytes:
 async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:
     """Waits for a decision, at most `timeout` seconds; prints from time to time the names that `awaited` returns."""
     time = asyncio.get_running_loop().time
-    end, pause = time() + timeout, _FIRST_NOTICE_SECONDS
+    end, pause = time() + timeout, FIRST_NOTICE_SECONDS
     while True:
         await asyncio.wait([decision], timeout=min(pause, end - time()))
         if decision.done():

@@ -47,11 +47,7 @@ def noting_first_use() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _before_devices(flag: str) -> Iterator[None]:
-    """Context for settings that TensorFlow refuses once its devices are in use.
-
-    Raises:
-      UsageError: the devices are already in use.
-    """
+    """Context for settings that TensorFlow refuses once its devices are in use."""
     in_use = context.context()._initialized
     try:
         yield
@@ -135,7 +131,6 @@ def first_gpu() -> str | None:
 
 
 def _with_models(names: list[str]) -> list[str]:
-    """Returns the names of devices, with model and memory if known."""
     gpus = tf.config.list_physical_devices("GPU")
     details = {gpu.name.rpartition("device:")[2]: tf.config.experimental.get_device_details(gpu) for gpu in gpus}
     models = {name: detail.get("device_name") for name, detail in details.items()}
@@ -171,11 +166,7 @@ def _devices(count: int | None) -> list[str]:
         if (count or 1) > len(gpus):
             raise UsageError(f"--num_replicas={count}: this machine has {count_of(len(gpus), 'GPU')}")
         return [f"/gpu:{i}" for i in range(count or len(gpus))]
-    _split_cpu(count or 1)
-    return [f"/cpu:{i}" for i in range(count or 1)]
-
-
-def _split_cpu(count: int) -> None:
+    count = count or 1
     cpu = tf.config.list_physical_devices("CPU")[0]
     existing = tf.config.get_logical_device_configuration(cpu)
     if existing is None and count > 1:
@@ -183,21 +174,12 @@ def _split_cpu(count: int) -> None:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     elif existing is not None and len(existing) < count:
         raise UsageError(f"--num_replicas={count}: this process has already split its CPU into {len(existing)}")
+    return [f"/cpu:{i}" for i in range(count)]
 
 
 def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
-    """Returns the strategy of all workers, once all have joined.
-
-    Args:
-      cluster: workers of the job; a single one need not be in TF_CONFIG.
-      flags: flags for the all-reduce, and for how long a worker may be silent until it counts as lost; later a
-        `Watchdog` decides that.
-
-    Raises:
-      LostError: a worker did not join.
-      UsageError: another process took this worker's port.
-    """
-    timeout = flags.collective_timeout
+    """Returns the strategy of all workers, once all have joined; a single one need not be in TF_CONFIG."""
+    timeout = flags.collective_timeout  # later a `Watchdog` decides whether a worker is lost
     if cluster.size > 1:
         _bound_joining(timeout)
     how = tf.distribute.experimental.CommunicationImplementation(flags.all_reduce.upper())

@@ -351,11 +351,8 @@ def listen(address: str, name: str, source: str) -> socket.socket:
     Raises:
       UsageError: the port is in use, or may not be used.
     """
-    _, port = split_address(address)
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        return bound(split_address(address)[1])
     except OSError as error:
         is_used = error.errno == errno.EADDRINUSE
         reason = (
@@ -364,6 +361,13 @@ def listen(address: str, name: str, source: str) -> socket.socket:
             else f"cannot be used: {reason_of(error)}; use another port"
         )
         raise unusable_port(address, name, source, reason) from None
+
+
+def bound(port: int) -> socket.socket:
+    """Returns a socket that listens on a port of all of this machine's addresses. Raises OSError."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
 
 
 def unusable_port(address: str, name: str, source: str, reason: str) -> UsageError:

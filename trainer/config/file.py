@@ -110,17 +110,13 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     with Mistakes() as mistakes:
         with mistakes.noted():
             aliases.check_once(_names_in(content), f"--config={path}: ")
-        for name, value in content.items():
-            yield from _flag(path, str(name), value, names, mistakes)
+        yield from _flag(path, "", content, names, mistakes)
 
 
 def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
     """Raises UsageError if a group or a flag is given twice: YAML would silently take the last one.
 
-    Args:
-      path: the file.
-      tree: tree of its content, or of a group.
-      seen: {flag that another group gives: its line}; flags of this group are added.
+    `seen` has the line of each flag that other groups give; flags of this group are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`
 

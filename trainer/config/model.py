@@ -97,9 +97,7 @@ class ModelFlags:
         None, "factors of the losses of a class's rows in training, such as 0:1,3:2.5; 1 for other classes"
     )
     eval_flip: bool = flag(
-        False,
-        "evaluations and exports take the mean of the outputs for an image and its mirror image",
-        by_model=True,
+        False, "evaluations and exports take the mean of the outputs for an image and its mirror image", by_model=True
     )
     precision: str = flag(
         "float32",
@@ -210,11 +208,7 @@ class OptimizerFlags:
         0.0, "cosine, linear: the rate at the last step, as a share of --learning_rate", least=0, most=_FLOAT32
     )
     warmup_epochs: float = flag(
-        0.0,
-        "the rate grows from 0 over these epochs, before any schedule",
-        least=0,
-        below=_EPOCHS,
-        by_model=True,
+        0.0, "the rate grows from 0 over these epochs, before any schedule", least=0, below=_EPOCHS, by_model=True
     )
     weight_decay: float = flag(
         0.0,

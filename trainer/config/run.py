@@ -49,11 +49,7 @@ class RunFlags:
         first=True,
     )
     num_replicas: int | None = flag(
-        None,
-        "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)",
-        least=1,
-        most=1024,
-        of_topology=True,
+        None, "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024, of_topology=True
     )
     all_reduce: str = flag(
         "auto",

@@ -31,13 +31,7 @@ from trainer.config.meaning import (
     fields,
     shapes_training,
 )
-from trainer.config.model import (
-    ModelFlags,
-    OptimizerFlags,
-    compiling,
-    defaults_of,
-    epochs_of,
-)
+from trainer.config.model import ModelFlags, OptimizerFlags, compiling, defaults_of, epochs_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder, check_file
@@ -79,7 +73,6 @@ class TrainConfig:
         )
 
     def _check_views(self) -> None:
-        """Checks the view of all records, and the views of sources that have their own."""
         sources, for_all = self.data.sources, {name: getattr(self.order, name) for name in VIEWS}
         if len(sources) > 1:
             sources, for_all = own_views(sources, for_all)
@@ -264,7 +257,6 @@ class TrainConfig:
                 )
 
     def _check_cluster(self) -> None:
-        """Raises UsageError if the flags of a cluster do not fit the strategy."""
         strategy, cluster = self.run.strategy, self.cluster
         if not cluster.given:
             return
@@ -281,7 +273,6 @@ class TrainConfig:
             raise UsageError(f"--strategy={strategy}: needs --ps_hosts=host:port,... as well as --worker_hosts")
 
     def _check_aggregation(self) -> None:
-        """Raises UsageError if gradients cannot be aggregated as the flags say."""
         strategy = self.run.strategy
         if self.aggregation.sync and strategy != PARAMETER_SERVER:
             raise UsageError(
@@ -290,7 +281,6 @@ class TrainConfig:
             )
 
     def _check_parts(self) -> None:
-        """Raises UsageError where workers' gradients cannot be of equal parts of the global batch."""
         number, rows = self.aggregation.replicas_to_aggregate, self.order.global_batch_size
         if number and rows % number:
             raise UsageError(
@@ -299,7 +289,6 @@ class TrainConfig:
             )
 
     def _check_parameter_server(self) -> None:
-        """Raises UsageError if a flag is meaningless or unsupported with parameter servers."""
         if self.run.strategy != PARAMETER_SERVER:
             return
         check_all(
@@ -314,9 +303,9 @@ class TrainConfig:
             )
 
     def _check_takes_turns(self) -> None:
-        """Raises UsageError if a step has rows of several data sets."""
         turns = schedule_of(self.order.mixture_schedule)
-        if len(self.data.sources) > 1 and not (turns and all(_of_one(weights) for _, weights in turns)):
+        in_turns = turns and all(sum(weight > 0 for _, weight in weights) == 1 for _, weights in turns)
+        if len(self.data.sources) > 1 and not in_turns:
             raise UsageError(
                 f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step is of one data set; use "
                 "--strategy=multiworker for steps of several, or --mixture_schedule with one weight above 0 from each "
@@ -330,10 +319,6 @@ class TrainConfig:
                 f"--optimizer={name} with --strategy={PARAMETER_SERVER}: it multiplies a variable once per step, which "
                 "several workers would do at once; use adam"
             )
-
-
-def _of_one(weights: Sequence[tuple[str, float]]) -> bool:
-    return sum(weight > 0 for _, weight in weights) == 1
 
 
 def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) -> list[str]:
@@ -463,11 +448,7 @@ def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
 
 
 def _as_flag(flag: Flag, given: Any) -> Any:
-    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's.
-
-    Raises:
-      UsageError: it has another type.
-    """
+    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's."""
     kinds = (flag.kind, types.NoneType) if flag.is_optional else (flag.kind,)
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
     numpy = sys.modules.get("numpy")  # whoever made a value of its types has loaded it

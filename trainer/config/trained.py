@@ -33,9 +33,7 @@ class CheckpointFlags:
     model_dir: str = flag(text=f"folder of a run of {name_of('trainer.run')}; it may be training")
     checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
     weights: str | None = flag(
-        None,
-        "raw, or ema: the average over the steps (None: the average if the run kept one)",
-        known=WEIGHTS,
+        None, "raw, or ema: the average over the steps (None: the average if the run kept one)", known=WEIGHTS
     )
     data_dir: str | None = flag(
         None, "folder of a data set of the same classes (None: the run's)", meaning={"of_run": "data_dir"}
@@ -63,10 +61,7 @@ class CheckpointFlags:
         return {name: value for name, value in values.items() if value is not None}
 
     def __post_init__(self) -> None:
-        check_all(
-            lambda: check(self),
-            lambda: self._check_folder("model_dir"),
-        )
+        check_all(lambda: check(self), lambda: self._check_folder("model_dir"))
 
     def _check_folder(self, name: str) -> None:
         check_local(self, name)
@@ -88,13 +83,7 @@ class EvaluateConfig(CheckpointFlags):
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
-    eval_copies: int | None = flag(
-        None,
-        _COPIES,
-        least=1,
-        most=MOST_COPIES,
-        meaning={"of_run": "eval_copies"},
-    )
+    eval_copies: int | None = flag(None, _COPIES, least=1, most=MOST_COPIES, meaning={"of_run": "eval_copies"})
     where: str | None = order_flag("where", unset="the run's --eval_where", of_run="eval_where")
     limit: str | None = order_flag("limit", unset="the run's --eval_limit", of_run="eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
@@ -182,11 +171,7 @@ class ExportConfig(CheckpointFlags, _Required):
     )
 
     def __post_init__(self) -> None:
-        check_all(
-            super().__post_init__,
-            lambda: self._check_folder("output"),
-            *(self._check_formats, self._check_new),
-        )
+        check_all(super().__post_init__, lambda: self._check_folder("output"), *(self._check_formats, self._check_new))
 
     def _check_formats(self) -> None:
         for name in self.formats:
@@ -233,13 +218,7 @@ class PredictConfig:
         needs="model_dir",
     )
     data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
-    eval_copies: int | None = flag(
-        None,
-        _COPIES,
-        least=1,
-        most=MOST_COPIES,
-        needs="model_dir",
-    )
+    eval_copies: int | None = flag(None, _COPIES, least=1, most=MOST_COPIES, needs="model_dir")
     split: str | None = flag(
         None, "split of the data sets, or a part of one, such as test[:100]", unset="the only one that they have"
     )

@@ -56,7 +56,6 @@ class _Evaluation:
         self._missed = 0  # number of checkpoints so far
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
-        """Evaluates the first checkpoint that can be read."""
         self._take(build_first(paths, self._config, self.note))
         self._evaluate()
 
@@ -78,7 +77,6 @@ class _Evaluation:
         print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
 
     def _evaluate(self, missed: Sequence[int] = ()) -> None:
-        """Prints and writes the results for the current model."""
         assert self._made is not None
         trained, judge = self._made
         with naming_records(lambda: (Fed(split.request) for split in trained.splits.values())):
@@ -246,11 +244,7 @@ def _found(folder: pathlib.Path) -> dict[int, int]:
     return found
 
 
-def _is_last(
-    path: pathlib.Path,
-    evaluate: Callable[[Record, Sequence[int]], object],
-    missed: _Missed,
-) -> bool:
+def _is_last(path: pathlib.Path, evaluate: Callable[[Record, Sequence[int]], object], missed: _Missed) -> bool:
     """Evaluates a checkpoint if it can be read; returns whether it is the run's last."""
     try:
         found = reader.read(path)

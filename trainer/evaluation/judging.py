@@ -193,7 +193,8 @@ class Tally:
         if bad.size:
             name = f"record {records[bad[0]]}" if keys is None else f"key {_text(keys[bad[0]])}"
             raise DataError(f"{name}: the model's output is NaN or infinite; evaluate an earlier checkpoint")
-        log_probabilities = _log_softmax(logits)
+        shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+        log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         rows, predictions = np.arange(len(labels)), logits.argmax(axis=1)
         losses = -log_probabilities[rows, labels]
         np.add.at(self._matrix, (labels, predictions), 1)
@@ -220,11 +221,6 @@ class Tally:
 
     def _sorted(self) -> list[tuple[tuple[float, int], Mistake, Array]]:
         return sorted(self._kept, key=lambda entry: entry[0], reverse=True)
-
-
-def _log_softmax(logits: Array) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
 def _text(key: bytes) -> str:

@@ -81,10 +81,7 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image.Image]:
         return {}
     datasets = ", ".join(split.manifest.dataset for split in trained.splits.values())
     title = f"{datasets} {judgement.evaluation.split}: {trained}"
-    return {
-        "confusion": confusion_matrix(report, title),
-        "mistakes": worst_mistakes(report, judgement.images, title),
-    }
+    return {"confusion": confusion_matrix(report, title), "mistakes": worst_mistakes(report, judgement.images, title)}
 
 
 _Color = tuple[int, int, int]
@@ -197,12 +194,10 @@ class _Grid:
 
     @property
     def side(self) -> int:
-        """Pixels on a side of all cells."""
         return self.cell * len(self.report.class_names)
 
     @property
     def gap(self) -> int:
-        """Pixels between two cells."""
         return 1 if self.cell >= 8 else 0
 
     def middle(self, number: int) -> float:
@@ -210,7 +205,6 @@ class _Grid:
         return (number + 0.5) * self.cell - 0.5
 
     def draw(self, pen: ImageDraw.ImageDraw) -> None:
-        """Draws the cells, the shares and their titles."""
         for label in np.flatnonzero(self.report.support == 0).tolist():  # classes without examples
             top = self.top + label * self.cell
             pen.rectangle((self.left, top, self.left + self.side - 1, top + self.cell - 1 - self.gap), _ABSENT)
@@ -226,11 +220,15 @@ class _Grid:
 
     def _cell(self, pen: ImageDraw.ImageDraw, label: int, prediction: int) -> None:
         count = int(self.report.matrix[label, prediction])
-        fill = _fill(count / int(self.report.support[label]), label == prediction)
+        share = count / int(self.report.support[label])
+        # A mistake's colour grows with the root of its share, so that rare ones are visible.
+        fill = _mixed(share, RIGHT) if label == prediction else _mixed(share**0.5, WRONG)
         left, top, size = self.left + prediction * self.cell, self.top + label * self.cell, self.cell - self.gap
         pen.rectangle((left, top, left + size - 1, top + size - 1), fill)
         if self.cell >= _WRITTEN:
-            ink = "white" if _is_dark(fill) else _INK
+            red, green, blue = fill
+            luma = 0.299 * red + 0.587 * green + 0.114 * blue  # as in ITU-R BT.601
+            ink = "white" if luma < 150 else _INK
             number = f"{count:,}"
             written(pen, (left + size / 2, top + size / 2), number, ink, _size(number, self.cell), "mm")
 
@@ -250,17 +248,6 @@ class _Grid:
         if self.cell >= _WRITTEN:
             text = "-" if np.isnan(share) else f"{share:.0%}" if self.cell < 44 else f"{share:.1%}"
             written(pen, at, text, _INK, 13, anchor)
-
-
-def _fill(share: float, right: bool) -> _Color:
-    """Returns a cell's colour; for mistakes it grows with the root of their share, so that rare ones are visible."""
-    return _mixed(share, RIGHT) if right else _mixed(share**0.5, WRONG)
-
-
-def _is_dark(color: _Color) -> bool:
-    """Returns whether white is easier to read than black on a colour, by its luma (ITU-R BT.601)."""
-    red, green, blue = color
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
 def _size(number: str, cell: int) -> int:
@@ -300,10 +287,7 @@ def _subtitle(report: Report, shown: int) -> str:
 
 
 def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: int, top: int) -> None:
-    answers = (
-        (mistake.prediction, mistake.probability, WRONG),
-        (mistake.label, mistake.label_probability, RIGHT),
-    )
+    answers = ((mistake.prediction, mistake.probability, WRONG), (mistake.label, mistake.label_probability, RIGHT))
     for line, (number, probability, color) in enumerate(answers):
         share = _percent(probability)
         room = _TILE - width_of(share, 14) - 6

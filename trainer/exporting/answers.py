@@ -67,7 +67,6 @@ def run(config: PredictConfig, paths: Sequence[str]) -> None:
 
 
 def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> None:
-    """Raises UsageError if the model takes other inputs, or --output cannot hold its outputs."""
     first, is_arrays = config.inputs[0], config.output is not None and config.output.endswith(ARRAYS)
     if predictor.image_shape is not None:
         if are_records:
@@ -110,10 +109,7 @@ def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence
 
 
 def _told(
-    predictor: Predictor,
-    config: PredictConfig,
-    batches: Iterable[list[Prediction]],
-    images: int | None,
+    predictor: Predictor, config: PredictConfig, batches: Iterable[list[Prediction]], images: int | None
 ) -> list[Prediction]:
     """Prints a line for each prediction, or writes them to --output; returns the failures of unreadable files.
 
@@ -143,7 +139,6 @@ def _told(
 
 
 def _cells(predictor: Predictor, top: int | None) -> list[str]:
-    """Returns the names of the columns that a table has for the answer."""
     if not predictor.class_names:
         columns = predictor.columns.items()
         return [f"{name}_{n}" if count else name for name, count in columns for n in range(1, (count or 1) + 1)]

@@ -78,7 +78,6 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
 def _write_all(
     config: ExportConfig, formats: Sequence[str], trained: Trained, model: Served | Parsed, folder: pathlib.Path
 ) -> None:
-    """Writes each format, compares it with the model, and writes the description of all."""
     batches: Callable[[Format], list[NDArray]]
     if isinstance(model, Parsed):
         with naming_records(lambda: [Fed(trained.split.request)]):
@@ -134,11 +133,6 @@ def _tolerance(trained: Trained, model: Served | Parsed) -> float:
 
 
 def _formats(config: ExportConfig, trained: Trained) -> list[str]:
-    """Returns the formats to write.
-
-    Raises:
-      UsageError: one is known not to work.
-    """
     if trained.takes_records:
         for name in config.formats if config.format else ():
             if not FORMATS[name].holds_parser:

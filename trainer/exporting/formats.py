@@ -80,11 +80,7 @@ def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
     libraries=("tf2onnx", "onnxruntime"),
 )
 def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
-    """Writes an ONNX file by tf2onnx, with the class names in its metadata, too.
-
-    Raises:
-      UsageError: an operation has no counterpart.
-    """
+    """Writes an ONNX file by tf2onnx, with the class names in its metadata, too."""
     del batch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -21,7 +21,7 @@ from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Manifest, PixelRule
 from pipeline.order.hashing import Domain, derive_key
-from trainer.exporting.served import Fitting, model_of_images, told_apart
+from trainer.exporting.served import Fitting, model_of_images, of_classes, told_apart
 from trainer.inference import Trained
 from trainer.task import classes_of, gives_probabilities, tags_of
 
@@ -242,11 +242,7 @@ def _traced(trained: Trained, no_python: str) -> Any:
 
 
 def _traced_images(trained: Trained, model: keras.Model, fitting: Fitting | None) -> Any:
-    """Returns a concrete function from records to {"images": raw images of the model's size}.
-
-    Raises:
-      UsageError: images are to be turned by their EXIF data, for which TensorFlow has no operation.
-    """
+    """Returns a concrete function from records to {"images": raw images of the model's size}."""
     manifest = trained.split.manifest
     if manifest.turns_images:
         raise UsageError(
@@ -351,7 +347,6 @@ def _features(traced: Any, graph: Any, records: tf.Tensor) -> Any:
 
 
 def _tables(traced: Any) -> list[Any]:
-    """Returns the tables that a function uses; TensorFlow keeps only their handles."""
     handles = {id(handle) for handle in traced.captured_inputs}
     resource = tf.saved_model.experimental.TrackableResource
     return [one for one in gc.get_objects() if isinstance(one, resource) and id(one.resource_handle) in handles]
@@ -366,9 +361,7 @@ def _outputs(
         return {"probabilities": shares(outputs)}
     if not names:
         return named(outputs, OUTPUTS, getattr(trained.model, "output_names", None) or ())
-    probabilities = trained.probabilities(outputs)
-    numbers = tf.argmax(probabilities, axis=-1)
-    return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
+    return of_classes(trained.probabilities(outputs), names)
 
 
 def named(structure: Any, one: str, known: Sequence[str] = ()) -> dict[str, tf.Tensor]:

@@ -451,11 +451,7 @@ class Prediction:
 
 
 def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
-    """Returns the description of an export, the format to use, and its file.
-
-    Raises:
-      DataError, UsageError: as `Predictor.of_export`.
-    """
+    """Returns the description of an export, the format to use, and its file."""
     folder = path if (path / EXPORT).is_file() else path.parent
     try:
         about = json.loads(content_of(folder / EXPORT))

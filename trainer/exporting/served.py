@@ -204,15 +204,15 @@ class Served:
         shape = (None, None, self.core_shape[2]) if any_size and self.fitting else self.core_shape
         return tf.TensorSpec((rows, *shape), tf.uint8, name="images")
 
-    def numbers(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns `probabilities`, float32 (n, classes), and `class`, int64 (n,), of images of the core's size."""
-        probabilities = self.core(images, training=False)
-        return {"probabilities": probabilities, "class": tf.argmax(probabilities, axis=-1)}
-
     def outputs(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the numbers and `class_name`, string (n,)."""
-        found = self.numbers(images)
-        return {**found, "class_name": tf.gather(tf.constant(self.class_names), found["class"])}
+        """Returns the outputs for images of the core's size, as `of_classes`."""
+        return of_classes(self.core(images, training=False), self.class_names)
+
+
+def of_classes(probabilities: tf.Tensor, names: Sequence[str]) -> dict[str, tf.Tensor]:
+    """Returns the given `probabilities`, float32 (n, classes), `class`, int64 (n,), and `class_name`, string (n,)."""
+    numbers = tf.argmax(probabilities, axis=-1)
+    return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
 
 
 class Augmented:

@@ -20,7 +20,7 @@ _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
 # Variables that the launcher itself sets for each process.
-_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH")
+_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH", "STEPFEED_JOB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +157,7 @@ class JobFlags:
         most=_MOST_PROCESSES,
     )
     gpus_per_worker: int | None = flag(
-        None,
-        "(None: here, all GPUs divided among the workers; elsewhere, none)",
-        least=0,
-        most=_MOST_PROCESSES,
+        None, "(None: here, all GPUs divided among the workers; elsewhere, none)", least=0, most=_MOST_PROCESSES
     )
     page: int | None = flag(
         None,
@@ -288,7 +285,6 @@ def launch_flags() -> type[LaunchFlags]:
 
 
 def _with(kind: type[_Flags], fields: Sequence[Any]) -> type[_Flags]:
-    """Returns a dataclass of flags with fields added or replaced."""
     described = {"__doc__": kind.__doc__, "__module__": kind.__module__}  # --help shows the docstring
     made = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=described)
     return cast("type[_Flags]", made)

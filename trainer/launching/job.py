@@ -58,7 +58,13 @@ class Job:
         if restarts.elastic_range and strategy != MULTIWORKER:
             raise UsageError(f"--elastic={restarts.elastic} with --strategy={strategy}: needs --strategy={MULTIWORKER}")
         if strategy == MULTIWORKER:
-            num_workers = _most_sharing(config, num_workers, job.gpus_per_worker or 1, restarts.elastic_range)
+            per_worker, counts = job.gpus_per_worker or 1, list[int]()
+            if restarts.elastic_range:
+                least, most = restarts.elastic_range
+                counts = sharing(config.order, range(least, most + 1), per_worker)
+            if not counts:
+                check_sharing(config.order, num_workers, per_worker)
+            num_workers = max(counts, default=num_workers)
         return cls(num_workers, strategy, all_flags, config, flags)
 
     @property
@@ -147,16 +153,7 @@ def _num_workers(given: int | None, elastic: tuple[int, int] | None) -> int:
     return most
 
 
-def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elastic: tuple[int, int] | None) -> int:
-    """Returns the number of workers to start with, which can share a batch."""
-    counts = sharing(config.order, range(elastic[0], elastic[1] + 1), per_worker) if elastic else []
-    if not counts:
-        check_sharing(config.order, num_workers, per_worker)
-    return max(counts, default=num_workers)
-
-
 def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
-    """Returns the strategy for these processes; raises UsageError if a different one is given."""
     needed = PARAMETER_SERVER if num_ps else MULTIWORKER
     if given in (None, needed):
         return needed

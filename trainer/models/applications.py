@@ -8,7 +8,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError, unknown
 from pipeline.lazily import Lazy, keras
@@ -139,7 +139,10 @@ def _built(
     if is_pretrained:
         layers.keep_statistics(base)
     images = keras.Input(image_shape, dtype="uint8")
-    outputs = base(_preprocessed(modules()[name], images))
+    pixels = keras.ops.cast(images, "float32")
+    if channels == 1:
+        pixels = keras.ops.concatenate([pixels] * 3, axis=-1)
+    outputs = base(getattr(keras.applications, modules()[name]).preprocess_input(pixels))
     if dropout:
         outputs = keras.layers.Dropout(dropout)(outputs)
     if num_classes is not None:
@@ -157,11 +160,3 @@ def _normalising(layer: keras.layers.Layer) -> keras.layers.Layer:
         variance = [deviation**2 for deviation in _DEVIATION]
         return keras.layers.Normalization(axis=layer.axis, mean=_MEAN, variance=variance, name=layer.name)
     return layer.__class__.from_config(layer.get_config())
-
-
-def _preprocessed(module: str, images: Any) -> Any:
-    """Returns the output of the model's own `preprocess_input` for pixels (rows, height, width, 1 or 3 channels)."""
-    pixels = keras.ops.cast(images, "float32")
-    if images.shape[-1] == 1:
-        pixels = keras.ops.concatenate([pixels] * 3, axis=-1)
-    return getattr(keras.applications, module).preprocess_input(pixels)

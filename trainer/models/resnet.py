@@ -109,15 +109,7 @@ def _of_photographs(
     blocks: Sequence[int],
     block: Callable[[keras.KerasTensor, int, int], keras.KerasTensor],
 ) -> keras.Model:
-    """Returns a network of 4 stages.
-
-    Args:
-      name: name of the model.
-      image_shape, image_dtype: (height, width, channels) and dtype of the images.
-      num_classes: width of the logits.
-      blocks: number of blocks in each stage.
-      block: function that makes one residual block from (values, width, stride).
-    """
+    """Returns a network of 4 stages of `blocks` residual blocks, each made by `block` from (values, width, stride)."""
     images = keras.Input(image_shape, dtype=image_dtype)
     found = layers.ScalePixels()(images)
     if min(image_shape[:2]) < _SMALL:

@@ -212,11 +212,7 @@ class _Asked(Exception):  # noqa: N818, not an error
 
 
 def _imagenet_file(model: keras.Model) -> pathlib.Path:
-    """Returns Keras' file of ImageNet weights without the head; downloads it unless it is in Keras' cache.
-
-    Raises:
-      UsageError: the model is not from `keras.applications`, or the file cannot be downloaded.
-    """
+    """Returns Keras' file of ImageNet weights without the head; downloads it unless it is in Keras' cache."""
     base = base_of(model)
     if base is None:
         raise UsageError("the model is none that trainer.models.pretrained has built; give a file of its weights")

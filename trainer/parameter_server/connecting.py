@@ -216,7 +216,6 @@ def _coordinated_by(members: Members) -> Iterator[None]:
             self._here = threading.local()
 
         def mark_failed(self, e: Exception) -> None:
-            """Records which worker an error comes from; called in that worker's thread."""
             for error in filter(None, (e, getattr(e, "original_exception", None))):
                 error.worker = self._here.worker  # type: ignore[union-attr]
             super().mark_failed(e)

@@ -20,11 +20,10 @@ from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster import messages, rendezvous
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
-from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
+from trainer.cluster.rendezvous import ANSWER_SECONDS, FIRST_NOTICE_SECONDS, NOTICE_SECONDS, late, taken
 from trainer.cluster.stops import Stops, given_up
 from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
-_FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _GRACE_SECONDS = 10.0  # that a job which could begin waits for more workers
 _GUARD_SECONDS = 10.0  # for the guard to kill a silent worker; otherwise its machine has stopped as well
@@ -109,7 +108,7 @@ class Coordinator:
           RerunError: a required process did not come in time.
         """
         now = time.monotonic
-        end, notice, complete = now() + self._timeout, now() + _FIRST_NOTICE_SECONDS, None
+        end, notice, complete = now() + self._timeout, now() + FIRST_NOTICE_SECONDS, None
         with self._changed:
             while not self._changed.wait_for(lambda: self._error or self._begun, _POLL_SECONDS):
                 complete = (complete or now()) if self._can_begin else None
@@ -200,27 +199,22 @@ class Coordinator:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._listen())
+        self._loop.run_until_complete(self._server.start(self._port))
+        with self._changed:
+            self._decide()  # the job may be the chief's process alone
         living = self._loop.create_task(self._live())
         self._loop.run_forever()
         living.cancel()
         self._loop.run_until_complete(asyncio.gather(living, return_exceptions=True))
 
     async def _live(self) -> None:
-        """Gives signs of life."""
         while True:
             self._stops.tick(self._silence)
             for _, writer in list(self._present.values()):
                 messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))
 
-    async def _listen(self) -> None:
-        await self._server.start(self._port)
-        with self._changed:
-            self._decide()
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a connection until its process is gone."""
         hello = await rendezvous.greeting(reader, writer)
         if hello is None:
             return
@@ -236,7 +230,11 @@ class Coordinator:
         with self._changed:
             self._present[task] = hello, writer
             self._starts[task] += 1
-            self._came(task, writer)
+            if not self._begun:
+                self._decide()
+            elif not self._ended:
+                messages.write_end(writer, None)
+                self._say(f"{self._roles.name(task)} {'is back' if self._starts[task] > 1 else 'has come'}")
         await self._follow(task, reader)
         with self._changed:
             del self._present[task]
@@ -301,13 +299,6 @@ class Coordinator:
         if task in self._present:
             return taken(hello.name, writer, self._present[task][1], self._roles.source_of(task))
         return None
-
-    def _came(self, task: Task, writer: asyncio.StreamWriter) -> None:
-        if not self._begun:
-            self._decide()
-        elif not self._ended:
-            messages.write_end(writer, None)
-            self._say(f"{self._roles.name(task)} {'is back' if self._starts[task] > 1 else 'has come'}")
 
     def _left(self, task: Task) -> None:
         signalled = self._leaving.pop(task, None)

@@ -28,7 +28,6 @@ from trainer.config.meaning import PARAMETER_SERVER
 if TYPE_CHECKING:
     from trainer.task import Task
 
-LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
 _ENVIRONMENT = {
     "GRPC_FAIL_FAST": "use_caller",  # the caller decides whether a call to an absent process waits or fails
     "GRPC_VERBOSITY": "NONE",  # it would log every lost connection
@@ -115,7 +114,7 @@ def _lead(
         with rendezvous.explaining(roles, config.run.join_timeout, live.aside):
             config = fresh.begin(config)
         callbacks = Callbacks(live, heartbeat)
-        callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+        callbacks.phase("loading TensorFlow", quiet=lazy_imports.QUIET_SECONDS)
         with lazy_imports.loading():
             from trainer.parameter_server.training import ParameterServerRun  # noqa: PLC0415, it loads TensorFlow
             from trainer.task import Task  # noqa: PLC0415
@@ -132,7 +131,7 @@ def _serve(
         config = data_versions.settled(config, task, lambda line: None)
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.keep_in(config.run.folder, roles.file, is_chief=False)
-    heartbeat.on_phase(Phase("loading TensorFlow", quiet=LOADING_SECONDS))
+    heartbeat.on_phase(Phase("loading TensorFlow", quiet=lazy_imports.QUIET_SECONDS))
     with lazy_imports.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
 
@@ -140,7 +139,6 @@ def _serve(
 
 
 def _plan(config: TrainConfig, roles: Cluster, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
-    """Returns the plan, checked for this strategy, and the task class."""
     found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, task=found)
     for part in plan.training.parts:

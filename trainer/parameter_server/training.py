@@ -239,7 +239,6 @@ class _ChiefEvaluation(EvaluationStep):
         return sums
 
     def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the values of the copy."""
         values = [tf.convert_to_tensor(variable) for variable in self._mine]
         return values[: self._num_weights], values[self._num_weights :]
 
@@ -346,8 +345,8 @@ class Loop:
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
         result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
-        # Reports arrive in the order of steps, and so in bursts if a worker is slow. The speed counts all updates #
-        # made by now.
+        # Reports arrive in the order of steps, and so in bursts if a worker is slow. The speed counts all updates that
+        # are made by now.
         more, self._updates = finished.updates - self._updates, finished.updates
         made = before.spent.steps + more if before else max(1, len(finished.rows))
         spent = Spent(made, self._seconds, self._waited)

@@ -59,27 +59,22 @@ def start_server(roles: Cluster, address: str | None = None) -> tf.distribute.Se
     task = Task(WORKER, 0) if address else roles.mine
     name, where = roles.name(task), address or roles.address(task)
     tf_config.listen(where, name, roles.source_of(task)).close()
+    # By default TensorFlow's server runs as many operations at a time as there are cores, but some wait for others: a
+    # worker on one core would wait forever. It takes one more than workers (its tutorial "Parameter server training").
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(cores, len(workers) + 1)
     try:
         return tf.distribute.Server(
             tf.train.ClusterSpec({WORKER: workers, PS: list(roles.ps)}),
             job_name=task.job,
             task_index=task.index,
             protocol="grpc",
-            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_threads(len(workers))),
+            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
         )
     except tf.errors.UnknownError:
         raise tf_config.unusable_port(
             where, name, roles.source_of(task), "was taken by another process; use another port"
         ) from None
-
-
-def _threads(workers: int) -> int:
-    """Returns the number of operations that TensorFlow's server runs concurrently.
-
-    The default is the number of cores, but some operations wait for others, so that a worker on one core would wait
-    forever. One more than the number of workers is needed (TensorFlow's tutorial "Parameter server training").
-    """
-    return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, workers + 1)
 
 
 class WorkerClient(Client):
@@ -132,7 +127,6 @@ class WorkerClient(Client):
         del server  # keeps listening as long as the process lives
 
     async def _attend(self) -> None:
-        """Waits until the job begins, then until it ends."""
         if error := await self.meet():
             raise error
         assert self._streams is not None
@@ -181,7 +175,6 @@ class WorkerClient(Client):
         return said
 
     def _loss(self, is_silent: bool) -> RerunError:
-        """Returns the error for a chief that is silent or gone."""
         if stopped := self._stops.recent(self._silence):
             return given_up(self._roles.name(self._roles.mine), stopped, self._silence)
         after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
@@ -228,7 +221,6 @@ class WorkerClient(Client):
             raise
 
     async def _live(self, writer: asyncio.StreamWriter) -> None:
-        """Gives signs of life."""
         while True:
             messages.write(writer, messages.SIGN)
             await asyncio.sleep(messages.sign_every(self._silence))

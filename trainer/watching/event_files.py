@@ -136,7 +136,6 @@ class EventFiles:
         return True
 
     def _take(self, file: pathlib.Path, record: bytes) -> None:
-        """Takes the values of an event."""
         from google.protobuf.message import DecodeError  # noqa: PLC0415, as below
         from tensorboard.compat.proto import event_pb2  # noqa: PLC0415, 0.1 s, after --help
 

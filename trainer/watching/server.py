@@ -86,7 +86,6 @@ class Guard:
         await (refused or self._app)(scope, receive, with_headers)
 
     def _refused(self, request: Request) -> Response | None:
-        """Returns the response to a request that is not passed on; None if it is."""
         if self._hosts and _host_of(request) not in self._hosts:
             return PlainTextResponse("unknown host name", 421)
         # Other sites may link here, but not embed or read anything.
@@ -133,8 +132,8 @@ class Site:
     def app(self, hosts: Sequence[str] = (), token: str | None = None) -> ASGIApp:
         """Returns the site as a guarded application; see `Guard`."""
         routes = {
-            "/": self._page,
-            "/content": self._content,
+            "/": functools.partial(self._html, is_page=True),
+            "/content": functools.partial(self._html, is_page=False),
             "/curves.json": self._curves,
             "/runs.json": self._json,
             "/metrics": self._metrics,
@@ -150,12 +149,6 @@ class Site:
             if time.monotonic() - self._snapshots[0] >= _AGE:
                 self._snapshots = time.monotonic(), [source.snapshot() for source in self._sources]
             return self._snapshots[1]
-
-    def _page(self, request: Request) -> Response:
-        return self._html(request, is_page=True)
-
-    def _content(self, request: Request) -> Response:
-        return self._html(request, is_page=False)
 
     def _html(self, request: Request, is_page: bool) -> Response:
         runs = self.snapshots()

@@ -6,7 +6,6 @@ A file that is missing, partial or damaged is named in the snapshot, which still
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import pathlib
@@ -23,7 +22,6 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
 from pipeline.files.fields import finite
 from pipeline.files.reading import content_of
 from pipeline.order_flags import order_in
-from trainer import config as configs
 from trainer import data_versions
 from trainer.checkpoint.best import Ranking
 from trainer.checkpoint.files import steps_in
@@ -45,8 +43,6 @@ _MOST_EVENTS = 400
 _MOST_POINTS = 1500  # points of a curve
 _AGAIN = 30.0  # seconds after which a data set that could not be read is retried
 _PAUSE = 0.02  # seconds between portions of large files
-_IS_OF_LAUNCHER = 10.0  # seconds by which heartbeats may be newer than a running launcher's status
-
 
 _Told = TypeVar("_Told", Beat, JobReport)
 
@@ -63,11 +59,7 @@ class RunSource:
     """
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        name: str = "",
-        clock: Callable[[], float] = time.time,
-        patience: float = math.inf,
+        self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time, patience: float = math.inf
     ) -> None:
         self.folder, name = RunFolder(folder), name or folder.name or str(folder)
         self.name = name.encode(errors="backslashreplace").decode()  # a folder's name need not be UTF-8
@@ -162,15 +154,16 @@ class RunSource:
 
     def _snapshot(self, now: float) -> Snapshot:
         status, beats = self._status(), self._beats()
-        if status and not _covers(status, beats, now):
+        if status and not _covers(status, beats):
             status = None
         beats = _of_this_job(status, beats, now)
         members = self._members(status, beats, now)
-        config = self._config(status)
+        config = self._config()
         data = self._data_of(config, now) if config else "the flags of the run are not known yet"
         known = data if isinstance(data, reading.Data) else None
         job = status or _UNTOLD
-        step = _greatest([job.step, *(one.step for one in members), self._last_logged()])
+        logged = [series.steps[-1] for series in self._events_series().values() if series.steps]
+        step = _greatest([job.step, *(one.step for one in members), *logged])
         last_step = _greatest([job.last_step, *(beat.last_step for beat in beats.values())])
         if last_step is None and known:
             last_step = known.last_step
@@ -222,7 +215,7 @@ class RunSource:
             checkpoints=tuple(saved),
             data=readings,
             data_note=note,
-            flags=_flat(self._flags(status)),
+            flags=_flat(self._flags()),
             changes=tuple(_changes(self._events.starts)),
             events=self._all_events(status, beats, evaluations, metric),
             images=len(self._events.images),
@@ -254,7 +247,7 @@ class RunSource:
         """Returns the last heartbeats by file name: `worker-1`."""
         found = {}
         with contextlib.suppress(OSError):
-            for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
+            for path in sorted(self.folder.heartbeats.glob("*.json"), key=lambda path: _numbered(path.stem)):
                 if _PROCESS.fullmatch(path.stem):
                     found[path.stem] = self._told(Beat, path, "a heartbeat")
         return {name: beat for name, beat in found.items() if beat}
@@ -414,13 +407,13 @@ class RunSource:
         except OSError as error:
             self._problems[self.folder.events.name] = f"cannot be read: {error.strerror}"
 
-    def _flags(self, status: JobReport | None = None) -> Mapping[str, Mapping[str, Any]] | None:
-        """Returns the flags by group: from the last start, else from the last checkpoint, else from the launch command.
-
-        None if they are not known.
-        """
+    def _flags(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """Returns the flags by group: of the last start, else of the last checkpoint, else of the launcher."""
         begun = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
-        return begun or self._stored_flags() or self._launched_flags(status)
+        if known := begun or self._stored_flags():
+            return known
+        status = self._status()
+        return status.flags if status else None
 
     def _stored_flags(self) -> Mapping[str, Any] | None:
         path = self.folder.config
@@ -444,19 +437,8 @@ class RunSource:
             self._problems.setdefault(path.name, "has no flags of a run")
         return self._yaml[1]
 
-    def _launched_flags(self, status: JobReport | None) -> Mapping[str, Mapping[str, Any]] | None:
-        command = status.command if status else ()
-        if "trainer.run" not in command:
-            return None
-        try:
-            config = configs.parse(command[command.index("trainer.run") + 1 :])
-        except (PipelineError, SystemExit):
-            return None
-        return dataclasses.asdict(config)
-
-    def _config(self, status: JobReport | None = None) -> TrainConfig | None:
-        groups = self._flags(status or self._status())
-        if groups is None:
+    def _config(self) -> TrainConfig | None:
+        if (groups := self._flags()) is None:
             return None
         try:
             return TrainConfig.of_stored(groups)
@@ -468,9 +450,6 @@ class RunSource:
         series = self._series.get(tag)
         value = series.last if series else None
         return value if value is not None and math.isfinite(value) else None
-
-    def _last_logged(self) -> int | None:
-        return max((one.steps[-1] for one in self._events_series().values() if one.steps), default=None)
 
     def _all_problems(self) -> tuple[str, ...]:
         found = dict(self._problems)
@@ -484,20 +463,18 @@ class RunSource:
         return tuple(f"{name} {what}" for name, what in found.items())
 
 
-def _by_number(path: pathlib.Path) -> tuple[str, int]:
-    return _numbered(path.stem)
-
-
 def _numbered(name: str) -> tuple[str, int]:
     """Returns (`worker`, 1) for `worker-1`; (name, 0) for other names."""
     match = _NUMBERED.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
-def _covers(status: JobReport, beats: Mapping[str, Beat], now: float) -> bool:
-    """Whether the launcher's status is about the running processes: it may be from an earlier job in the folder."""
-    newest = max((beat.time for beat in beats.values()), default=0.0)
-    return newest - status.time < _IS_OF_LAUNCHER or now - status.time < _IS_OF_LAUNCHER
+def _covers(status: JobReport, beats: Mapping[str, Beat]) -> bool:
+    """Whether a launcher's status is about the newest process: it may be of a later job, or outlive its launcher."""
+    newest = max(beats.values(), key=lambda beat: beat.time, default=_UNHEARD)
+    # Earlier releases wrote no job, but the launcher names its processes.
+    is_of_job = newest.job == status.job if status.job else newest.pid in [one.pid for one in status.processes]
+    return newest.time <= status.time + (2 * LATE if is_of_job else 0.0)
 
 
 def _of_this_job(status: JobReport | None, beats: Mapping[str, Beat], now: float) -> dict[str, Beat]:

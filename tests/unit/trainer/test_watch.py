@@ -26,10 +26,15 @@ def runs(tmp_path):
     return list(map(str, folders))
 
 
+@pytest.fixture
+def page():
+    """What a test of the page needs; without it, the test is skipped."""
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+
+
 @contextlib.contextmanager
 def served(*arguments, environment=None):
     """Context of a page that is served; yields its URL."""
-    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     process = forked.Process(["-m", "trainer.watch", *arguments], {"PYTHONUNBUFFERED": "1", **(environment or {})})
     try:
         yield process, process.stdout.readline().strip()
@@ -75,7 +80,7 @@ def test_names_of_different_folders_differ(tmp_path, monkeypatch, capsys):
     assert found == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run"), "link"]
 
 
-def test_the_page_is_for_this_machine_alone(runs):
+def test_the_page_is_for_this_machine_alone(runs, page):
     with served(*runs, "--port=0") as (_, line):
         url, shows = line.split(" ", 1)
         assert (re.fullmatch(r"http://127\.0\.0\.1:\d+/", url) is not None, shows) == (True, "shows one, two")
@@ -84,14 +89,14 @@ def test_the_page_is_for_this_machine_alone(runs):
             fetched(url, Host="evil.example")
 
 
-def test_a_folder_that_is_not_there_is_named(runs, tmp_path):
+def test_a_folder_that_is_not_there_is_named(runs, tmp_path, page):
     with served(runs[0], tmp_path / "to" / "come", "--port=0") as (_, line):
         url, shows = line.split(" ", 1)
         assert shows == "shows one, come (which is not there yet)"
         assert f"{tmp_path}/to/come is not there" in fetched(f"{url}?run=come")
 
 
-def test_other_machines_need_the_token_that_is_printed(runs):
+def test_other_machines_need_the_token_that_is_printed(runs, page):
     with served(*runs, "--host=0.0.0.0", "--port=0") as (process, line):
         url, token = re.fullmatch(r"http://\S+:(\d+)/\?token=(\S{32}) shows one, two", line).groups()
         url = f"http://127.0.0.1:{url}/"
@@ -105,7 +110,7 @@ def test_other_machines_need_the_token_that_is_printed(runs):
         assert (token in out, token in err) == (False, False)  # but for the line above
 
 
-def test_a_token_that_is_given(runs):
+def test_a_token_that_is_given(runs, page):
     with served(*runs, "--host=0.0.0.0", "--port=0", environment={watch.TOKEN: TOKEN}) as (_, line):
         port = re.search(r":(\d+)/", line)[1]
         assert TOKEN not in line  # a log would keep it
@@ -113,7 +118,7 @@ def test_a_token_that_is_given(runs):
         assert "stepfeed_step" in fetched(f"http://127.0.0.1:{port}/metrics", Authorization=f"Bearer {TOKEN}")
 
 
-def test_the_usual_port_and_another_one_if_it_is_taken(runs):
+def test_the_usual_port_and_another_one_if_it_is_taken(runs, page):
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # it is taken already
             stack.enter_context(socket.create_server(("127.0.0.1", PAGE_PORT)))
@@ -121,32 +126,30 @@ def test_the_usual_port_and_another_one_if_it_is_taken(runs):
             assert int(re.search(r":(\d+)/", line)[1]) not in (0, PAGE_PORT)
 
 
-def test_a_port_that_is_given_and_taken_is_refused(runs):
-    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+def test_a_port_that_is_given_and_taken_is_refused(runs, page):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"--port={port}"):
             watch.main([*runs, f"--port={port}"])
 
 
-def test_a_host_that_nobody_knows_is_refused(runs):
-    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+def test_a_host_that_nobody_knows_is_refused(runs, page):
     with pytest.raises(UsageError, match=r"^--host=no\.invalid: cannot listen there: (\w+ )+\w+; give") as caught:
         watch.main([*runs, "--host=no.invalid"])
     assert "Unknown error" not in str(caught.value)
 
 
-def test_a_short_token_is_refused(runs, monkeypatch):
-    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
-    monkeypatch.setenv(watch.TOKEN, "short")
-    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has 5 characters"):
-        watch.main([*runs, "--host=0.0.0.0", "--port=0"])
-
-
-@pytest.mark.parametrize("token", ["p\u00e4sswort-mit-umlaut", "line one\nline two of it", "tab\tand more of it 1234"])
-def test_a_token_that_no_cookie_can_carry_is_refused(runs, monkeypatch, token):
-    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("short", "5 characters"),
+        ("p\u00e4sswort-mit-umlaut", "characters other than printable ASCII"),
+        ("line one\nline two of it", "characters other than printable ASCII"),
+        ("tab\tand more of it 1234", "characters other than printable ASCII"),
+    ],
+)
+def test_a_token_that_is_short_or_that_no_cookie_can_carry_is_refused(runs, monkeypatch, token, said, page):
     monkeypatch.setenv(watch.TOKEN, token)
     monkeypatch.setattr("trainer.watching.server.serve", lambda *_: None)
-    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has characters other than printable ASCII"):
+    with pytest.raises(UsageError, match=f"STEPFEED_WATCH_TOKEN: has {said}"):
         watch.main([*runs, "--host=0.0.0.0", "--port=0"])

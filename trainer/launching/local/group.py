@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from pipeline.errors import EXIT_RERUN, name_of
+from trainer import journal
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports
@@ -122,7 +123,7 @@ class Group:
         self._is_asynchronous = placement.job.strategy == PARAMETER_SERVER
         tasks = placement.tasks(slots)
         self._environments = dict(zip(tasks, placement.environments(tasks, ports.take(len(tasks))), strict=True))
-        screen.name_width(max(len(task.name) for task in tasks))
+        screen.name_width = max(len(task.name) for task in tasks)
         self.processes: list[Process] = []
         self.failed: list[Process] = []
         self._heard = 0.0
@@ -220,7 +221,7 @@ class Group:
 
     def _started(self, task: Task) -> Process:
         placement, timeout = self._placement, self._placement.job.restarts.silent_timeout
-        environment = self._environments[task]
+        environment = {**self._environments[task], journal.JOB: placement.id}
         return Process(task, placement.command, environment, placement.folder, self._guardian, timeout)
 
     def _hold(self) -> None:

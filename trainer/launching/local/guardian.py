@@ -56,7 +56,6 @@ class Guardian:
 
 
 def _end(pids: set[int], grace: float) -> None:
-    """Ends process groups; kills after `grace` seconds those that still run."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             if not sys.platform.startswith("linux"):

@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import secrets
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -147,10 +148,8 @@ def _outgoing() -> tuple[int, int]:
 
 def _is_free(port: int) -> bool:
     """Whether a trainer can listen on a port of all of this machine's addresses, as TensorFlow's server does."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+        tf_config.bound(port).close()
     except OSError:
         return False
     return True
@@ -180,6 +179,7 @@ class Placement:
       shares: the GPUs of each worker's slot.
       has_gpus: whether this machine has any, so that processes without a share must be kept from them.
       folder: folder for logs, heartbeats and the status.
+      id: id of the job, which its processes write in their heartbeats.
     """
 
     job: Job
@@ -187,6 +187,7 @@ class Placement:
     shares: tuple[tuple[str, ...], ...]
     has_gpus: bool
     folder: pathlib.Path
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
     def tasks(self, slots: Sequence[int]) -> list[Task]:
         """Returns the tasks of a group with workers in these slots."""

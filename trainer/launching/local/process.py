@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -64,7 +65,7 @@ _MEANINGS = {
     EXIT_USAGE: "a flag cannot work",
     EXIT_RERUN: "not done, to be resumed",
 }
-_SIGNALS = 128  # base of a shell's exit codes for signals
+SIGNALLED = 128  # base of a shell's exit codes for signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +93,14 @@ class ExitStatus:
     @property
     def exit_code(self) -> int:
         """The code as a shell reports it: 128 + the signal's number."""
-        return _SIGNALS - self.code if self.code < 0 else self.code
+        return SIGNALLED - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
         """The end of the process in words."""
         if self.silence:
             return f"{self.silence}, and was killed"
-        if self.code < 0 or self.code > _SIGNALS:
-            return f"was killed by {_name_of(self.exit_code - _SIGNALS)}"
+        if self.code < 0 or self.code > SIGNALLED:
+            return f"was killed by {_name_of(self.exit_code - SIGNALLED)}"
         meaning = _MEANINGS.get(self.code)
         return f"ended with exit code {self.code}{f' ({meaning})' if meaning else ''}"
 
@@ -173,14 +174,12 @@ class HeartbeatMonitor:
             return f"gave no sign of life for {self.unheard:.0f} s" if is_silent else ""
         if self.unheard > self._timeout + self.beat.quiet:
             return f"gave no sign of life for {self.unheard:.0f} s{self._where()}"
-        return f"made no progress for {self._now - self._achieved:.0f} s{self._where()}" if self._hangs() else ""
-
-    def _hangs(self) -> bool:
-        assert self.beat is not None
-        passed, expected = self._now - self._achieved, self.beat.expects
-        if expected == "steps":
-            return passed > max(self._timeout, self.beat.patience)
-        return expected == "end" and passed > _LONG * self._timeout + self.beat.quiet
+        passed, longest = self._now - self._achieved, math.inf  # if it serves others
+        if self.beat.expects == "steps":
+            longest = max(self._timeout, self.beat.patience)
+        elif self.beat.expects == "end":
+            longest = _LONG * self._timeout + self.beat.quiet
+        return f"made no progress for {passed:.0f} s{self._where()}" if passed > longest else ""
 
     def _where(self) -> str:
         assert self.beat is not None

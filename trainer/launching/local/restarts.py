@@ -34,6 +34,11 @@ class Records:
     def __init__(self, placement: Placement) -> None:
         self._placement, self.job = placement, placement.job
         self._folder = placement.job.folder.path
+        # Seconds may be infinite, which JSON lacks.
+        self._flags = {
+            group: {name: value for name, value in members.items() if value != math.inf}
+            for group, members in dataclasses.asdict(placement.job.config).items()
+        }
         self.restarts, self.error = 0, ""
         self.best: int | None = None
         self._last_step: int | None = None
@@ -102,7 +107,9 @@ class Records:
         return JobReport(
             time=round(time.time(), 3),
             pid=os.getpid(),
+            job=self._placement.id,
             command=self._placement.command,
+            flags=self._flags,
             state=state,
             exit_code=exit_code,
             step=self.best if state == "waiting" else step,
@@ -256,11 +263,7 @@ class WorkerPool:
             self._slots[number].at_start, self._slots[number].is_tried = 0, False
 
     def failed(self, number: int, at_start: bool) -> bool:
-        """Records that the worker of a slot was the first to fail; returns whether the slot is now lost.
-
-        Returns:
-          Whether the slot is lost now.
-        """
+        """Records that the worker of a slot was the first to fail; returns whether the slot is now lost."""
         slot = self._slots[number]
         slot.failures, slot.at_start = slot.failures + 1, slot.at_start + at_start
         if not (

@@ -116,7 +116,6 @@ def _interpreter() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _reported(reporter: Reporter, screen: Screen) -> Iterator[None]:
-    """Context that reports the outcome of the job."""
     state: State = "failed"  # after any other exception
     code = 1
     try:

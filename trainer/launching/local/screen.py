@@ -28,17 +28,16 @@ class Screen:
     Args:
       hides_time: whether a date and time at the start of a line are omitted on a terminal.
       events: file to which the launcher's own lines are appended, for `trainer.watch`; None for no file.
+
+    Attributes:
+      name_width: width of the names in front of lines.
     """
 
     def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
         self._events = events
         self._hides_time = hides_time and sys.stdout.isatty()
         self._held: list[tuple[str, str, bool]] | None = None
-        self._width = 0
-
-    def name_width(self, width: int) -> None:
-        """Sets the width of the names in front of lines."""
-        self._width = width
+        self.name_width = 0
 
     def line(self, name: str, text: str, is_error: bool) -> None:
         """Prints a line of a process."""
@@ -46,7 +45,7 @@ class Screen:
             self._held.append((name, text, is_error))
         else:
             shown = without_time(text) if self._hides_time and not is_error else text
-            self._show(f"{name:<{self._width}} | ", shown, is_error)
+            self._show(f"{name:<{self.name_width}} | ", shown, is_error)
 
     def say(self, text: str, kind: Kind = "job") -> None:
         """Prints a line of the launcher itself, and adds it to the file of events."""

@@ -13,7 +13,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, RerunError
 from trainer.cluster.interrupt import QUESTION, SAVE
 from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
-from trainer.launching.local.process import Process
+from trainer.launching.local.process import SIGNALLED, Process
 from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, Reporter, WorkerPool
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -173,7 +173,6 @@ class Attempt:
         return Outcome(kind)
 
     def _end_all(self) -> None:
-        """Lets all processes save and end: first the ones that lead the group, which need the others to save."""
         late = self._end(self._group.leading, self._stop_timeout)
         for one in late:
             what = f"{one.task.name} (process {one.pid})"
@@ -181,12 +180,9 @@ class Attempt:
         self._end(self._group.serving, min(_SERVED, self._stop_timeout))
 
     def _end(self, processes: Sequence[Process], grace: float) -> list[Process]:
-        """Asks processes to end; kills the rest after `grace` seconds, or once the user sends a second signal.
+        """Asks processes to end; kills the rest after `grace` seconds or the user's second signal, and returns them.
 
         Heartbeats are ignored here, since saving may keep a process busy for long.
-
-        Returns:
-          The processes that had to be killed.
         """
         for one in processes:
             one.ask_to_end()
@@ -199,9 +195,6 @@ class Attempt:
                 for one in left:
                     one.kill()
         return late
-
-
-_KILLED = 128  # base of a shell's exit codes for signals
 
 
 class JobFailedError(PipelineError):
@@ -308,11 +301,10 @@ class Supervisor:
             self._reporter.tick()
 
     def _check_stopped(self) -> None:
-        """Raises an error if the user has ended the job."""
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
             message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"
-            raise JobFailedError(message, _KILLED + number)
+            raise JobFailedError(message, SIGNALLED + number)
         if self._stopping.is_asked:
             best = self._records.best
             at = "before the first step" if best is None else f"after step {max(best, self._records.saved or 0)}"

@@ -16,7 +16,6 @@ import yaml
 
 from pipeline.errors import UsageError
 from pipeline.files.paths import with_version
-from pipeline.manifest.sources import parse_sources, sources_of
 from trainer.cluster.tf_config import VARIABLE
 from trainer.config import meaning
 from trainer.config.meaning import PARAMETER_SERVER
@@ -32,7 +31,6 @@ _SUFFIX = 6  # characters that Kubernetes appends: -x7k2p
 
 
 def _check_no_variable_twice(launch: LaunchFlags, flags: KubernetesFlags) -> None:
-    """Raises UsageError if a variable is given both a value and a secret."""
     for name in flags.secrets:
         if name in launch.processes.variables:
             raise UsageError(f"--secret_env: {name} is given by --env, too; leave one out")
@@ -141,7 +139,7 @@ def _check_folders(job: Job, flags: KubernetesFlags) -> None:
             raise UsageError(f"--{flag}={path}: lies on a volume that is mounted read-only ({mount.path}:ro)")
     given = {name: path for name, path in meaning.given(config, "reads").items() if path != IMAGENET}
     read = [*given.items(), *(("config", path) for path in _config_files(job.flags))]
-    read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir)]
+    read += [("data_dir", with_version(source.data_dir)[0]) for source in config.data.sources]
     for flag, path in read:
         if "://" not in path and not _mount_of(path, flags):
             raise UsageError(
@@ -161,10 +159,6 @@ def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:
     return max(found, key=lambda mount: len(mount.path), default=None)
 
 
-def _data_folders(data_dir: str) -> list[str]:
-    return [with_version(each.data_dir)[0] for each in sources_of(parse_sources(data_dir), "train")]
-
-
 def _config_files(words: tuple[str, ...]) -> list[str]:
     pairs = zip(words, [*words[1:], ""], strict=True)
     return [
@@ -179,7 +173,6 @@ def _port(job: Job) -> int:
 
 
 def _job_names(job: Job) -> dict[str, str]:
-    """Returns the name of each role's job in the JobSet."""
     main = next(iter(job.roles)) if job.launch.own.kind == "trainjob" else None
     return {role: "node" if role == main else role for role in job.roles}  # as Kubeflow Trainer expects
 
@@ -190,7 +183,6 @@ def escaped(text: str) -> str:
 
 
 def _variables(job: Job) -> list[dict[str, Any]]:
-    """Returns the variables of --env and --secret_env."""
     given, hidden = job.launch.processes.variables, job.launch.own.secrets
     return [
         *({"name": name, "value": escaped(value)} for name, value in given.items()),

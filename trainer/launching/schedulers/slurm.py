@@ -112,7 +112,6 @@ class SlurmFlags:
 
 
 def _check_only_here(launch: LaunchFlags, flags: SlurmFlags) -> None:
-    """Raises UsageError if a flag is given that this target does not support."""
     del flags
     if launch.job.page is not None:
         raise UsageError(

@@ -158,12 +158,13 @@ def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):
 
 def test_a_thread_beats_while_nothing_is_achieved(monkeypatch, path):
     monkeypatch.setenv(heartbeat.VARIABLE, str(path))
+    monkeypatch.setenv(journal.JOB, "a1b2")
     monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
     with Heartbeat.of_environment() as beats:
         beats.on_phase(Phase("compiling the step"))
         first = written(path, lambda beat: beat.phase == "compiling the step")
         later = written(path, lambda beat: beat.beats >= first.beats + 3)
-    assert (first.achieved, first.expects) == (later.achieved, "end")
+    assert (first.achieved, first.expects, later.job) == (later.achieved, "end", "a1b2")
     assert later.time > first.time
 
 

@@ -115,18 +115,15 @@ def test_misuse(arguments, said, tmp_path, monkeypatch):
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    data = tmp_path / "data"
-    write_dataset(data, (40,), (4, 4, 1), test_counts=(4,))
+ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [pytest.param("shut", "Permission denied", marks=ROOT), ("file", "Not a directory")]
+)
+def test_a_folder_that_cannot_be_made(place, why, tmp_path):
+    write_dataset(tmp_path / "data", (40,), (4, 4, 1), test_counts=(4,))
     (tmp_path / "shut").mkdir(mode=0o500)
-    with pytest.raises(PipelineError, match="--model_dir=.*: cannot be created: Permission denied"):
-        launch.main(["--", f"--data_dir={data}", f"--model_dir={tmp_path}/shut/m", "--global_batch_size=8"])
-
-
-def test_a_folder_in_a_file(tmp_path):
-    data, file = tmp_path / "data", tmp_path / "file"
-    write_dataset(data, (40,), (4, 4, 1), test_counts=(4,))
-    file.touch()
-    with pytest.raises(PipelineError, match=r"--model_dir=.*file/m.*: cannot be created: Not a directory"):
-        launch.main(["--", f"--data_dir={data}", f"--model_dir={file}/m", "--global_batch_size=8"])
+    (tmp_path / "file").touch()
+    with pytest.raises(PipelineError, match=rf"--model_dir=.*{place}/m.*: cannot be created: {why}"):
+        launch.main(["--", f"--data_dir={tmp_path}/data", f"--model_dir={tmp_path}/{place}/m", "--global_batch_size=8"])

@@ -93,7 +93,7 @@ def interrupt():
 def chief_of(interrupt, monkeypatch):
     """Returns a function that makes the chief of workers 0 and 1 and ps 0; it serves in the coordinator's context."""
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(module, "_FIRST_NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "FIRST_NOTICE_SECONDS", 0.05)
 
     def chief_of(works=False, **options):
         address = f"localhost:{tf_config.free_port()}"

@@ -182,11 +182,23 @@ def test_a_launcher_that_has_gone(run):
     assert (found.state, found.error, found.members[0].state) == ("failed", "worker 0 was killed", "ended")
 
 
-def test_a_status_of_an_earlier_job_says_nothing_about_this_one(run):
-    status(run, process("worker 0"), process("worker 1"), ago=600.0, state="done", restarts=4, step=12)
+@pytest.mark.parametrize("job", ["a1b2", ""])  # earlier releases wrote none, but the processes of the launcher
+@pytest.mark.parametrize("ago", [600.0, 3.0])
+def test_a_status_of_an_earlier_job_says_nothing_about_this_one(run, job, ago):
+    processes = process("worker 0", pid=77), process("worker 1", pid=78)
+    status(run, *processes, job=job, ago=ago, state="done", restarts=4, step=12)
     beat(run, "worker-0", step=3)
     found = snapshot(run)
     assert (found.state, found.step, found.restarts, len(found.members)) == ("training", 3, None, 1)
+
+
+@pytest.mark.parametrize("job", ["a1b2", ""])
+@pytest.mark.parametrize(("ago", "state", "restarts"), [(5.0, "stopping", 4), (60.0, "training", None)])
+def test_processes_that_outlive_their_launcher_tell_of_themselves(run, job, ago, state, restarts):
+    status(run, process("worker 0"), job=job, ago=ago, state="stopping", restarts=4)
+    beat(run, "worker-0", job=job, step=3)
+    found = snapshot(run)
+    assert (found.state, found.restarts, found.members[0].step) == (state, restarts, 3)
 
 
 def test_the_beat_of_the_process_before_is_not_that_of_this_one(run):
@@ -225,6 +237,7 @@ def test_a_heartbeat_with_a_field_of_another_kind_is_named(run, field, value):
 @pytest.mark.parametrize(
     "fields",
     [{"lost": 5}, {"elastic": [1]}, {"elastic": "1:2"}, {"error": {"a": 1}}, {"restarts": "x"}, {"command": 7}]
+    + [{"flags": {"order": 7}}, {"job": 7}]
     + [{"processes": [{**process("worker 0"), name: value}]} for name, value in (("pid", "x"), ("last_error", 5))],
 )
 def test_a_status_with_a_field_of_another_kind_is_named(run, fields):
@@ -308,8 +321,7 @@ def test_what_a_resume_has_changed(run, flags):
 
 
 def test_flags_come_from_the_last_save_or_the_launcher_where_events_lack_them(run, flags):
-    command = ["python", "-m", "trainer.run", f"--data_dir={flags['data']['data_dir']}", f"--model_dir={run}"]
-    status(run, process("worker 0"), command=[*command, "--global_batch_size=24"])
+    status(run, process("worker 0"), flags={**flags, "order": {**flags["order"], "global_batch_size": 24}})
     assert snapshot(run).flags["global_batch_size"] == "24"
     file.write(run / "config.yaml", flags)
     assert snapshot(run).flags["global_batch_size"] == "12"

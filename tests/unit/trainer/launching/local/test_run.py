@@ -47,12 +47,17 @@ def start(tmp_path, monkeypatch):
 
 
 def test_a_job_is_run_to_its_end(start, capfd):
-    orders = {"worker-0": ["beat 3; sleep 0.2; rest", "echo $*; exit 0"], "worker-1": ["beat 3; exit 75", "exit 0"]}
+    orders = {
+        "worker-0": ["beat 3; sleep 0.2; rest", "echo $STEPFEED_JOB $*; exit 0"],
+        "worker-1": ["beat 3; exit 75", "exit 0"],
+    }
     status = start(orders, "--num_workers=2")
     assert (status["state"], status["exit_code"], status["restarts"], status["num_workers"]) == ("done", 0, 1, 2)
     out, err = capfd.readouterr()
     [line] = [line for line in out.splitlines() if line.startswith("worker 0 | ")]
+    assert line.startswith(f"worker 0 | {status['job']} ")
     assert line.endswith("--global_batch_size=12 --strategy=multiworker")  # the flags that each process gets
+    assert status["flags"]["order"]["global_batch_size"] == 12
     assert err.startswith("trainer.launch: 2 workers on CPUs; ")
     assert not any(is_running(one["pid"]) for one in status["processes"])
 

@@ -3,11 +3,13 @@
 import dataclasses
 import io
 import json
+import math
 import types
 
 from rich.console import Console
 
 from trainer import journal
+from trainer.config import TrainConfig
 from trainer.journal import STATUS, JobReport, ProcessReport
 from trainer.launching.local import screen
 from trainer.launching.local.process import Task
@@ -84,7 +86,8 @@ def test_each_field_of_the_report_is_what_its_name_says(tmp_path):
     group = types.SimpleNamespace(processes=[process], slots=[0, 3], step=7, has_stepped=True)
     job = types.SimpleNamespace(folder=RunFolder(tmp_path), elastic=(1, 4), max_restarts=10, num_workers=4)
     job.restarts = types.SimpleNamespace(max_restarts=10, elastic_range=(1, 4))
-    records = Records(types.SimpleNamespace(job=job, command=("python",), gpus_of=lambda task: ("2",)))
+    job.config = TrainConfig.of(data_dir="digits", model_dir=str(tmp_path), checkpoint_secs=math.inf)
+    records = Records(types.SimpleNamespace(job=job, id="a1b2", command=("python",), gpus_of=lambda task: ("2",)))
     records.started(group)
     records.watch()
     group.step = 5  # the next group resumed from a checkpoint
@@ -92,6 +95,8 @@ def test_each_field_of_the_report_is_what_its_name_says(tmp_path):
     waiting, training = records.report("waiting", [2]), records.report("training", [2])
     assert (waiting.step, training.step, training.last_step, training.num_workers) == (7, 5, 90, 2)
     assert (training.lost, training.elastic, training.max_restarts, training.exit_code) == ((2,), (1, 4), 10, None)
+    assert (training.job, training.flags["data"]["data_dir"], training.command) == ("a1b2", "digits", ("python",))
+    assert "checkpoint_secs" not in training.flags["steps"]  # JSON has no infinity
     one = training.processes[0]
     assert (one.name, one.index, one.slot, one.gpus, one.pid, one.step) == ("worker 1", 1, 3, ("2",), 11, 7)
     assert (one.examples_per_second, one.input_wait, one.last_error) == (5.0, 0.25, "gone")

@@ -9,6 +9,11 @@ from tests.slurm import Slurm
 from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job
 
+# Texts that a shell, YAML, Kubernetes or a template could take for something of theirs.
+NASTY = [
+    *("$$", "$(HOME)", "$(id)", "$HOME", "$$(HOME)", "`id`", "a'b\"c", "é$é", "back\\slash", "*", "a~", "!x"),
+    *("two\nlines", "# no", "@TASKS@", " a: b, [c] {{ d }} ", "\x7f\u2028\U0001f600", ""),
+]
 KUBERNETES = ("--target=kubernetes", "--image=registry/stepfeed:1", "--volume=data:/data,runs:/runs")
 TRAINER = ("--data_dir=/data/mnist", "--model_dir=/runs/one", "--global_batch_size=24")
 

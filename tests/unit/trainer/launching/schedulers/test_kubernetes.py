@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from tests import manifests
 from tests.lanes import examples
-from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
+from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES, NASTY
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import tf_config
 from trainer.journal import Beat
@@ -247,26 +247,6 @@ WORDS = st.text(
 @hypothesis.given(word=WORDS)
 def test_any_text_reaches_the_pod_as_it_is(word):
     assert manifests.expanded(kubernetes.escaped(word), {"A": "value", "": "nothing", "HOME": "/root"}) == word
-
-
-NASTY = [
-    "$$",
-    "$(HOME)",
-    "$HOME",
-    "$$(HOME)",
-    "`id`",
-    "a'b\"c",
-    "é$é",
-    "back\\slash",
-    "*",
-    "a~",
-    "!x",
-    "two\nlines",
-    "# no",
-    " a: b, [c] {{ d }} ",
-    "\x7f\u2028\U0001f600",
-    "",
-]
 
 
 def test_a_job_that_begins_anew_has_a_name_of_its_own(documents_of):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pipeline.errors import UsageError
+from tests.unit.trainer.launching.schedulers.conftest import NASTY
 from trainer.cluster import tf_config
 from trainer.launching.schedulers import slurm as target
 
@@ -64,6 +65,15 @@ def script_of(job_of, slurm):
         return target.render(job_of("--target=slurm", f"--num_workers={workers}", *flags, **options))
 
     return script_of
+
+
+def ended(slurm, script, codes, end):
+    """Returns the exit code and the output of a job that is ended, by `slurm.cancel` or `warn`, once its tasks wait."""
+    process = slurm.start(script, CODES=codes)
+    slurm.wait_for("waits-0", "waits-1")
+    end(process)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
 def options_of(script):
@@ -191,25 +201,8 @@ def test_a_setup_that_fails_is_final(script_of, slurm, flag, said):
         assert output.splitlines()[-1] == "--setup failed with code 1; the job is not requeued"
 
 
-NASTY = [
-    "$$",
-    "$(id)",
-    "$HOME",
-    "`id`",
-    "a'b\"c",
-    "é$é",
-    "back\\slash",
-    "*",
-    "a~",
-    "!x",
-    "two\nlines",
-    "# no",
-    "@TASKS@",
-]
-
-
 def test_flags_and_variables_reach_the_process_as_they_are(script_of, slurm):
-    code = "import os, sys; print([sys.argv[1:], [os.environ[f'V{i}'] for i in range(13)]])"
+    code = f"import os, sys; print([sys.argv[1:], [os.environ[f'V{{i}}'] for i in range({len(NASTY)})]])"
     slurm.command("python", f'#!/bin/bash\nexec {sys.executable} -c "{code}" "$@" > "$STUB/got"\n')
     trainer = ("--data_dir=" + "".join(NASTY), "--model_dir=run/" + "".join(NASTY))
     flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
@@ -246,10 +239,7 @@ def test_a_task_that_fails_for_good_ends_the_tasks_that_wait(script_of, slurm, c
 
 def test_a_task_that_fails_after_sigterm_does_not_disturb_those_that_save(script_of, slurm):
     """A second SIGTERM would end them without saving."""
-    process = slurm.start(script_of(), CODES="fail slow")
-    slurm.wait_for("waits-0", "waits-1")
-    slurm.cancel(process)
-    process.communicate(timeout=60)
+    ended(slurm, script_of(), "fail slow", slurm.cancel)
     assert (slurm.folder / "terms-1").read_text() == "term\n"
 
 
@@ -289,37 +279,22 @@ def test_a_new_checkpoint_forgives_restarts(script_of, slurm):
 
 def test_a_time_limit_that_comes_before_any_checkpoint_is_not_met_for_ever(script_of, slurm):
     script = script_of("--max_restarts=1")
-    for code, requeued in ((75, 1), (75, 1)):
+    for _ in range(2):
         for path in slurm.folder.glob("waits-*"):
             path.unlink()
-        process = slurm.start(script, CODES="wait2 wait2")
-        slurm.wait_for("waits-0", "waits-1")
-        slurm.warn(process)
-        output, _ = process.communicate(timeout=60)
-        assert (process.returncode, slurm.requeued()) == (code, requeued), output
+        code, output = ended(slurm, script, "wait2 wait2", slurm.warn)
+        assert (code, slurm.requeued()) == (75, 1), output
     assert "after 1 restarts (--max_restarts) without" in output
 
 
-def test_before_the_time_limit_the_tasks_save_and_the_job_is_requeued(script_of, slurm):
-    script = script_of("--max_restarts=0")
-    process = slurm.start(script, CODES="wait wait")
-    slurm.wait_for("waits-0", "waits-1")
-    slurm.warn(process)
-    process.communicate(timeout=60)
-    assert process.returncode == 75
+@pytest.mark.parametrize(("end", "restarts", "requeued"), [("warn", 0, 1), ("cancel", 10, 0)])
+def test_tasks_save_at_the_time_limit_which_requeues_the_job_and_when_it_is_cancelled(
+    script_of, slurm, end, restarts, requeued
+):
+    code, _ = ended(slurm, script_of(f"--max_restarts={restarts}"), "wait wait", getattr(slurm, end))
+    assert (code, slurm.requeued()) == (75, requeued)
     for rank in range(2):
         assert (slurm.folder / f"saved-{rank}").read_text() == "saved\n"  # once: a second signal ends without saving
-    assert slurm.requeued() == 1
-
-
-def test_a_cancelled_job_is_not_requeued(script_of, slurm):
-    process = slurm.start(script_of(), CODES="wait wait")
-    slurm.wait_for("waits-0", "waits-1")
-    slurm.cancel(process)
-    process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert (slurm.folder / "saved-1").read_text() == "saved\n"
-    assert slurm.requeued() == 0
 
 
 def test_an_asynchronous_worker_restarts_alone(script_of, slurm):
