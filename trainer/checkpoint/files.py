@@ -234,8 +234,10 @@ def _data_in(folder: pathlib.Path) -> list[pathlib.Path]:
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: Period = ALL) -> list[int]:
     """Returns the steps to keep, ascending: the newest, and two that are an epoch or more apart.
 
+    What is kept is kept again when the run is restored, however often.
+
     Args:
-      steps: global steps of the checkpoints.
+      steps: global steps of the checkpoints, ascending.
       max_to_keep: number of newest checkpoints to keep.
       steps_per_epoch: T.
       period: period of the steps that count. Other steps are kept while too few count, or while they are among the
@@ -249,7 +251,9 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
             apart.append(step)
     counted = [step for step in steps if not period.steps or period.is_due(step)][-max_to_keep:]
     newest = max(max_to_keep - len(counted), min(max_to_keep, 2))
-    return sorted({*counted, *steps[-newest:], *apart[-2:]})
+    found = sorted({*counted, *steps[-newest:], *apart[-2:]})
+    # Without the steps that go, the first is another, and so may be those that are an epoch apart from it.
+    return found if len(found) == len(steps) else kept(found, max_to_keep, steps_per_epoch, period)
 
 
 def check_run_folder(folder: RunFolder) -> None:

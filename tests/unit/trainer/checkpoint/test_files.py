@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
@@ -261,6 +261,25 @@ def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(gaps, steps_p
         if step - saved[0] >= steps_per_epoch:
             ages = [step - other for other in steps]
             assert any(steps_per_epoch <= age < 2 * (steps_per_epoch + max(gaps)) for age in ages), (step, steps)
+
+
+@given(
+    gaps=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    steps_per_epoch=st.integers(1, 25),
+    most=st.integers(1, 5),
+    every=st.integers(1, 20),
+)
+@example(gaps=[2, 1, 2, 1, 2], steps_per_epoch=3, most=2, every=3)
+def test_what_is_kept_is_kept_again_whatever_its_steps(gaps, steps_per_epoch, most, every):
+    steps, saved = [], list(itertools.accumulate(gaps))
+    for step in saved:
+        steps = kept([*steps, step], most, steps_per_epoch, Period(every))
+        assert kept(steps, most, steps_per_epoch, Period(every)) == steps
+        assert steps[-1] == step
+    due = [step for step in saved if step % every == 0]
+    assert set(due[-most:]) <= set(steps)
+    all_at_once = kept(saved, most, steps_per_epoch, Period(every))
+    assert kept(all_at_once, most, steps_per_epoch, Period(every)) == all_at_once
 
 
 def test_what_a_clock_saves_between_the_steps_of_a_flag_pushes_out_none_of_theirs():
