@@ -121,6 +121,7 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
             "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
         }.get(flags.all_reduce, on_one)
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=sums() if sums else None)
+    assert flags.strategy == "central_storage", f"nothing makes --strategy={flags.strategy}"
     return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/cpu:0")
 
 

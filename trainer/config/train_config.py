@@ -38,7 +38,7 @@ from trainer.config.model import (
     defaults_of,
     epochs_of,
 )
-from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
+from trainer.config.run import OF_ONE_PROCESS, AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder, check_file
 
@@ -268,7 +268,7 @@ class TrainConfig:
         strategy, cluster = self.run.strategy, self.cluster
         if not cluster.given:
             return
-        if strategy not in ("multiworker", PARAMETER_SERVER):
+        if strategy in OF_ONE_PROCESS:
             raise UsageError(
                 f"--worker_hosts={cluster.worker_hosts} with --strategy={strategy}: is for --strategy=multiworker and "
                 f"{PARAMETER_SERVER}"
