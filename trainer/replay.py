@@ -38,7 +38,7 @@ from trainer.checkpoint import files
 from trainer.cluster import tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, meaning
-from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.config.run import OF_ONE_PROCESS, ClusterFlags
 from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
@@ -301,7 +301,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
             f"{flags.folder}: is a run with --strategy={PARAMETER_SERVER}, whose steps depend on which worker was "
             "first; they cannot be made again"
         )
-    if strategy == "multiworker":
+    if strategy == MULTIWORKER:
         count = count or len(ClusterFlags.hosts(stored.cluster.worker_hosts)) or None
         if count is None and stored.order.virtual_replicas is None:
             raise UsageError(f"{flags.folder}: its checkpoints do not say how many workers it had; give --num_replicas")

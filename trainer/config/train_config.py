@@ -24,6 +24,7 @@ from pipeline.order.views import View
 from trainer.config import chosen, file, meaning
 from trainer.config.data import DataFlags, OrderFlags
 from trainer.config.meaning import (
+    MULTIWORKER,
     PARAMETER_SERVER,
     check_apart,
     check_local,
@@ -273,7 +274,7 @@ class TrainConfig:
                 f"--worker_hosts={cluster.worker_hosts} with --strategy={strategy}: is for --strategy=multiworker and "
                 f"{PARAMETER_SERVER}"
             )
-        if strategy == "multiworker":
+        if strategy == MULTIWORKER:
             for name, value in (("ps_hosts", cluster.ps_hosts), ("chief_host", cluster.chief_host)):
                 if value:
                     raise UsageError(f"--{name}={value} with --strategy=multiworker: its processes are all workers")
