@@ -38,8 +38,8 @@ from trainer.checkpoint import files
 from trainer.cluster import tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, meaning
-from trainer.config.meaning import PARAMETER_SERVER
-from trainer.config.run import ClusterFlags
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
+from trainer.config.run import OF_ONE_PROCESS, ClusterFlags
 from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
@@ -53,7 +53,6 @@ _DESCRIPTION = (
     "that stand out, and the gradient's norm; or compares the bits of a run's checkpoints. It only reads the run."
 )
 _NEWEST = "newest"
-_STRATEGIES = ("one_device", "mirrored", "central_storage")
 _WIDE = 5.0  # standard deviations of a normal distribution
 _OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
 
@@ -77,7 +76,7 @@ class ReplayConfig:
     rows: int = flag(50, "most rows of --step that are listed, by falling loss", least=1, needs="step")
     data_dir: str | None = flag(None, "folder where the run's data are now (None: where they were)")
     strategy: str | None = flag(
-        None, "strategy that computes (None: the run's; for workers, mirrored)", known=_STRATEGIES
+        None, "strategy that computes (None: the run's; for workers, mirrored)", known=OF_ONE_PROCESS
     )
     num_replicas: int | None = flag(
         None, "number of replicas that compute (None: as many as in the run)", least=1, most=1024
@@ -302,7 +301,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
             f"{flags.folder}: is a run with --strategy={PARAMETER_SERVER}, whose steps depend on which worker was "
             "first; they cannot be made again"
         )
-    if strategy == "multiworker":
+    if strategy == MULTIWORKER:
         count = count or len(ClusterFlags.hosts(stored.cluster.worker_hosts)) or None
         if count is None and stored.order.virtual_replicas is None:
             raise UsageError(f"{flags.folder}: its checkpoints do not say how many workers it had; give --num_replicas")

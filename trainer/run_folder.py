@@ -46,6 +46,11 @@ class RunFolder:
                 return run
         return None
 
+    def files(self) -> set[pathlib.Path]:
+        """Returns the files that the properties below name in the folder itself, whether or not they are there."""
+        places = {getattr(self, name) for name, of in vars(RunFolder).items() if isinstance(of, property)}
+        return {one for one in places if one.parent == self.path} - {self.best, self.logs, self.launch}
+
     @property
     def best(self) -> pathlib.Path:
         """Folder of the checkpoints that --keep_best keeps."""

@@ -351,7 +351,7 @@ class AllReduceRun(Run):
 
     def connect(self) -> None:
         """Makes the strategy. With several workers that joins TensorFlow's cluster: no other thread runs meanwhile."""
-        config, joins = self.config, self.config.run.strategy == "multiworker"
+        config, joins = self.config, self.config.run.strategy == meaning.MULTIWORKER
         self.callbacks.phase("building the model")
         if joins:
             quiet = config.run.collective_timeout

@@ -164,7 +164,7 @@ def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[st
         yield "--jit_compile"
     if facts.gpus and config.model.precision == "float32":
         yield "--precision=bfloat16"
-    if facts.gpus > facts.replicas and config.run.strategy != "multiworker":
+    if facts.gpus > facts.replicas and config.run.strategy != meaning.MULTIWORKER:
         yield f"--strategy=mirrored on all {facts.gpus} GPUs"
     else:  # more replicas on logical CPUs would only share the same cores
         yield "more GPUs" if facts.gpus else "more CPU cores"

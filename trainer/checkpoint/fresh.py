@@ -96,10 +96,9 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
 
 def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) -> Iterator[pathlib.Path]:
     """Yields paths that were not written by a run: an entry of the folder, or a file in one of its subfolders."""
-    kept = (folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / run_folder.LOCK)
     if path.is_symlink():
         yield path
-    elif path in kept or path in metrics or (path.name.startswith(SCRATCH) and path.is_dir()):
+    elif path in _kept(folder) or path in metrics or (path.name.startswith(SCRATCH) and path.is_dir()):
         return
     elif path in (folder.best, folder.logs) and path.is_dir():
         for inner in sorted(path.rglob("*")):
@@ -112,13 +111,12 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
         yield path
 
 
-def _names(folder: RunFolder) -> tuple[str, ...]:
-    written = (folder.config, folder.order, folder.metrics_note, folder.fresh_note)
-    return (LIST, *(path.name for path in written), *_algorithms(folder))
+def _names(folder: RunFolder) -> set[str]:
+    return {LIST, *(path.name for path in folder.files())}
 
 
-def _algorithms(folder: RunFolder) -> tuple[str, str]:
-    return folder.algorithms.name, folder.algorithms_draft.name
+def _kept(folder: RunFolder) -> tuple[pathlib.Path, ...]:
+    return folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / run_folder.LOCK
 
 
 def _metrics(folder: RunFolder) -> list[pathlib.Path]:
@@ -137,7 +135,7 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
 def _remove(folder: RunFolder) -> None:
     """Removes a run, newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
     with named(folder.path, "cannot be emptied for --fresh"):
-        metrics, written = _metrics(folder), (LIST, folder.order.name, *_algorithms(folder))
+        metrics, written = _metrics(folder), _names(folder) - {path.name for path in _kept(folder)}
         for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):
             if path in (folder.best, folder.logs) or (path.name.startswith(SCRATCH) and path.is_dir()):
                 shutil.rmtree(path)

@@ -18,6 +18,7 @@ from trainer.cluster import algorithms, tf_config
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+from trainer.config.meaning import MULTIWORKER
 from trainer.config.run import RunFlags
 from trainer.runtime import context, multi_worker_util
 
@@ -99,7 +100,7 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
     """
     if flags.all_reduce == "nccl" and not tf.config.list_physical_devices("GPU"):
         raise UsageError("--all_reduce=nccl: sums between GPUs, and this machine has none; use auto")
-    if flags.strategy == "multiworker":
+    if flags.strategy == MULTIWORKER:
         order.check_replicas(global_batch_size, cluster.size * max(1, len(tf.config.list_physical_devices("GPU"))))
         with _before_devices("--strategy=multiworker"):
             return _join(cluster, flags)
@@ -117,6 +118,7 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
             "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
         }.get(flags.all_reduce, on_one)
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=sums() if sums else None)
+    assert flags.strategy == "central_storage", f"nothing makes --strategy={flags.strategy}"
     return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/cpu:0")
 
 

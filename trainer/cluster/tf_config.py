@@ -308,7 +308,7 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
     hosts = flags.hosts
     lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}
     jobs = {job: addresses for job, addresses in lists.items() if addresses}
-    job = flags.job_name or ("worker" if strategy == "multiworker" else None)
+    job = flags.job_name or ("worker" if strategy == MULTIWORKER else None)
     if job is None:
         raise UsageError(f"--worker_hosts={flags.worker_hosts}: say which process this is: --job_name=ps or worker")
     if job == "chief" and not flags.chief_host:

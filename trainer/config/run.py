@@ -8,16 +8,17 @@ from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all, check_needs
 from pipeline.errors import UsageError, name_of
-from trainer.config.meaning import PARAMETER_SERVER, flag
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER, flag
 from trainer.run_folder import RunFolder
 
-STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
+STRATEGIES = ("one_device", "mirrored", MULTIWORKER, "central_storage", PARAMETER_SERVER)
+OF_ONE_PROCESS = tuple(one for one in STRATEGIES if one not in (MULTIWORKER, PARAMETER_SERVER))
 JOBS = ("ps", "worker", "chief")
 # Ways to sum gradients over replicas, with the strategies that have them.
 ALL_REDUCE = {
     "auto": STRATEGIES,
-    "nccl": ("mirrored", "multiworker"),
-    "ring": ("multiworker",),
+    "nccl": ("mirrored", MULTIWORKER),
+    "ring": (MULTIWORKER,),
     "hierarchical_copy": ("mirrored",),
 }
 _SECONDS = 10**9  # 31 years; with more, the clocks of TensorFlow and of threads overflow
@@ -103,7 +104,7 @@ class RunFlags:
             )
 
     def _check_replicas(self) -> None:
-        if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):
+        if self.num_replicas is not None and self.strategy not in OF_ONE_PROCESS:
             raise UsageError(
                 f"--num_replicas={self.num_replicas} with --strategy={self.strategy}: the replicas are the workers of "
                 "TF_CONFIG and their GPUs; leave --num_replicas out"

@@ -24,6 +24,7 @@ from pipeline.order.views import View
 from trainer.config import chosen, file, meaning
 from trainer.config.data import DataFlags, OrderFlags
 from trainer.config.meaning import (
+    MULTIWORKER,
     PARAMETER_SERVER,
     check_apart,
     check_local,
@@ -32,7 +33,7 @@ from trainer.config.meaning import (
     shapes_training,
 )
 from trainer.config.model import ModelFlags, OptimizerFlags, compiling, defaults_of, epochs_of
-from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
+from trainer.config.run import OF_ONE_PROCESS, AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder, check_file
 
@@ -260,12 +261,12 @@ class TrainConfig:
         strategy, cluster = self.run.strategy, self.cluster
         if not cluster.given:
             return
-        if strategy not in ("multiworker", PARAMETER_SERVER):
+        if strategy in OF_ONE_PROCESS:
             raise UsageError(
                 f"--worker_hosts={cluster.worker_hosts} with --strategy={strategy}: is for --strategy=multiworker and "
                 f"{PARAMETER_SERVER}"
             )
-        if strategy == "multiworker":
+        if strategy == MULTIWORKER:
             for name, value in (("ps_hosts", cluster.ps_hosts), ("chief_host", cluster.chief_host)):
                 if value:
                     raise UsageError(f"--{name}={value} with --strategy=multiworker: its processes are all workers")

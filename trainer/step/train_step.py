@@ -26,7 +26,7 @@ from pipeline.order.views import Intervals
 from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
-from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.runtime import without_automatic_order
 from trainer.step import clock, optimizers
 from trainer.step.gradients import Gradients, all_sum, apart
@@ -657,7 +657,7 @@ def create(
     gradients = Gradients(state, units, config.order.seed, is_compiled(config), augments[0])
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
-    times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1
+    times = config.run.strategy == MULTIWORKER and strategy.num_replicas_in_sync > 1
     clip_norm = config.optimizer.clip_norm
     return TrainStep(strategy, state, gradients, clip_norm, virtual, steps_per_epoch, skips, times, augments)
 

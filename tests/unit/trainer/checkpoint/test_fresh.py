@@ -68,6 +68,7 @@ def test_another_process_than_the_chief_leaves_the_folder_alone(folder):
     [
         *("notes.txt", "manifest.json", "ckpt-20.index.bak", "ckpt-x.index", "exported/export.json", "other.jsonl"),
         *("best/notes", "logs/notes.txt", "checkpoint.d/checkpoint", ".hidden", "saving-1"),
+        *("events.jsonl", "heartbeats", "evaluate"),  # names of places that lie in its subfolders
     ],
 )
 def test_where_other_files_lie_nothing_is_removed(name, folder):
@@ -90,6 +91,14 @@ def test_what_lies_behind_a_link_stays(name, folder, tmp_path):
         fresh.begin(config_of(folder, fresh=True))
     assert caught.value.path == str(folder.path / name)
     assert (folder.path / "ckpt-40.index").exists()
+
+
+def test_a_file_that_a_later_release_adds_to_the_folder_is_of_the_run(folder, monkeypatch):
+    monkeypatch.setattr(RunFolder, "margins", property(lambda self: self.path / "margins.txt"), raising=False)
+    for name in ("margins.txt", "margins.txt.tmp"):
+        (folder.path / name).touch()
+    fresh.begin(config_of(folder, fresh=True))
+    assert files_in(folder) == {*STAYS, "launch/logs/worker-0.stdout.log"}
 
 
 def test_an_empty_folder_is_fine(tmp_path):

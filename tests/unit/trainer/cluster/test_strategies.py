@@ -8,7 +8,7 @@ from pipeline.errors import UsageError
 from trainer.cluster import strategies
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.config import TrainConfig
-from trainer.config.run import RunFlags
+from trainer.config.run import OF_ONE_PROCESS, RunFlags
 from trainer.step import gradients
 
 
@@ -58,6 +58,10 @@ def test_devices(values, kind, devices):
     assert isinstance(strategy, kind)
     assert strategies.device_names(strategy) == devices
     assert strategy.num_replicas_in_sync == len(devices)
+
+
+def test_each_strategy_is_made_by_a_class_of_its_own():
+    assert len({type(create(strategy=name)) for name in OF_ONE_PROCESS}) == len(OF_ONE_PROCESS) == 3
 
 
 SMI = """#!/bin/sh
