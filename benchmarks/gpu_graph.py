@@ -487,7 +487,8 @@ class Graph:
     def _moved(self, node: Any) -> int:
         """Returns the bytes that a node reads and writes."""
         given = [(self._size_of(*source), self._is_handle(source[0])) for source in _sources(node)]
-        changed = sum(size for size, is_variable in given if is_variable) if "Assign" in node.op else 0
+        changes = "Assign" in node.op or node.op.startswith("ResourceApply")
+        changed = sum(size for size, is_variable in given if is_variable) if changes else 0
         return sum(size for size, _ in given) + sum(self._outputs.get(node.name, [])) + changed
 
     def _size_of(self, name: str, port: int) -> int:

@@ -56,6 +56,14 @@ def test_batches_and_the_clock_alone_are_the_hosts(how):
     assert not counts.without_kernel
 
 
+def test_momentum_takes_one_kernel_for_each_weight():
+    step, batch = gpu_graph.made(("--model=softmax_regression", "--nojit_compile", "--optimizer=nesterov"), SIDE, ROWS)
+    assert len(step.state.model.trainable_variables) == 2
+    counts = gpu_graph.count(gpu_graph.repeated(step, batch))
+    assert counts.parts["optimizer"].kernels == 2 + 1  # and the number of updates
+    assert not counts.without_kernel
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_several_gpus_are_each_asked_whether_they_have_their_part_of_a_batch(strategy):
     flags = ("--model=softmax_regression", "--nojit_compile", f"--strategy={strategy}", "--num_replicas=2")
