@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,11 +152,14 @@ class GroupIterator(Iterator[Any]):
         for device in self._devices:
             # In the strategy's scope, a tf.Variable would be a distributed one, on all devices.
             with tf.device(device):
-                self._images.append(None if images is None else ResourceVariable(images, trainable=False))
+                self._images.append(None if images is None else _of_any_length(images))
                 zeros = [tf.zeros(one.shape, one.dtype) for one in tf.nest.flatten(self._spec)]
                 self._held.append([ResourceVariable(zero, trainable=False) for zero in zeros])
         with tf.device("CPU:0"):
             self._position = ResourceVariable(tf.constant(size), trainable=False)
+        # A function that was traced with this iterator keeps its variables: those of the images would take the place of
+        # the images of the next phase.
+        weakref.finalize(self, _empty, [one for one in self._images if one is not None]).atexit = False
 
     def __next__(self) -> Any:
         """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
@@ -202,6 +206,16 @@ class GroupIterator(Iterator[Any]):
         """Returns the position in the next group, and that group."""
         flat = [self._strategy.experimental_local_results(one) for one in tf.nest.flatten(next(self._groups))]
         return position - self._size, [list(own) for own in zip(*flat, strict=True)]
+
+
+def _of_any_length(images: tf.Tensor) -> ResourceVariable:
+    return ResourceVariable(images, trainable=False, shape=tf.TensorShape([None, *images.shape[1:]]))
+
+
+def _empty(images: list[ResourceVariable]) -> None:
+    with tf.init_scope():
+        for one in images:
+            one.assign(tf.zeros([0, *one.shape[1:]], one.dtype))
 
 
 def _of_batch(group: tf.TensorSpec) -> tf.TensorSpec:

@@ -3,6 +3,7 @@
 So do batches of images that the devices keep.
 """
 
+import gc
 import itertools
 
 import numpy as np
@@ -155,6 +156,23 @@ def test_other_images_are_copied(options, folder):
     made = numbered_of_worker(strategy, request, None, MOST_KEPT)
     assert made.images is None
     check_same(strategy, iter(in_groups(strategy, made.dataset, 2)), in_host_memory(strategy, request))
+
+
+def test_images_are_freed_with_their_iterator(folder):
+    """Although a function that was traced with it keeps its variables."""
+    strategy, request = tf.distribute.OneDeviceStrategy("CPU:0"), Request(folder, **OPTIONS | {"epochs": 1})
+    iterator = iter(kept(strategy, request))
+
+    @tf.function(autograph=False)
+    def take(iterator):
+        return next(iterator)[0]
+
+    images = [take(iterator).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(images, [images for images, *_ in in_host_memory(strategy, request)])
+    [variable] = iterator._images
+    del iterator
+    gc.collect()
+    assert variable.read_value().shape == (0, 8, 6, 3)
 
 
 def test_so_many_bytes_are_kept_and_no_more(folder):
