@@ -12,8 +12,10 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels  # public nowhere
 
 from pipeline import distribution
+from pipeline.batch.compose import make_dataset, make_numbered
 from pipeline.distribution import MOST_KEPT, DeviceGroups, in_groups, in_host_memory, numbered_of_worker, of_worker
 from pipeline.index.__main__ import main as index
+from pipeline.order.sharding import Shard
 from pipeline.request import Request
 from tests.datasets import Kind, write_dataset
 
@@ -137,6 +139,18 @@ def test_images_that_are_fed_unchanged_are_kept(options, tmp_path):
     index([str(tmp_path), "--add_columns=records"])
     strategy, request = mirrored(2), Request(tmp_path, **OPTIONS, **options)
     check_same(strategy, list(iter(kept(strategy, request))), in_host_memory(strategy, request))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_each_worker_keeps_all_images_and_takes_its_rows(worker, folder):
+    request = Request(folder, **OPTIONS, augment="flip", augment_on="device", shard=Shard(worker, 2, 2))
+    made = make_numbered(request, most=MOST_KEPT)
+    assert made.images.shape[0] == 13
+    for (x, *others), (wanted, *other_parts) in zip(made.dataset, make_dataset(request), strict=True):
+        np.testing.assert_array_equal(tf.gather(made.images, x["image"]), wanted["image"])
+        np.testing.assert_array_equal(x["distort_key"], wanted["distort_key"])
+        for one, other in zip(others, other_parts, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 COPIED = {
