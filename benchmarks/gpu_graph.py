@@ -115,7 +115,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{model}, {case.rows} rows, {' '.join([*case.flags, *VARIANTS[variant]]) or 'no flags'}")
             counts = count(repeated(step, batch))
             print("\n".join([*lines(counts), *waits(counts, "with a constant batch")]))
-            print("\n".join(waits(count(fed(step, batch)), "with batches from groups")), flush=True)
+            for title, given in (("batches from groups", (batch, None)), ("images kept on the GPU", numbered(batch))):
+                size = sum(one.shape.num_elements() * one.dtype.size for one in given[0])
+                how = f"with {title}, {size:,} bytes per step from the host"
+                print("\n".join(waits(count(fed(step, *given)), how)), flush=True)
 
 
 @contextlib.contextmanager
@@ -178,8 +181,22 @@ def repeated(step: Any, batch: Any) -> Any:
         return step.repeat.get_concrete_function(batch, tf.TensorSpec([], tf.int64))
 
 
-def fed(step: Any, batch: Any) -> Any:
-    """Returns the traced `TrainStep.train`: updates with batches that were copied to the GPU in groups."""
+def numbered(batch: Any) -> tuple[Any, Any]:
+    """Returns batches with row numbers in the place of images, and images to keep on the GPU, for `fed`."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    images, *others = batch
+    return (tf.TensorSpec(others[-1].shape, tf.int64), *others), tf.zeros([1, *images.shape[-3:]], tf.uint8)
+
+
+def fed(step: Any, batch: Any, images: Any = None) -> Any:
+    """Returns the traced `TrainStep.train`: updates with batches that were copied to the GPU in groups.
+
+    Args:
+      step: the `TrainStep`.
+      batch: TensorSpecs of the global batches that are copied.
+      images: images that the GPU keeps, of which the batches have row numbers; None if they have the images.
+    """
     import tensorflow as tf  # noqa: PLC0415, as above
 
     from pipeline.distribution import DeviceGroups  # noqa: PLC0415, as above
@@ -205,7 +222,7 @@ def fed(step: Any, batch: Any) -> Any:
             return tf.nest.pack_sequence_as(group, found)
 
     with virtual_gpu():
-        batches = iter(DeviceGroups(step.strategy, Groups(), _GROUP, tf.data.INFINITE_CARDINALITY))
+        batches = iter(DeviceGroups(step.strategy, Groups(), _GROUP, tf.data.INFINITE_CARDINALITY, images))
         return step.train.get_concrete_function(batches, tf.TensorSpec([], tf.int64))
 
 
@@ -470,7 +487,8 @@ class Graph:
     def _moved(self, node: Any) -> int:
         """Returns the bytes that a node reads and writes."""
         given = [(self._size_of(*source), self._is_handle(source[0])) for source in _sources(node)]
-        changed = sum(size for size, is_variable in given if is_variable) if "Assign" in node.op else 0
+        changes = "Assign" in node.op or node.op.startswith("ResourceApply")
+        changed = sum(size for size, is_variable in given if is_variable) if changes else 0
         return sum(size for size, _ in given) + sum(self._outputs.get(node.name, [])) + changed
 
     def _size_of(self, name: str, port: int) -> int:

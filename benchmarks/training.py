@@ -107,7 +107,7 @@ def measure(part: str, config: BenchmarkConfig, model: str, flags: list[str]) ->
     if part == "input":
         against(f"input, {model}", {"one constant batch": ("constant", flags)}, ("ours", flags), config)
     elif part == "loop":
-        against(f"loop, {model}", {"a bare loop": ("bare", flags)}, ("constant", flags), config)
+        against(f"loop, {model}", {"a bare loop": ("plain", flags)}, ("constant", flags), config)
     elif part == "fit":
         for replicas in (1, 2):
             strategy = [*flags, "--strategy=mirrored", f"--num_replicas={replicas}"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch.compose import make_dataset, one_by_one
+from pipeline.batch.compose import Numbered, make_dataset, make_numbered, one_by_one
 from pipeline.batch.dataset import split
 from pipeline.batch.internals import ResourceVariable
 from pipeline.batch.plans import RunningWorker
+from pipeline.batch.resident import NOT_CUT
 from pipeline.errors import UsageError
 from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request, Taking
@@ -19,7 +22,7 @@ from pipeline.request import JobOptions, Request, Taking
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
 _MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches are copied to its device at once
 _MOST_TOGETHER = 64  # batches: the first step waits until all of them are made
-_NOT_CUT = (tf.int32, tf.string, tf.variant)  # GPUs cannot slice these: such values stay in host memory
+MOST_KEPT = 512 << 20  # 512 MiB of images stay on each device beside the model: a sixteenth of a GPU with 8 GiB
 
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
@@ -81,10 +84,18 @@ class DeviceGroups(tf.distribute.DistributedDataset):
     Copying one batch of CIFAR-10 costs TensorFlow about as much as copying ten. `tf.data` cannot slice on a GPU, so the
     iterator holds a group on the devices, and a batch is a slice of it, in the same memory. The position of the slice
     is in host memory, so that a step does not wait for a device.
+
+    If a split's images fit beside the model, each device keeps all of them, groups have row numbers in their place, and
+    a batch's images are gathered on the device.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, groups: tf.distribute.DistributedDataset, size: int, steps: int
+        self,
+        strategy: tf.distribute.Strategy,
+        groups: tf.distribute.DistributedDataset,
+        size: int,
+        steps: int,
+        images: tf.Tensor | None = None,
     ) -> None:
         """Keeps the arguments.
 
@@ -93,16 +104,21 @@ class DeviceGroups(tf.distribute.DistributedDataset):
           groups: groups of batches; an element is a group for each local replica, with a leading axis.
           size: number of batches in a group.
           steps: number of batches; tf.data's INFINITE_CARDINALITY if endless.
+          images: images to keep on each device, as in `Numbered`.
         """
         self._strategy, self._groups, self.size, self._steps = strategy, groups, size, steps
+        self._images = images
 
     def __iter__(self) -> Iterator[Any]:
-        return GroupIterator(self._strategy, iter(self._groups), self._groups.element_spec, self.size)
+        return GroupIterator(self._strategy, iter(self._groups), self._groups.element_spec, self.size, self._images)
 
     @property
     def element_spec(self) -> Any:
         """Type of a replica's part of an element."""
-        return tf.nest.map_structure(_of_batch, _local_spec(self._groups.element_spec))
+        spec = tf.nest.map_structure(_of_batch, _local_spec(self._groups.element_spec))
+        if (images := self._images) is None:
+            return spec
+        return _with_images(spec, lambda numbers: tf.TensorSpec([*numbers.shape, *images.shape[1:]], images.dtype))
 
     @property
     def cardinality(self) -> Any:
@@ -121,18 +137,29 @@ class GroupIterator(Iterator[Any]):
     in the group, int32, and the group: a list of tensors for each local replica.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, groups: Iterator[Any], spec: Any, size: int) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        groups: Iterator[Any],
+        spec: Any,
+        size: int,
+        images: tf.Tensor | None = None,
+    ) -> None:
         self._strategy, self._groups, self._size = strategy, groups, size
         self._spec = _local_spec(spec)
         self._devices = strategy.extended.worker_devices
-        self._held = []  # variables of each replica
+        self._held, self._images = [], []  # variables of each replica; of uint8, GPUs can gather from nothing else
         for device in self._devices:
             # In the strategy's scope, a tf.Variable would be a distributed one, on all devices.
             with tf.device(device):
+                self._images.append(None if images is None else _of_any_length(images))
                 zeros = [tf.zeros(one.shape, one.dtype) for one in tf.nest.flatten(self._spec)]
                 self._held.append([ResourceVariable(zero, trainable=False) for zero in zeros])
         with tf.device("CPU:0"):
             self._position = ResourceVariable(tf.constant(size), trainable=False)
+        # A function that was traced with this iterator keeps its variables: those of the images would take the place of
+        # the images of the next phase.
+        weakref.finalize(self, _empty, [one for one in self._images if one is not None]).atexit = False
 
     def __next__(self) -> Any:
         """Returns the next batch of each local replica, as distributed values or, with only one replica, as tensors."""
@@ -156,11 +183,12 @@ class GroupIterator(Iterator[Any]):
                 lambda position, _: position >= self._size, self._fetch, state, parallel_iterations=1
             )
         parts = []
-        for device, group in zip(self._devices, groups, strict=True):
+        for device, group, images in zip(self._devices, groups, self._images, strict=True):
             with tf.device(device):
                 begin = tf.reshape(position, [1])
                 cut = [tf.strided_slice(one, begin, begin + 1, [1], shrink_axis_mask=1) for one in group]
-            parts.append(tf.nest.pack_sequence_as(self._spec, cut))
+                part = tf.nest.pack_sequence_as(self._spec, cut)
+                parts.append(part if images is None else _with_images(part, functools.partial(tf.gather, images)))
         batch = parts[0] if self._strategy.num_replicas_in_sync == 1 else _distributed(self._strategy, parts)
         with tf.device(self._devices[0]):
             return batch, (position + 1, groups)
@@ -180,8 +208,24 @@ class GroupIterator(Iterator[Any]):
         return position - self._size, [list(own) for own in zip(*flat, strict=True)]
 
 
+def _of_any_length(images: tf.Tensor) -> ResourceVariable:
+    return ResourceVariable(images, trainable=False, shape=tf.TensorShape([None, *images.shape[1:]]))
+
+
+def _empty(images: list[ResourceVariable]) -> None:
+    with tf.init_scope():
+        for one in images:
+            one.assign(tf.zeros([0, *one.shape[1:]], one.dtype))
+
+
 def _of_batch(group: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(group.shape[1:], group.dtype)
+
+
+def _with_images(batch: tuple[Any, ...], of_numbers: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Returns a batch with images in the place of their numbers, or the type of one, given that of the numbers."""
+    x, *others = batch
+    return ({**x, "image": of_numbers(x["image"])} if isinstance(x, dict) else of_numbers(x), *others)
 
 
 def _local_spec(spec: Any) -> Any:
@@ -194,7 +238,7 @@ def _group_size(spec: Any) -> int:
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(one, tf.TensorSpec) and one.shape.is_fully_defined() for one in leaves):
         return 1
-    if any(one.dtype in _NOT_CUT for one in leaves):
+    if any(one.dtype in NOT_CUT for one in leaves):
         return 1
     num_bytes = sum(one.shape.num_elements() * one.dtype.size for one in leaves)
     return max(1, min(_MOST_TOGETHER, _MOST_COPIED // max(1, num_bytes)))
@@ -216,9 +260,22 @@ def in_host_memory(
 def of_worker(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.data.Dataset:
-    """Returns this worker's steps: tuples with a part for each local replica, or just the part if there is only one.
+    """Returns this worker's steps: tuples with a part for each local replica, or just the part if there is only one."""
+    return numbered_of_worker(strategy, request, virtual_replicas, 0).dataset
+
+
+def numbered_of_worker(
+    strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None, most: int
+) -> Numbered:
+    """Returns the steps of `of_worker`, with row numbers in the place of images where it can.
 
     A batch for all local replicas is made and split, which is cheaper than a batch for each.
+
+    Args:
+      strategy: strategy of the replicas.
+      request: request for all rows of the global batch.
+      virtual_replicas: number of virtual replicas.
+      most: largest number of bytes of images.
     """
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
@@ -227,9 +284,11 @@ def of_worker(
         parts = virtual_replicas // workers
         shard: Shard | None = Shard(local[0] // len(local), workers, parts)
         of_replicas = tf.autograph.experimental.do_not_convert(lambda *stacked: split(stacked, between))
-        return in_parts(dataclasses.replace(request, shard=shard), parts).map(of_replicas).prefetch(1)
+        made = make_numbered(dataclasses.replace(request, shard=shard), most=most)
+        stacked = made.dataset.batch(parts, drop_remainder=True)
+        return made._replace(dataset=stacked.map(of_replicas).prefetch(1))
     shard = Shard(local[0] // len(local), workers) if workers > 1 else None
-    return make_dataset(dataclasses.replace(request, shard=shard), between)
+    return make_numbered(dataclasses.replace(request, shard=shard), between, most=most)
 
 
 def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
@@ -343,7 +402,8 @@ def distribute_request(
     if options is None:
         return in_host_memory(strategy, request, virtual_replicas)
     if grouped and request.training and request.epochs is None:
-        return in_groups(strategy, of_worker(strategy, request, virtual_replicas), prefetch)
+        made = numbered_of_worker(strategy, request, virtual_replicas, MOST_KEPT)
+        return in_groups(strategy, made.dataset, prefetch, made.images)
     return on_devices(strategy, request, options, virtual_replicas)
 
 
@@ -393,27 +453,29 @@ def on_devices(
 
 @tf.autograph.experimental.do_not_convert
 def in_groups(
-    strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, prefetch: int
+    strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, prefetch: int, images: tf.Tensor | None = None
 ) -> tf.distribute.DistributedDataset:
     """Returns batches that are copied ahead of the step, in groups if they are small enough, else one by one.
 
     Args:
       strategy: strategy of the replicas.
-      dataset: steps of this worker, as from `of_worker`.
+      dataset: steps of this worker, as from `of_worker` or, with images, `numbered_of_worker`.
       prefetch: smallest number of batches that wait on each device.
+      images: images to keep on each device; None if the steps have them.
     """
     with tf.device("CPU:0"):
         is_tuple, steps = strategy.num_replicas_in_sync > 1, int(dataset.cardinality())
         size = _group_size(dataset.element_spec[0] if is_tuple else dataset.element_spec)
         if steps != tf.data.INFINITE_CARDINALITY:  # all groups are full
             size = max(part for part in range(1, size + 1) if steps % part == 0)
-        if size > 1:
+        is_grouped = size > 1 or images is not None
+        if is_grouped:
             dataset = dataset.batch(size, drop_remainder=True)
         if is_tuple:  # consecutive elements go to consecutive replicas
             count = steps // size * len(dataset.element_spec) if steps >= 0 else steps
             dataset = dataset.flat_map(one_by_one).apply(tf.data.experimental.assert_cardinality(count))
     copied = strategy.distribute_datasets_from_function(lambda context: dataset, copied_ahead(-(-prefetch // size)))
-    return DeviceGroups(strategy, copied, size, steps) if size > 1 else copied
+    return DeviceGroups(strategy, copied, size, steps, images) if is_grouped else copied
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:

@@ -399,10 +399,10 @@ class AllReduceRun(Run):
             with self._logged(start) as inner_loop:
                 yield functools.partial(self._train_to_end, inner_loop, start)
             return
-        made = []
+        made = list[loop.Batches]()
 
         def make() -> InnerLoop:
-            made.append(loop.Batches(self.plan, self.batches))
+            made[:] = [loop.Batches(self.plan, self.batches)]  # frees what the last one holds
             return lambda steps, summaries: self.stepper.run(made[-1].at(self.state.step), steps, summaries)
 
         yield functools.partial(self._train_to_end, loop.made_again(make, self._leave_xla), start)

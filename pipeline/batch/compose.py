@@ -8,7 +8,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from pipeline.augmentation.composed import cropping_of, moves_of, of_flipped
 from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipe_of, recipes_of
 from pipeline.batch.dataset import resident, split, unpadded, windowed
 from pipeline.batch.plans import Run
-from pipeline.batch.resident import load
+from pipeline.batch.resident import load, numbered
 from pipeline.commands.text import size_of
 from pipeline.decode.annotation import Annotations
 from pipeline.decode.forms import Form, PixelRows, Serialized, Turns, UserParsed
@@ -47,10 +47,40 @@ from pipeline.records import tf_example
 from pipeline.request import DEVICE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, of_source, resolve_all
 
-Maker: TypeAlias = Callable[[int, int, int | None, bool], tf.data.Dataset]  # takes `Run`'s arguments after the feed
-
 _MOST_STORED = 1 << 27  # rows whose plans are stored in a graph, 2 to 4 bytes each; a graph has 2 GiB
 _READY_STEPS = 2  # joined elements made ahead; each source also makes some ahead
+
+
+class Numbered(NamedTuple):
+    """A dataset that may have row numbers in the place of images.
+
+    Attributes:
+      dataset: elements as from `make_dataset`.
+      images: images that the numbers stand for, uint8 (n, height, width, channels); None if elements have them.
+    """
+
+    dataset: tf.data.Dataset
+    images: tf.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maker:
+    """Makes the dataset for a range of a source's own steps.
+
+    Attributes:
+      feed: feed that plans the rows.
+      make: function that makes the dataset of a `Run`.
+      images: images of the whole source, of which the dataset has the row numbers, as in `Numbered`.
+    """
+
+    feed: Feed
+    make: Callable[[Run], tf.data.Dataset]
+    images: tf.Tensor | None
+
+    def __call__(self, *steps_and_form: Any) -> tf.data.Dataset:
+        """Returns the dataset; takes `Run`'s arguments after the feed."""
+        with tf.device("CPU:0"):
+            return self.make(Run(self.feed, *steps_and_form))
 
 
 def make_dataset(request: Request, replicas: int | None = None, stacked: bool = False) -> tf.data.Dataset:
@@ -65,6 +95,15 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     Raises:
       DataError, UsageError: see `input_fn`.
     """
+    return make_numbered(request, replicas, stacked).dataset
+
+
+def make_numbered(request: Request, replicas: int | None = None, stacked: bool = False, most: int = 0) -> Numbered:
+    """Returns the dataset of `make_dataset`, with row numbers in the place of images where it can.
+
+    That is for one source that this worker keeps in memory, with at most `most` bytes of images, which are fed
+    unchanged (`resident.numbered`).
+    """
     if shard := as_shard(request.shard):
         request.check_replicas(shard.num_replicas)
     resolved = resolve_all(request)
@@ -77,13 +116,14 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     makers = []
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
-            makers.append(maker(part))
+            makers.append(maker(part, 0 if request.is_mixture else most))
     if len(makers) == 1:  # elements are whole steps already; joining would cost an operation per step
         if request.weights == "none":  # an evaluation: one source, whole epochs
-            return unpadded(makers[0](first, last, replicas, False), resolved.first.order, request.epochs or 1)
-        return makers[0](first, last, replicas, stacked)
+            whole = makers[0](first, last, replicas, False)
+            return Numbered(unpadded(whole, resolved.first.order, request.epochs or 1), makers[0].images)
+        return Numbered(makers[0](first, last, replicas, stacked), makers[0].images)
     with tf.device("CPU:0"):
-        return _joined(resolved, makers, segments, replicas)
+        return Numbered(_joined(resolved, makers, segments, replicas))
 
 
 def _joined(
@@ -145,9 +185,9 @@ def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
     return request.parse is None and bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
-def maker(resolved: ResolvedRequest) -> Maker:
-    """Returns a function that makes the dataset for a range of a source's own steps."""
-    request = resolved.request
+def maker(resolved: ResolvedRequest, most_numbered: int = 0) -> Maker:
+    """Returns the `Maker` of a source; for `most_numbered` see `make_numbered`."""
+    request, images = resolved.request, None
     shard = as_shard(request.shard)
     feed, order = make_feed(resolved.order, shard), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
@@ -157,16 +197,11 @@ def maker(resolved: ResolvedRequest) -> Maker:
             plans = functools.partial(Run.stored_plans, shard=shard, reader=reader)
             make = functools.partial(windowed, batches=batches, reader=reader, plans=plans)
         elif _is_resident(feed):
-            rows, batches = load(reader, batches)
+            rows, batches, images = numbered(*load(reader, batches), most_numbered)
             make = functools.partial(resident, batches=batches, rows=rows)
         else:
             make = functools.partial(windowed, batches=batches, reader=reader)
-
-    def made(*steps_and_form: Any) -> tf.data.Dataset:
-        with tf.device("CPU:0"):
-            return make(Run(feed, *steps_and_form))
-
-    return made
+    return Maker(feed, make, images)
 
 
 def _is_resident(feed: Feed) -> bool:

@@ -15,7 +15,7 @@ from pipeline.augmentation import kernels
 from pipeline.augmentation.composed import crop_first_of, cropping_of, of_crops
 from pipeline.augmentation.geometry import CropFirst
 from pipeline.batch.batches import Batches
-from pipeline.decode.forms import PLACES, SIZES, Form, Kept, PixelRows, Serialized
+from pipeline.decode.forms import PLACES, SIZES, Form, Kept, PixelRows, RowNumbers, Serialized
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
 from pipeline.order.views import Times
@@ -26,6 +26,7 @@ from pipeline.read.window import BOUNDS, GOOD, MEMORY, RECORD_ID, Columns, Local
 
 DECODED_TOGETHER = 256  # images at a time, to avoid a second copy of the split in memory
 _COPIED_BYTES = 16 << 20  # 16 MiB of records, for the same reason
+NOT_CUT = (tf.int32, tf.string, tf.variant)  # GPUs cannot slice these: such values stay in host memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,6 +130,28 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     assert batches.recipe is not None
     batches = dataclasses.replace(batches, form=PixelRows(crops.shape), recipe=of_crops(batches.recipe))
     return ResidentRows(columns, crops, times), batches
+
+
+def numbered(rows: ResidentRows, batches: Batches, most: int) -> tuple[ResidentRows, Batches, tf.Tensor | None]:
+    """Puts row numbers, int64, in the place of images, for a device that has the images in its memory.
+
+    Args:
+      rows: rows of the whole selection.
+      batches: maker of elements from rows.
+      most: largest number of bytes of images.
+
+    Returns:
+      The rows, the `Batches` that make elements from them, and the images, uint8 (n, height, width, channels). If
+      batches do not consist of unchanged images, or the images are too large, or a GPU cannot cut other columns: the
+      arguments and None.
+    """
+    can_cut = all(isinstance(one, tf.Tensor) and one.dtype not in NOT_CUT for one in rows.columns.values())
+    if not batches.are_stored or not can_cut or rows.columns["image"].shape.num_elements() > most:
+        return rows, batches, None
+    images = rows.columns["image"]
+    columns = {**rows.columns, "image": tf.range(images.shape[0], dtype=tf.int64)}
+    of_numbers = dataclasses.replace(batches, form=RowNumbers())
+    return dataclasses.replace(rows, columns=columns), of_numbers, batches.form.as_images(images)
 
 
 def _crops(batches: Batches) -> Crops | None:

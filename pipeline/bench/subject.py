@@ -15,13 +15,13 @@ from pipeline.batch.batches import Batches
 from pipeline.batch.compose import choose, make_dataset
 from pipeline.batch.dataset import of_windows, resident, with_tails
 from pipeline.batch.plans import Run
-from pipeline.batch.resident import ResidentRows, load
+from pipeline.batch.resident import ResidentRows, load, numbered
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Segment, Stage, of_prefixes
 from pipeline.commands.text import count_of
 from pipeline.decode.forms import PixelRows, Serialized
-from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
+from pipeline.distribution import MOST_KEPT, PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
@@ -145,8 +145,12 @@ class Subject:
         if self.is_on_cpus:
             return as_distributed(self.strategy, self._made(self.batches, replicas))
         if self.resolved.order.training:
-            made = self.dataset() if replicas == 1 else self._made(self.batches, replicas)
-            return in_groups(self.strategy, made, PREFETCH)
+            subject, images = self, None
+            if isinstance(self.held, ResidentRows):
+                rows, batches, images = numbered(self.held, self.batches, MOST_KEPT)
+                subject = dataclasses.replace(self, held=rows, batches=batches, _datasets={})
+            made = subject.dataset() if replicas == 1 else subject._made(subject.batches, replicas)
+            return in_groups(self.strategy, made, PREFETCH, images)
         return self.strategy.experimental_distribute_dataset(self.dataset(), copied_ahead(PREFETCH))
 
     @property

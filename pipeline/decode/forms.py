@@ -121,6 +121,16 @@ class PixelRows(Form):
 
 
 @dataclasses.dataclass(frozen=True)
+class RowNumbers(PixelRows):
+    """Columns of `PixelRows`, with row numbers in the place of images, int64 (n,): a device has the images."""
+
+    image_shape: tuple[int, int, int] = (1, 1, 1)
+
+    def as_images(self, images: tf.Tensor) -> tf.Tensor:
+        return images
+
+
+@dataclasses.dataclass(frozen=True)
 class Serialized(Decoded):
     """Column `record`: serialized `tf.train.Example`s.
 

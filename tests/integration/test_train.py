@@ -304,23 +304,33 @@ distribution.replicas_are_on_cpus = lambda strategy: False
 kept, make = [], distribution.DeviceGroups.__iter__
 # TensorFlow can crash where an iterator that reads ahead is deleted.
 distribution.DeviceGroups.__iter__ = lambda groups: kept.append(make(groups)) or kept[-1]
-for steps in (5, 12):  # the second resumes in the middle of an epoch, and of what was a group
-    run.main([*sys.argv[1:], f"--train_steps={steps}"])
-print("in groups of", *(one._size for one in kept), flush=True)
+for steps, distribution.MOST_KEPT in ((5, 1 << 21), (12, int(sys.argv[1]))):
+    run.main([*sys.argv[2:], f"--train_steps={steps}"])  # the second resumes within an epoch, and what was a group
+for one in kept:
+    print("in groups of", one._size, "with" if one._images[0] is None else "without", "images", flush=True)
 os._exit(0)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("virtual", [[], ["--virtual_replicas=4"]], ids=["classic", "virtual"])
-def test_batches_copied_in_groups_train_to_the_same_weights(virtual, digits, tmp_path):
-    """On logical devices, to which batches are copied as to GPUs."""
-    flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", "--augment_on=both"]
+@pytest.mark.parametrize(
+    ("place", "most_then", "groups"),
+    [
+        ("both", 1 << 21, ["with", "with"]),
+        ("device", 1 << 21, ["without", "without"]),
+        ("device", 0, ["without", "with"]),
+    ],
+    ids=["copied", "kept", "no longer kept"],
+)
+def test_batches_copied_in_groups_train_to_the_same_weights(virtual, place, most_then, groups, digits, tmp_path):
+    """On logical devices, to which batches are copied as to GPUs; they may keep the images."""
+    flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", f"--augment_on={place}"]
     folders = tmp_path / "groups", tmp_path / "host"
     common = [f"--data_dir={digits}", "--model=softmax_regression", *flags, *virtual]
-    done = forked.run(["-c", IN_GROUPS, *common, f"--model_dir={folders[0]}"])
+    done = forked.run(["-c", IN_GROUPS, str(most_then), *common, f"--model_dir={folders[0]}"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "in groups of 64 64"
+    assert done.stdout.splitlines()[-2:] == [f"in groups of 64 {one} images" for one in groups]
     done = forked.run(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
     assert done.returncode == 0, done.stderr
     assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)

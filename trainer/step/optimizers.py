@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -74,6 +76,7 @@ def apply(
     variables: Sequence[keras.Variable],
     updates: Sequence[Intervals | None],
     step: tf.Tensor,
+    compiled: bool,
 ) -> None:
     """Updates one copy of some variables, each as after as many updates as it has had.
 
@@ -86,7 +89,61 @@ def apply(
       variables: those that are trained.
       updates: (first, end) of the steps that have updated each of them; None: all steps, as the optimizer counts.
       step: global step before this update, int64 scalar.
+      compiled: whether XLA compiles the update, and so makes few kernels of Keras' operations.
     """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if _fits_one_kernel(inner) and not compiled:
+        with _with(inner, update_step=functools.partial(_momentum_in_one_kernel, inner)):
+            _apply(optimizer, gradients, variables, updates, step)
+    else:
+        _apply(optimizer, gradients, variables, updates, step)
+
+
+def _fits_one_kernel(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether one kernel gives the same bits as Keras' operations.
+
+    Where Keras itself scales a gradient, Grappler multiplies the scale by the learning rate before the gradient.
+    """
+    scales = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.gradient_accumulation_steps
+    return type(optimizer) is keras.optimizers.SGD and bool(optimizer.momentum) and not scales
+
+
+def _momentum_in_one_kernel(
+    optimizer: keras.optimizers.SGD, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+) -> None:
+    """Does what Keras' `SGD.update_step` does with six kernels; on CPUs to the bit."""
+    if variable.dtype != "float32":  # for bfloat16 GPUs have no kernel
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+        return
+    slot = optimizer.momentums[optimizer._get_variable_index(variable)]
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.value.handle,
+        accum=slot.value.handle,
+        lr=tf.cast(learning_rate, tf.float32),
+        grad=tf.cast(gradient, tf.float32),
+        momentum=optimizer.momentum,
+        use_nesterov=optimizer.nesterov,
+    )
+
+
+@contextlib.contextmanager
+def _with(optimizer: keras.optimizers.Optimizer, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Context in which an optimizer has other methods than those of its class."""
+    vars(optimizer).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(optimizer)[name]
+
+
+def _apply(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+    updates: Sequence[Intervals | None],
+    step: tf.Tensor,
+) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     groups: dict[Intervals | None, list[int]] = {None: []}
     for index, of_variable in enumerate(updates):
@@ -104,11 +161,10 @@ def apply(
         if not groups[None]:
             counted.assign_add(1)
 
-    vars(inner)["apply"] = apply_each  # with float16 it is called by what scales the loss
     try:
-        optimizer.apply(gradients, variables)
+        with _with(inner, apply=apply_each):  # with float16 it is called by what scales the loss
+            optimizer.apply(gradients, variables)
     finally:
-        del vars(inner)["apply"]
         vars(inner)["_iterations"] = counted
 
 

@@ -586,7 +586,8 @@ class TrainStep:
             # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
             given = kept if scale is None else [gradient * scale for gradient in kept]
             variables = [state.model.trainable_variables[index] for index in trained.weights]
-            optimizers.apply(optimizer, given, variables, trained.updates, state.global_step.read_value())
+            count, compiled = state.global_step.read_value(), self.gradients.compiled
+            optimizers.apply(optimizer, given, variables, trained.updates, count, compiled)
         with tf.name_scope("global_step/"):
             state.global_step.assign_add(1)
             step = state.global_step.read_value()

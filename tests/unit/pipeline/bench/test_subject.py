@@ -142,6 +142,15 @@ def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
     assert measured(subject).costs["copy to device"].stage.note == "split between 2 replicas on CPUs"
 
 
+def test_what_devices_keep_is_not_copied(folders, monkeypatch):
+    monkeypatch.setattr(Subject, "is_on_cpus", False)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    for augment, copied in ((None, tf.int64), ("flip", tf.uint8)):
+        batches = opened(folders / "raw", strategy, augment=augment).on_devices()
+        assert batches.element_spec[0] == tf.TensorSpec([4, *SHAPE], tf.uint8)
+        assert tf.nest.flatten(batches._groups.element_spec, expand_composites=True)[0].dtype == copied
+
+
 def test_what_stages_hand_on_per_row(folders):
     stages = {s.name: s.row_bytes for s in opened(folders / "raw", augment="cifar10_tutorial(crop=5)").stages()}
     stored = sum(path.stat().st_size for path in (folders / "raw").glob("train*.tfrecord")) / RECORDS

@@ -69,6 +69,54 @@ def test_adamw_decays_by_the_flag_alone():
     assert optimizers.create(OptimizerFlags(optimizer="adamw", weight_decay=0.2)).weight_decay == 0.2
 
 
+UPDATES = {
+    "momentum": ({"optimizer": "momentum"}, True),
+    "nesterov, decay": ({"optimizer": "nesterov", "momentum": 0.937, "weight_decay": 0.1}, True),
+    "clipped values, average": ({"optimizer": "nesterov(clipvalue=0.1, use_ema=True)"}, True),
+    "clipped by the norm of all": ({"optimizer": "momentum(global_clipnorm=0.1)"}, False),
+    "accumulated": ({"optimizer": "momentum(gradient_accumulation_steps=3)"}, False),
+    "none": ({"optimizer": "sgd"}, False),
+    "adam": ({"optimizer": "adam"}, False),
+}
+
+
+def updated(flags, precision, compiled):
+    """Returns all variables after 20 updates, and how many of the kernels an update has."""
+    random = np.random.default_rng(3)
+    shapes = [(3, 3, 3, 17), (17,), (130, 33), ()]
+    weights = [keras.Variable(random.normal(size=shape), dtype="float32") for shape in shapes]
+    if "global" not in flags["optimizer"]:  # where Keras fails for two kinds of variables
+        weights.append(keras.Variable(random.normal(size=5), dtype="bfloat16"))
+    optimizer = optimizers.create(OptimizerFlags(**flags), precision)
+    optimizers.build(optimizer, weights)
+    optimizers.of_one_copy(optimizer)
+
+    @tf.function(autograph=False)
+    def update(gradients, rate):
+        optimizer.learning_rate = rate
+        optimizers.apply(optimizer, gradients, weights, [None] * len(weights), tf.constant(0, tf.int64), compiled)
+
+    for _ in range(20):
+        scale = 10.0 ** random.integers(-4, 3)
+        given = [tf.constant(random.normal(size=one.shape) * scale, one.dtype) for one in weights]
+        update(given, tf.constant(random.random() / 10, tf.float32))
+    graph = update.get_concrete_function(given, tf.constant(0.1)).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    kernels = sum(node.op == "ResourceApplyKerasMomentum" for node in nodes)
+    return [variable.numpy() for variable in (*weights, *optimizer.variables)], kernels
+
+
+@pytest.mark.parametrize(("flags", "is_one"), UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_an_update_in_one_kernel_has_the_bits_of_one_of_many(flags, is_one, precision):
+    """One for each variable of float32; none where Grappler would give those of many other bits, or in XLA."""
+    expected, of_many = updated(flags, precision, compiled=True)
+    found, of_one = updated(flags, precision, compiled=False)
+    assert (of_many, of_one) == (0, 4 if is_one else 0)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_float16_scales_the_loss():
     optimizer = optimizers.create(OptimizerFlags(), "float16")
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

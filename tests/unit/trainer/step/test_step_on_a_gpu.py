@@ -23,6 +23,10 @@ def counted(*flags, how=gpu_graph.repeated):
     return gpu_graph.count(how(*gpu_graph.made(flags, SIDE, ROWS)))
 
 
+def fed_by_numbers(step, batch):
+    return gpu_graph.fed(step, *gpu_graph.numbered(batch))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.quick(1)
 def test_each_operation_has_a_gpu_kernel(variant):
@@ -34,7 +38,7 @@ def test_each_operation_has_a_gpu_kernel(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("how", [gpu_graph.repeated, gpu_graph.fed], ids=["repeated", "fed"])
+@pytest.mark.parametrize("how", [gpu_graph.repeated, gpu_graph.fed, fed_by_numbers], ids=["repeated", "fed", "kept"])
 def test_no_update_waits_until_the_one_before_has_ended(variant, how):
     """Neither for the host, which decides on it, measures the wait for its batch and takes that from a group."""
     assert not counted(*VARIANTS[variant], how=how).waits
@@ -45,9 +49,18 @@ def test_whether_the_weights_are_finite_is_all_that_the_host_gets(variant):
     assert [(one.size, one.times) for one in counted(*VARIANTS[variant]).copied] == [(4, 1)]
 
 
-def test_batches_and_the_clock_alone_are_the_hosts():
-    counts = counted(*VARIANTS["plain"], how=gpu_graph.fed)
+@pytest.mark.parametrize("how", [gpu_graph.fed, fed_by_numbers], ids=["fed", "kept"])
+def test_batches_and_the_clock_alone_are_the_hosts(how):
+    counts = counted(*VARIANTS["plain"], how=how)
     assert counts.host.keys() <= gpu_graph.HOST_OPS
+    assert not counts.without_kernel
+
+
+def test_momentum_takes_one_kernel_for_each_weight():
+    step, batch = gpu_graph.made(("--model=softmax_regression", "--nojit_compile", "--optimizer=nesterov"), SIDE, ROWS)
+    assert len(step.state.model.trainable_variables) == 2
+    counts = gpu_graph.count(gpu_graph.repeated(step, batch))
+    assert counts.parts["optimizer"].kernels == 2 + 1  # and the number of updates
     assert not counts.without_kernel
 
 
