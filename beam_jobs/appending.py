@@ -1,6 +1,6 @@
-"""What an append takes from the data set that it extends: options that are not given, labels, the form of its images.
+"""Makes an append follow the data set that it extends: options not given, labels, and the form of images.
 
-A version of a data set is read like any other: its records are alike, whichever conversion wrote them.
+A version is read like any other data set, so its records must be alike, whichever conversion wrote them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
-_DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
+_DEALT = ("split", "folds", "group_by", "stratify")  # options of new splits, inherited together
 _ENCODINGS = {"any": ("png", "jpeg")}  # stored encoding to values of --image_encoding
 
 
@@ -28,8 +28,8 @@ class Base:
     """The version of a data set that a conversion appends to.
 
     Attributes:
-      digest: its digest.
-      version: its number.
+      digest: digest of the version's manifest.
+      version: number of the version.
     """
 
     digest: str
@@ -37,10 +37,10 @@ class Base:
 
 
 def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
-    """Returns the options of an append; options that are not given are the data set's.
+    """Returns the options of an append; those not given are taken from the data set.
 
     Raises:
-      UsageError: no conversion made the data set, or an option differs from its own.
+      UsageError: no conversion made the data set, or an option contradicts the data set's.
     """
     if not parent.has_images or parent.is_in_place or not parent.source:
         raise UsageError(
@@ -53,7 +53,7 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         there, here = parent.options.get(name, given[name]), getattr(config, name)
         if here == given[name]:
             found[name] = there
-        elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
+        elif here != there and not (name == "resize" and there == given[name]):  # resizing may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
     if edits := transformed.edits(parent.options):
@@ -81,7 +81,7 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
 
 
 def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list[str]:
-    """Returns lines about what an append adds, given its options from `options_for` and its rows."""
+    """Returns notes on what an append adds, given the options from `options_for` and the rows."""
     found = added_classes(source, parent)
     if config.group_by and not parent.options.get("group_by"):
         found.append(
@@ -126,12 +126,12 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     """Returns the options and the rows of an append, given the source that they come from.
 
     Raises:
-      UsageError: features, labels or defaults of the source are not the data set's.
+      UsageError: features, labels or defaults of the source differ from the data set's.
     """
     for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
         name = next((name for name in source.features if text.startswith(f"{name}:")), None)
         if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
-            # An empty field of CSV would be a text of its own, beside the default of the rows that are there.
+            # An empty CSV field would be a different text from the default in the existing rows.
             raise UsageError(
                 f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
             )
@@ -148,7 +148,7 @@ def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
     """Returns the image options under which a data set was stored.
 
     Raises:
-      UsageError: it has images of another size, or other pixels by the rule of an earlier release.
+      UsageError: its images have another size, or were decoded by the rule of an earlier release.
     """
     there = parent.features["image"]
     if options.encoding != "raw" and parent.pixel_rule != PixelRule():

@@ -24,7 +24,7 @@ _MOST_FOLDS = 100
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
-_FIRST = ("dataset", "source", "label_column")  # options that --help shows, where it does not show all
+_FIRST = ("dataset", "source", "label_column")  # options that the short --help shows
 _SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is recorded in the manifest
 
 
@@ -49,7 +49,7 @@ class ConvertConfig(_Flags):
     """Every other flag goes to Beam: --runner (default FnApiRunner), --direct_num_workers, --direct_running_mode, ...
 
     Raises:
-      UsageError: a value that cannot work, with the bound it breaks.
+      UsageError: a value is invalid; the message gives the bound it breaks.
     """
 
     image_encoding: str = flag(
@@ -129,7 +129,7 @@ class ConvertConfig(_Flags):
     )
 
     def __post_init__(self) -> None:
-        """Writes out a size that is one number, as the manifest stores it; checks every value."""
+        """Expands a one-number size to HxW, as the manifest stores it, and checks every value."""
         object.__setattr__(self, "resize", values.both_sides(self.resize))
         check_all(
             *(functools.partial(self._check_given, name) for name in _REQUIRED),
@@ -186,11 +186,11 @@ class ConvertConfig(_Flags):
                 f"--group_by={LABEL}: all rows of a class would be in one split; --stratify={LABEL} gives each split "
                 "its share of every class"
             )
-        if not self.append:  # which takes those of the data set
+        if not self.append:  # an append inherits the data set's splits
             self.check_dealt()
 
     def check_dealt(self) -> None:
-        """Raises UsageError if a flag says how new splits are drawn, and there are none."""
+        """Raises UsageError if a flag sets how new splits are drawn but none are requested."""
         for name in ("group_by", "stratify"):
             if (value := getattr(self, name)) and not (self.split or self.folds):
                 raise UsageError(

@@ -36,7 +36,7 @@ COMMANDS = {
 }
 _SHELLS = ("bash", "zsh", "fish")
 _COMPLETION = "completion"
-# Name: what it does, also of those that no module has.
+# Name: what it does, including commands without a module.
 _LISTED = {name: text for name, (_, text) in COMMANDS.items()} | {
     _COMPLETION: f"print the script by which {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]} complete commands and flags"
 }
@@ -65,7 +65,7 @@ def main() -> NoReturn:
 
 
 def _say(text: str) -> None:
-    """Prints a text; exits as all commands do if its reader is gone (head), or it cannot be written."""
+    """Prints a text; if its reader is gone (head) or it cannot be written, exits as all commands do."""
     try:
         print(text, flush=True)
     except OSError as error:

@@ -19,7 +19,7 @@ def check(package: str) -> None:
     """Checks, without importing it, that `import <package>` finds our package.
 
     Raises:
-      ImportError: it finds another file or folder, or files of another package in the place of ours; the message names
+      ImportError: it finds another file or folder, or files of another package in place of ours; the message names
         them.
     """
     found = _found(package)

@@ -28,7 +28,7 @@ class ImageOptions:
       size: (height, width) to resize all images to; None to keep their sizes.
       shape: shape of every raw image; None if they may differ.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
-      like: feature of the images of a data set that these are added to: others are invalid; None: all are valid.
+      like: image feature of the data set to append to; images that differ are invalid. None accepts all images.
     """
 
     encoding: str
@@ -198,7 +198,7 @@ def select(
       block: a block of a source.
       num_classes: number of classes; labels must be smaller. 0 if rows have no labels.
       options: options for storing the images.
-      features: features of the source, of which masks, boxes and points move with their images.
+      features: features of the source; masks, boxes and points are turned and resized with their images.
     """
     bad = dict(block.bad)
     if block.has_classes and num_classes:

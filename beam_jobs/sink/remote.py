@@ -172,7 +172,7 @@ class RemoteSink:
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
-        """Does nothing: a store does not run full, and its folders cannot be in the way of files."""
+        """Does nothing: a store does not fill up, and its folders cannot be in the way of files."""
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:

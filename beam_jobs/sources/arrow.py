@@ -42,10 +42,10 @@ _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"  #
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-    """What an Arrow file says of itself.
+    """The layout of an Arrow file, from its own metadata.
 
     Attributes:
-      schema: its columns.
+      schema: columns of the file.
       is_stream: whether it has no footer.
       has_dictionaries: whether columns are encoded by dictionaries.
       batches: (offset, length, rows) of each record batch.
@@ -95,7 +95,7 @@ class _OpenArrow(OpenFile):
         return self.index.batches[group][2]
 
     def read(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the record batch with the columns that hold the given paths. Memory: of a stream, all columns."""
+        """Yields the record batch with the columns that hold the given paths. Memory: for a stream, all columns."""
         wanted = list(dict.fromkeys(self._column(name) for name in names))
         schema = self.index.schema
         if self.index.is_stream:
@@ -128,7 +128,7 @@ class _OpenArrow(OpenFile):
 
 @functools.lru_cache(maxsize=_INDEXES)
 def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
-    """Finds the messages of a file by their metadata; of their bodies, nothing is read."""
+    """Finds the messages of a file by their metadata, without reading their bodies."""
     del stamp  # part of the cache's key
     with path.open_native() as stream:
         size, start = stream.size(), stream.read_at(_START, 0)
@@ -144,7 +144,7 @@ def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
                 if kind != _SCHEMA:
                     break
                 schema = pa.ipc.read_schema(pa.py_buffer(stream.read_at(length, offset)))
-                list(schema.names)  # raises an error here if a name is no text
+                list(schema.names)  # raises an error here if a name is not text
             elif kind == _BATCH:
                 batches.append((offset, length, rows))
             has_dictionaries |= kind == _DICTIONARY
@@ -231,7 +231,7 @@ def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
     is_given = options.split_column not in ("", splits.NO_COLUMN)
     states = {parent: _json(folder / parent / _STATE) for parent in {_parent(name) for name in names}}
     of_state = {parent: _listed(folder, parent, state) for parent, state in states.items() if "_data_files" in state}
-    # Beside its files lie caches of `map` and `filter`.
+    # Caches of `map` and `filter` are next to its files.
     names = [name for name in names if _parent(name) not in of_state or name in of_state[_parent(name)]]
     told = _json(folder / _DICT).get("splits")
     if is_given or not of_state:

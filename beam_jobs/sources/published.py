@@ -59,7 +59,7 @@ class Remote:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Context for dry runs in which a file that needs downloading raises a UsageError that says what to do."""
+    """Context manager for dry runs, in which a file that needs downloading raises a UsageError with advice."""
     token = _is_dry.set(True)
     try:
         yield

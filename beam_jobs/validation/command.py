@@ -201,7 +201,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 
 
 def _finding_lines(report: Report, listed: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each finding, with some of its records; for kinds in `listed` with all that the report has."""
+    """Yields a line for each finding, with some of its records; for kinds in `listed`, all records in the report."""
     for finding in report.findings:
         yield f"{COMPARED if finding.kind == COMPARED else 'found'}: {finding.text}"
         most = len(finding.places) if finding.kind in listed else _SHOWN_PLACES

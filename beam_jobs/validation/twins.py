@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.manifest import SplitInfo
 
 MOST_PAIRS = 100  # listed, of each kind
-_FIRST_BUCKET = 256  # behind those of keys
+_FIRST_BUCKET = 256  # after those of keys
 _BUCKETS = 64  # buckets, by the upper bits of the hash's first byte
 _HASH_BYTES = 16  # any two of 60 million images share a hash with probability 5e-24
 _HASHED = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4"), ("label", "<u4")])
