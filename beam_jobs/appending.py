@@ -44,8 +44,8 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
     """
     if not parent.has_images or parent.is_in_place or not parent.source:
         raise UsageError(
-            f"--append: {config.data_dir} was not made by a conversion, so its records may have no keys by which rows "
-            "that are there already would be found; convert all of it into another folder"
+            f"--append: {config.data_dir} was not made by a conversion, so its records may lack the keys that show "
+            "which rows are already there; convert all of it into another folder"
         )
     given = {field.name: field.default for field in dataclasses.fields(config)}
     found: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
     if edits := transformed.edits(parent.options):
         raise UsageError(
             f"--append: {', '.join(edits)} since --transform={parent.options['transform']} made the data set, so new "
-            "rows may be unlike those that are there; bring back the code as it was, or convert all with --overwrite"
+            "rows may differ from the existing ones; restore the code as it was, or convert everything with --overwrite"
         )
     dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
     if dealt["group_by"]:
@@ -107,17 +107,17 @@ def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, An
     group_by, seed = dealt["group_by"], int(parent.options.get("seed", given["seed"]))
     if dealt["stratify"]:
         raise UsageError(
-            f"--append: --group_by={group_by} with --stratify={dealt['stratify']} shared out the groups of the data "
-            "set in the order of its rows, so that a group of new rows could come into another split than its rows "
-            "that are there; convert all rows together into another folder"
+            f"--append: --group_by={group_by} with --stratify={dealt['stratify']} assigned the groups of the data "
+            "set to splits in the order of its rows, so new rows of a group could get into another split than its "
+            "existing rows; convert all rows together into another folder"
         )
     for name, there in {**dealt, "seed": seed}.items():
         here = getattr(config, name)
         if here not in (given[name], there):
             raise UsageError(
-                f"--append with --{name}={here}: --group_by={group_by} dealt the groups of the data set to splits by "
-                f"{name} {there if there != given[name] or name == 'seed' else '(not given)'}, and another would put a "
-                "group in two of them; leave it out"
+                f"--append with --{name}={here}: --group_by={group_by} assigned the groups of the data set to splits "
+                f"by {name} {there if there != given[name] or name == 'seed' else '(not given)'}; another {name} would "
+                "put a group in two splits; leave it out"
             )
     return seed
 
@@ -133,7 +133,7 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
         if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
             # An empty CSV field would be a different text from the default in the existing rows.
             raise UsageError(
-                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
+                f"--append: in the data set, nulls of {name!r} are replaced by --default={text}; give it again"
             )
     stored = parent.features["image"].encoding
     if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":

@@ -54,7 +54,7 @@ class ConvertConfig(_Flags):
 
     image_encoding: str = flag(
         "source",
-        "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
+        "format of stored images: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
         meaning=_SHAPES,
         first=True,
     )
@@ -70,7 +70,7 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
     )
     channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images", meaning=_SHAPES)
-    compression: str = flag("", "of the shards: GZIP; default: none is compressed", meaning=_SHAPES)
+    compression: str = flag("", "compression of the shards: GZIP; default: none", meaning=_SHAPES)
     split: str = flag(
         "",
         "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
@@ -79,7 +79,7 @@ class ConvertConfig(_Flags):
     )
     folds: int = flag(
         0,
-        "draw as many new splits of equal shares, fold0, fold1, ..., for cross-validation, in the place of split",
+        "draw this many new splits of equal size, fold0, fold1, ..., for cross-validation, instead of split",
         meaning=_SHAPES,
     )
     transform: str = flag(
@@ -108,24 +108,24 @@ class ConvertConfig(_Flags):
     seed: int = flag(0, "seed of the permutation that spreads the examples over the shards")
     columns: str = flag(
         FROM_RECORDS,
-        "source of values to choose and weigh records by: records (label, bytes, features with one value), "
-        f"records:label,id, none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of "
+        "source of values to select and weight records by: records (label, bytes, features with one value), "
+        f"records:label,id, none; a file or function, as for {name_of('pipeline.index')} --add_columns, adds to all of "
         "records, in a local data_dir",
     )
     overwrite: bool = flag(
         False,
-        "replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and "
+        "replace the data set in data_dir: the new one is written next to it; then the old manifest is removed, and "
         "the files that it lists",
         first=True,
     )
     append: bool = flag(
         False,
-        "add the source's rows to the data set in data_dir, as new shards of a new version; what is there stays as it "
-        "is, and is what options that are not given follow",
+        "add the source's rows to the data set in data_dir, as new shards of a new version; its files stay as they "
+        "are, and options not given are taken from it",
         first=True,
     )
     dry_run: bool = flag(
-        False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
+        False, "show what it would write (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
     )
 
     def __post_init__(self) -> None:
@@ -210,8 +210,8 @@ class ConvertConfig(_Flags):
         }
         if self.append and self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"--append with --data_dir={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an "
-                "object store do; append in a local or mounted folder, then copy all of it"
+                f"--append with --data_dir={self.data_dir}: HDFS cannot replace a manifest in one step, as a folder or "
+                "an object store can; append in a local or mounted folder, then copy all of it"
             )
         for name, reason in why.items() if self.append else ():
             if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:

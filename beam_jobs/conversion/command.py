@@ -69,7 +69,7 @@ def _check_no_version(config: ConvertConfig) -> None:
     """Raises UsageError if the folder to write to names one version of a data set."""
     place, version = with_version(config.data_dir)
     if version is not None and not is_url(place) and os.path.isfile(os.path.join(place, naming.MANIFEST)):
-        raise UsageError(f"--data_dir={config.data_dir}: names a version; write to the folder of all: {place}")
+        raise UsageError(f"--data_dir={config.data_dir}: names one version; write to the data set's folder: {place}")
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:

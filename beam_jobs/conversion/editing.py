@@ -29,7 +29,7 @@ _SECRET = "..."  # replaces keys on the card
 
 @dataclasses.dataclass(frozen=True)
 class EditConfig:
-    """The records keep their splits and their order; shards without any of them stay as they are."""
+    """Records keep their splits and their order; shards without records to edit stay as they are."""
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     set_labels: str = flag(
@@ -37,10 +37,10 @@ class EditConfig:
     )
     delete: str = flag(
         "",
-        "keys of records to delete, with commas between them, or @FILE: a file with one key on each line; older "
+        "keys of records to delete, separated by commas, or @FILE: a file with one key on each line; older "
         "versions that held one of them cannot be read afterwards",
     )
-    dry_run: bool = flag(False, "say what would be changed; write nothing")
+    dry_run: bool = flag(False, "show what would be changed; write nothing")
 
     def __post_init__(self) -> None:
         check_all(
@@ -58,8 +58,8 @@ class EditConfig:
         place, version = with_version(self.data_dir)
         if self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"DATA_DIR={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an object store do; "
-                "edit in a local or mounted folder, then copy all of it"
+                f"DATA_DIR={self.data_dir}: HDFS cannot replace a manifest in one step, as a folder or an object store "
+                "can; edit in a local or mounted folder, then copy all of it"
             )
         if not self.data_dir.strip():
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
@@ -133,7 +133,7 @@ def _editable(data_dir: str) -> Manifest:
     found = manifest.load(data_dir)
     if found.is_in_place or not found.has_images or not found.source:
         raise UsageError(
-            "holds records of another writer, which an edit does not write again; change them where they come from "
+            "holds records of another writer, which an edit cannot rewrite; change them where they come from "
             f"and index them again, or convert them: {to_run('beam_jobs.convert')} --dataset=tfrecord",
             path=data_dir,
         )

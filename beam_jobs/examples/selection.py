@@ -1,4 +1,4 @@
-"""Selects the valid rows of a block with their images as a shard stores them, and says why the others are invalid."""
+"""Selects the valid rows of a block with their images as a shard stores them, and gives reasons for invalid ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Recoded:
       formats: formats of the images: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: reason why its image is invalid}.
-      turned: number of files rewritten upright because their EXIF data say that they are rotated.
+      turned: number of files rewritten upright because of their EXIF orientation.
       each_side: height and width of each image, int32 (n, 2), if they vary.
     """
 

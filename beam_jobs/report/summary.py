@@ -1,4 +1,4 @@
-"""The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
+"""The summary that a conversion prints, with warnings about gaps in labels, features tied to images, and mixing.
 
 How well the labels of a split are mixed over its shards is compared with a random assignment of its records. A source
 that is sorted by class and read in chunks gives poorly mixed shards, as each holds whole chunks.

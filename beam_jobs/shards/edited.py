@@ -120,7 +120,7 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
                     continue
                 if not info.has_labels:
                     raise UsageError(
-                        f"--set_labels: the records of the split {split!r}, such as {_shown([key])}, have none"
+                        f"--set_labels: records of the split {split!r}, such as {_shown([key])}, have no labels"
                     )
                 if not np.array_equal(_label_of(record, made.features["label"]), edits.labels[key]):
                     own[number] = edits.labels[key]
@@ -128,8 +128,8 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
             deleted |= {shard.file: frozenset(gone)} if gone else {}
         if sum(len(deleted.get(shard.file, ())) for shard in info.shards) == info.num_examples:
             raise UsageError(
-                f"--delete: no record of the split {split!r} would stay, and a data set has records in each of its "
-                "splits; convert what stays into another folder, and remove this one"
+                f"--delete: no record of the split {split!r} would stay, and each split of a data set must have "
+                "records; convert what stays into another folder, and remove this one"
             )
     for flag, keys in (("set_labels", edits.labels.keys()), ("delete", edits.deleted)):
         if missing := sorted(keys - seen):

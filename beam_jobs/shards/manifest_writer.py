@@ -1,4 +1,4 @@
-"""Makes the manifest of a data set from the receipts of its shards, and the files beside it.
+"""Makes the manifest of a data set from the receipts of its shards, and the files next to it.
 
 The files for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
 same examples. Their format is tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf
@@ -77,7 +77,7 @@ def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[
     loaded = each(receipts.load, paths, plan.receipts_dir.is_remote)
     for (split, _), path, receipt in zip(plan.elements, paths, loaded, strict=True):
         if receipt is None:
-            raise DataError("is missing or cut, and has the values of columns", path=path, advice="run again")
+            raise DataError("is missing or cut short, but holds values of columns", path=path, advice="run again")
         splits[split].append({name: receipt.columns[name] for name in of_column.values()})
     (plan.data_dir / naming.COLUMNS).make_folder()
     found: dict[str, Column] = {}
@@ -126,7 +126,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
     Args:
       plan: plan of the conversion.
       receipts: one per shard.
-      parent: version that is appended to; None for a data set of its own.
+      parent: version to append to; None for a new data set.
     """
     trained = [r.sums for r in receipts if r.split == STATISTICS_SPLIT] or [r.sums for r in receipts]
     made = _own_manifest(plan, receipts)

@@ -37,8 +37,8 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
         ) from None
     if found.is_in_place:
         raise UsageError(
-            f"holds records of another writer, by the {naming.MANIFEST} that {name_of('pipeline.index')} wrote; a "
-            "conversion never replaces them",
+            f"holds records of another writer, listed in the {naming.MANIFEST} that {name_of('pipeline.index')} wrote; "
+            "a conversion never replaces them",
             path=data_dir,
             advice="choose another --data_dir",
         )

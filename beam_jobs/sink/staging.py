@@ -145,7 +145,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
 
     Raises:
       DataError: a folder has one of the names; or, if no data set is replaced, another program's file has the name of a
-        file that a conversion writes beside its shards.
+        file that a conversion writes next to its shards.
     """
     for name in names:
         path = data_dir / name
@@ -166,7 +166,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
 def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> None:
     """Moves a complete data set from `folder` up into `data_dir`, in place of `replaced`.
 
-    The old manifest is removed first and the new one moved last, so that a manifest is never beside another data set's
+    The old manifest is removed first and the new one moved last, so that a manifest is never next to another data set's
     shards. Then old files that the new manifest does not list are removed. Only names are written, so a full disk
     cannot interrupt the move.
 

@@ -37,7 +37,7 @@ _TYPES = {"int64": pa.int64(), "string": pa.large_binary()}  # Arrow types of co
 
 @dataclasses.dataclass
 class Annotated:
-    """One image and what lies on it.
+    """One image and its annotations.
 
     Attributes:
       path: path of its file, below the root of the images.

@@ -149,7 +149,7 @@ def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
                 batches.append((offset, length, rows))
             has_dictionaries |= kind == _DICTIONARY
     if schema is None:
-        raise DataError("is no Arrow file: it does not begin with a schema", path=path, advice=_KINDS)
+        raise DataError("is not an Arrow file: it does not begin with a schema", path=path, advice=_KINDS)
     if is_stream and has_dictionaries:
         advice = "write it as a file: pyarrow.feather.write_feather(pyarrow.ipc.open_stream(path).read_all(), other)"
         raise DataError(
@@ -168,7 +168,7 @@ def _messages(path: StoragePath, stream: pa.NativeFile, at: int, size: int) -> I
         if mark == _MARK and length == 0:
             return
         if mark != _MARK or not 0 < length <= _MAX_METADATA:
-            raise DataError(f"is no Arrow file: there is no message at byte {at:,}", path=path, advice=_KINDS)
+            raise DataError(f"is not an Arrow file: there is no message at byte {at:,}", path=path, advice=_KINDS)
         try:
             kind, rows, body = _header(stream.read_at(length, at + _PREFIX.size))
         except (struct.error, IndexError):

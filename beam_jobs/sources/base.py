@@ -114,7 +114,7 @@ class SourceOptions:
     split_column: str = _option(
         "",
         f"{_TABLES_ARE}: the column of splits; default: split, if there is one; none: names of files and folders "
-        "tell the splits, also of tfrecord, whatever columns there are",
+        "give the splits, in tfrecord too, whatever columns there are",
         *(*_TABLES, "tfrecord"),
     )
     group_by: str = _option(
@@ -185,7 +185,7 @@ class SourceOptions:
     )
     mask_dir: str = _option(
         "",
-        "image_table: like --image_dir, of the masks' paths; default: the images' folder",
+        "image_table: like --image_dir, for the masks' paths; default: the images' folder",
         "image_table",
         shapes=False,
     )
@@ -197,7 +197,7 @@ class SourceOptions:
     image_dir: str = _option(
         "",
         "coco: folder of the images, or of the folders of images; image_table: folder that the paths are "
-        "relative to; default: the table's; with {} for the path also what follows it: images/{}.jpg",
+        "relative to; default: the table's; with {} in place of the path, text may follow: images/{}.jpg",
         *("image_table", "coco"),
         shapes=False,
     )
@@ -209,23 +209,23 @@ class SourceOptions:
     )
     delimiter: str = _option(
         "",
-        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
-        "',', tab, ';' and '|' that the first line has most often",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else whichever "
+        "of ',', tab, ';' and '|' is most frequent in the first line",
         "image_table",
         parse=flag_values.delimiter,
     )
     keep_columns: tuple[str, ...] = _option(
         (),
         f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
-        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, also beside boxes",
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, with boxes too",
         *(*_TABLES, "tfrecord", "tfds:NAME", "coco"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )
     default: tuple[str, ...] = _option(
         (),
-        f"{_TABLES_ARE}: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
-        "score:0.0, also of labels and splits; for CSV an empty field is a null",
+        f"{_TABLES_ARE}: a value for nulls of a column, which otherwise make rows invalid: NAME:VALUE, such as "
+        "score:0.0, for labels and splits too; in CSV an empty field is a null",
         *_TABLES,
         parse=flag_values.defaults,
         repeated=True,

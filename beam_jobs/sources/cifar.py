@@ -320,7 +320,7 @@ _CODES = {operation.name: ord(operation.code) for operation in pickletools.opcod
 
 
 class _RefusedError(Exception):
-    """A pickle that is refused; the message says why."""
+    """A pickle that is refused; the message gives the reason."""
 
 
 @dataclasses.dataclass

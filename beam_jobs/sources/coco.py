@@ -34,7 +34,7 @@ _PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
 _OF_PERSONS = "person_keypoints_"  # begins the names of files with keypoints
 _OF_CAPTIONS = "captions_"  # begins the names of files with captions
 _SUFFIX = ".json"
-_FOLDER = "annotations"  # COCO's files lie in it, beside the folders of images
+_FOLDER = "annotations"  # COCO's files are in it, next to the folders of images
 _KINDS = (
     f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX} or {_OF_CAPTIONS}train2017{_SUFFIX}, a folder of "
     "them, or a glob"
@@ -193,7 +193,7 @@ def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -
     names = (BACKGROUND, *classes)
     if BACKGROUND in classes or labels.alike(names):
         raise DataError(
-            f"a category is named {BACKGROUND!r}, as the pixels around objects are", advice="rename it", path=path
+            f"a category is named {BACKGROUND!r}, as pixels around objects are called", advice="rename it", path=path
         )
     return Feature("uint8", (None, None, 1), "png", names, convention="classes", fill=options.mask_fill or 0)
 
@@ -257,7 +257,7 @@ def _images(
         if item["id"] in rows:
             raise DataError(f"two images have the id {item['id']!r}", path=path)
         if not isinstance(item["id"], int):
-            raise DataError(f"an image has the id {item['id']!r}, which is no whole number", path=path)
+            raise DataError(f"an image has the id {item['id']!r}, which is not a whole number", path=path)
         height, width = item.get("height"), item.get("width")
         is_sized = isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0
         place = os.fsencode(os.path.join(below, str(item["file_name"])))
@@ -274,7 +274,7 @@ def _add_captions(path: StoragePath, content: dict[str, list[dict[str, Any]]], r
     for number in names.keys() & rows.keys():
         if os.path.basename(rows[number].path) != os.fsencode(os.path.basename(names[number])):
             problem = f"image {number} is {names[number]!r} here, and {shown(rows[number].path)!r} in the other file"
-            raise DataError(problem, path=path, advice="its captions are those of other images")
+            raise DataError(problem, path=path, advice="its captions describe other images")
     for item in content["annotations"]:
         said, text = f"annotation {item['id']!r}", item.get(_CAPTION)
         _check_image(item, names, path)
@@ -319,7 +319,7 @@ def _add_objects(
         if options.mask_column:
             if not isinstance(item["id"], int):
                 raise DataError(
-                    f"{said}: the id is no whole number, which decides what lies on top in masks", path=path
+                    f"{said}: the id is not a whole number, but decides what lies on top in masks", path=path
                 )
             value = IGNORED if is_crowd else numbers[item["category_id"]] + 1
             row.segmentations.append(Segmentation(item["id"], value, item.get(_SEGMENTATION)))

@@ -181,9 +181,9 @@ def _pairs(folder: LocalPath, wanted: Sequence[str]) -> dict[str, tuple[RowFile,
         split = _split_of(folder, head, is_only=len(heads) == 1)
         if split in by_split:
             raise DataError(
-                f"the files of {by_split[split]!r} and of {head!r} are both of split {split!r}",
+                f"the files of {by_split[split]!r} and of {head!r} are both in split {split!r}",
                 path=folder,
-                advice="move those of one to another folder",
+                advice="move one pair to another folder",
             )
         by_split[split] = head
     chosen = splits.among(splits.in_order(by_split), wanted)

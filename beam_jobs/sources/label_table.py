@@ -47,7 +47,7 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     feature = made.features["label"]
     if feature.shape and (feature.dtype != "int64" or feature.shape != (len(made.class_names),)):
         raise UsageError(
-            f"--set_labels: labels are {feature.dtype} {shape_of(feature.shape)} there, which no table gives"
+            f"--set_labels: its labels are {feature.dtype} {shape_of(feature.shape)}, which a table cannot give"
         )
     table = loaded.read(path, choose)
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
@@ -77,7 +77,7 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     if isinstance(value, list):
         return [str(each) for each in value]
     text = "" if value is None else str(value).strip()
-    text = text.lower() if isinstance(value, bool) else text  # conversions name the classes of booleans so
+    text = text.lower() if isinstance(value, bool) else text  # conversions name the classes of booleans in lower case
     if isinstance(value, float) and value.is_integer() and feature.dtype == "int64":
         text = str(int(value))  # a column of whole numbers with missing values
     if not feature.shape:
@@ -140,8 +140,8 @@ class _Numbers:
         number = self._of_names.get(text, int(text) if _is_number(text) and not self._are_names else -1)
         if not 0 <= number < len(self):
             if text in labels.MISSING:
-                raise ValueError("a missing value, and no class of the data set")
-            raise ValueError(f"no class of the data set, which has {len(self):,}" if text else "it is empty")
+                raise ValueError("a missing value, and not a class of the data set")
+            raise ValueError(f"not a class of the data set, which has {len(self):,}" if text else "it is empty")
         return number
 
 
@@ -151,7 +151,7 @@ def _label(texts: Sequence[str], feature: Feature, numbers: _Numbers, is_null: b
     if not feature.shape:
         return numbers.of(texts[0])
     if is_null:
-        raise ValueError("it is null; a record of no class has an empty list, or text")
+        raise ValueError("it is null; a record without a class has an empty list, or text")
     label = np.zeros(len(numbers), np.int64)
     label[[numbers.of(text) for text in texts]] = 1
     return label
@@ -162,11 +162,11 @@ def _number(text: str) -> np.float32:
     if not text:
         raise ValueError("it is empty")
     if not _FORM.fullmatch(text):
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     with np.errstate(over="ignore"):  # beyond float32: infinite
         value = np.float32(text)
     if not math.isfinite(value):
-        raise ValueError("it is no finite number that float32 holds")
+        raise ValueError("it is not a finite number in float32")
     if _WHOLE.fullmatch(text) and int(value) != int(text):
         raise ValueError("it is not exactly a float32")
     return value

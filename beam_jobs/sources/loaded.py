@@ -185,7 +185,7 @@ class _List:
                         raise self._refused(number, problem, begin) from None
                     continue
                 if not isinstance(found, dict):
-                    raise self._refused(number, "is no object", begin)
+                    raise self._refused(number, "is not an object", begin)
                 yield found
                 break
 
@@ -249,7 +249,7 @@ def schema_of(objects: Sequence[dict[str, Any]]) -> pa.Schema:
 def _object(path: StoragePath, part: str, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line.decode("utf-8-sig"), parse_float=number)
-        problem = "" if isinstance(found, dict) else "is no object"
+        problem = "" if isinstance(found, dict) else "is not an object"
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
     if problem:

@@ -214,7 +214,7 @@ def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
 def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
     """Returns the `members` found in a tar file, plain or gzip, each as an unnamed temporary file.
 
-    Members are (folder, name); a file outside any folder is taken too.
+    Members are (folder, name); a file outside any folder is accepted, too.
 
     Raises:
       DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, or is larger than allowed.

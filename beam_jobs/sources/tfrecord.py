@@ -124,7 +124,7 @@ def _open_ours(
     placed = {name: feature for name, feature in made.features.items() if feature.convention}
     if placed and made.is_in_place:
         raise UsageError(
-            f"--source={folder}: has {', '.join(placed)}, which a conversion does not take along; use the records "
+            f"--source={folder}: has {', '.join(placed)}, which a conversion does not carry over; use the records "
             "where they are"
         )
     image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)

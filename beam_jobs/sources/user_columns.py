@@ -153,7 +153,7 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
       found: result of the function.
 
     Raises:
-      WrongColumnsError: it is no dict of columns of one length, lacks a column, or a value cannot be stored exactly.
+      WrongColumnsError: it is not a dict of equally long columns, lacks a column, or a value cannot be stored exactly.
     """
     if not isinstance(found, Mapping):
         raise WrongColumnsError(f"{type(found).__name__}, not a dict")

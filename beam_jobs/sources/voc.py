@@ -160,4 +160,4 @@ def _parsed(path: LocalPath, data: bytes) -> ElementTree.Element:
             raise ValueError("it has a document type, which VOC's files do not need")
         return ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as error:
-        raise DataError(f"is no annotation of VOC in UTF-8: {' '.join(str(error).split())}", path=path) from None
+        raise DataError(f"is not a VOC annotation in UTF-8: {' '.join(str(error).split())}", path=path) from None

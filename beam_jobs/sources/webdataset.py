@@ -218,7 +218,7 @@ def _classes(samples: _Samples, has_numbers: bool) -> pa.Array:
         return texts
     for row, text in enumerate(texts.to_pylist()):
         if text and not re.fullmatch(loaded.DECIMAL, text):
-            raise samples.refused(samples.members[_CLASS][row], f"is no number: {text[:SHOWN]!r}")
+            raise samples.refused(samples.members[_CLASS][row], f"is not a number: {text[:SHOWN]!r}")
     return pa.array([float(text) if text else None for text in texts.to_pylist()], pa.float64())
 
 
@@ -236,7 +236,7 @@ def _object(samples: _Samples, member: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         raise samples.refused(member, f"is not JSON ({' '.join(str(error).split())}): {data[:SHOWN]!r}") from None
     if not isinstance(found, dict):
-        raise samples.refused(member, f"is no JSON object: {data[:SHOWN]!r}")
+        raise samples.refused(member, f"is not a JSON object: {data[:SHOWN]!r}")
     return found
 
 

@@ -39,7 +39,7 @@ _SMALL = 4  # times smaller or larger than the median, by the side of a square o
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A record: base name of its shard, its number there, its key and its label as text; "" for what is unknown."""
+    """A record: base name of its shard, its number there, its key and its label as text; "" for unknown ones."""
 
     file: str
     record: int

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.validation.twins import MOST_PAIRS, Packed, Twin, of_records
 
-MOST_BITS = 3  # bits that may differ: all 157 pairs in the 60,000 images of CIFAR-10 were of one picture
+MOST_BITS = 3  # bits that may differ: all 157 pairs in the 60,000 images of CIFAR-10 showed one picture
 _QUARTERS, _QUARTER_BITS = 4, 16
 BUCKET = 512  # after the buckets of keys and images; only one, as a hash has several quarters
 _MOST_BEHIND = 1000  # images compared with one whose quarter they share: with drawings, thousands do

@@ -223,7 +223,7 @@ def _pairs(
     """Yields the pairs of records, by image, that follow each other; `later` are positions of the second of each."""
     ordered = np.lexsort((record[later], shard[later]))
     for kind in (is_leak, differ, ~is_leak & ~differ):
-        # Twice as many as are listed, of which the first ones remain, by the order of their first record.
+        # Twice as many as are listed; the first ones remain, in the order of their first records.
         for i in ordered[kind[ordered]][: 2 * MOST_PAIRS].tolist():
             first, second = ((int(shard[at]), int(record[at])) for at in (later[i] - 1, later[i]))
             yield Twin(first, second, bool(is_leak[i]), bool(differ[i]))
