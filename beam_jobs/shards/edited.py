@@ -134,7 +134,7 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
     for flag, keys in (("set_labels", edits.labels.keys()), ("delete", edits.deleted)):
         if missing := sorted(keys - seen):
             raise UsageError(
-                f"--{flag}: {len(missing):,} of {count_of(len(keys), 'key')} in no record of the data set: "
+                f"--{flag}: the data set lacks {len(missing):,} of {count_of(len(keys), 'key')}: "
                 f"{_shown(missing)}; nothing was changed"
             )
     listed = {shard.file for shard in made.shards}

@@ -203,7 +203,7 @@ class RemoteSink:
 
         Raises:
           DataError: a file cannot be read, written or removed.
-          RerunError: another command has made a version meanwhile.
+          RerunError: another command has made a version in the meantime.
         """
         staging.undo_interrupted_append(self.data_dir, digest)
         folder = self.data_dir / staging.folder_name(digest)

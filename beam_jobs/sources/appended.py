@@ -59,7 +59,7 @@ class AppendedSource(Source):
         for name in {MASK, BOX_LABELS} & features.keys():
             there, here = parent.features[name].class_names, features[name].class_names
             joined, box_numbers = _joined_classes(there, here) if name == BOX_LABELS else (here, box_numbers)
-            if here or there != _numbered(len(there)):  # otherwise numbers, whose highest each version has
+            if here or there != _numbered(len(there)):  # names that are numbers may differ by version
                 features[name] = dataclasses.replace(features[name], class_names=joined if here else there)
         return cls.like(
             inner, class_names=names, features=features, inner=inner, numbers=numbers, box_numbers=box_numbers

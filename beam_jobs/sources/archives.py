@@ -1,4 +1,4 @@
-"""Files in archives, tar and zip: found by their names, and read at their places without unpacking anything else.
+"""Files in tar and zip archives: found by name, and read in place without unpacking anything else.
 
 Formats: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html (tar),
 https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT (zip).

@@ -38,7 +38,7 @@ def _option(
     foreign: bool = False,
     repeated: bool = False,
 ) -> Any:
-    """Returns a field of `SourceOptions` for a flag that some sources take.
+    """Returns a field of `SourceOptions` for a flag that some sources accept.
 
     Args:
       default: value if the flag is not given.

@@ -27,7 +27,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 @contextlib.contextmanager
 def arrow_errors(path: object, problem: str) -> Iterator[None]:
-    """Context that turns any pyarrow error into one of ours, in one line with the file and the problem."""
+    """Context manager that turns pyarrow's errors into ours, in one line with the file and the problem."""
     try:
         yield
     except PipelineError:

@@ -220,7 +220,7 @@ def _read(
         _check_alike(files[0], found[0].schema, file, found[-1].schema)
     rows = LoadedTable(folder, Files(names, tuple(map(len, found))), pa.concat_tables(found))
     if not len(rows.data):
-        raise DataError("has no row below its columns' names", path=rows.first_file)
+        raise DataError("has no row below its column names", path=rows.first_file)
     return rows, used
 
 
@@ -248,7 +248,7 @@ def _with_label_texts(rows: LoadedTable, used: SourceOptions, names: Sequence[st
 
 
 def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, list[str]]:
-    """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
+    """Returns the rows, with numbers for numeric texts in kept columns and for whole numbers in labels, and notes."""
     notes, label = [], used.label_column
     filled = defaults.named(str(rows.first_file), rows.data.schema, used)
     if label and not used.float_labels and not used.label_separator:

@@ -286,10 +286,10 @@ def test_a_shard_without_records_is_left_out(data, edit):
 
 
 REFUSED = {
-    "unknown": (["--delete=train/cat/0.png,no,nor"], "--delete: 2 of 3 keys in no record of the data set: 'no', 'nor'"),
+    "unknown": (["--delete=train/cat/0.png,no,nor"], "--delete: the data set lacks 2 of 3 keys: 'no', 'nor'"),
     "unknown of a table": (
         ["--set_labels=TABLE:no,cat"],
-        "--set_labels: 1 of 1 key in no record of the data set: 'no'",
+        "--set_labels: the data set lacks 1 of 1 key: 'no'",
     ),
     "in both": (
         ["--set_labels=TABLE:train/cat/0.png,dog", "--delete=train/cat/0.png"],
