@@ -190,7 +190,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         flag=f"--folds={config.folds}" if config.folds else "--split",
     )
     made: dict[str, Any] = {}
-    if config.transform:  # after new splits: made rows stay in the split of their row
+    if config.transform:  # after new splits: rows stay in the split of the row they are made from
         source = transformed.opened(source, config.transform, config.source_options.na_is_class)
         made = source.options
     if parent is not None:

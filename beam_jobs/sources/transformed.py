@@ -275,8 +275,8 @@ def opened(source: Source, function: str, na_is_class: bool = False) -> Transfor
     calls = {split: _first_calls(source, function, split, seen) for split in source.splits}
     if column := splits.column_of([name for name in seen.columns.features if name not in source.features], ""):
         raise UsageError(
-            f"{_FLAG}={function} returns the column {column!r}, but made rows stay in the split of their row; "
-            "choose splits in the source or by --split, or give the column another name"
+            f"{_FLAG}={function} returns the column {column!r}, but new rows stay in the split of the row "
+            "they are made from; choose splits in the source or by --split, or give the column another name"
         )
     if seen.turned:
         print(
