@@ -1,6 +1,6 @@
-"""What an append takes from the data set that it extends: options that are not given, labels, the form of its images.
+"""Makes an append follow the data set that it extends: options not given, labels, and the form of images.
 
-A version of a data set is read like any other: its records are alike, whichever conversion wrote them.
+A version is read like any other data set, so its records must be alike, whichever conversion wrote them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Manifest, PixelRule
 
 _FOLLOWED = ("resize", "channels", "compression", "scaled_decoding", "transform")  # options that the data set decides
-_DEALT = ("split", "folds", "group_by", "stratify")  # options that deal rows to splits, which follow it together
+_DEALT = ("split", "folds", "group_by", "stratify")  # options of new splits, inherited together
 _ENCODINGS = {"any": ("png", "jpeg")}  # stored encoding to values of --image_encoding
 
 
@@ -28,8 +28,8 @@ class Base:
     """The version of a data set that a conversion appends to.
 
     Attributes:
-      digest: its digest.
-      version: its number.
+      digest: digest of the version's manifest.
+      version: number of the version.
     """
 
     digest: str
@@ -37,15 +37,15 @@ class Base:
 
 
 def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
-    """Returns the options of an append; options that are not given are the data set's.
+    """Returns the options of an append; those not given are taken from the data set.
 
     Raises:
-      UsageError: no conversion made the data set, or an option differs from its own.
+      UsageError: no conversion made the data set, or an option contradicts the data set's.
     """
     if not parent.has_images or parent.is_in_place or not parent.source:
         raise UsageError(
-            f"--append: {config.data_dir} was not made by a conversion, so its records may have no keys by which rows "
-            "that are there already would be found; convert all of it into another folder"
+            f"--append: {config.data_dir} was not made by a conversion, so its records may lack the keys that show "
+            "which rows are already there; convert all of it into another folder"
         )
     given = {field.name: field.default for field in dataclasses.fields(config)}
     found: dict[str, Any] = {}
@@ -53,13 +53,13 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
         there, here = parent.options.get(name, given[name]), getattr(config, name)
         if here == given[name]:
             found[name] = there
-        elif here != there and not (name == "resize" and there == given[name]):  # it may make images fit
+        elif here != there and not (name == "resize" and there == given[name]):  # resizing may make images fit
             said = "not given" if there == given[name] else there
             raise UsageError(f"--append with --{name}={here}: it is {said} in the data set; leave it out")
     if edits := transformed.edits(parent.options):
         raise UsageError(
             f"--append: {', '.join(edits)} since --transform={parent.options['transform']} made the data set, so new "
-            "rows may be unlike those that are there; bring back the code as it was, or convert all with --overwrite"
+            "rows may differ from the existing ones; restore the code as it was, or convert everything with --overwrite"
         )
     dealt = {name: parent.options.get(name, given[name]) for name in _DEALT}
     if dealt["group_by"]:
@@ -81,7 +81,7 @@ def options_for(config: ConvertConfig, parent: Manifest) -> ConvertConfig:
 
 
 def notes_about(config: ConvertConfig, source: Source, parent: Manifest) -> list[str]:
-    """Returns lines about what an append adds, given its options from `options_for` and its rows."""
+    """Returns notes on what an append adds, given the options from `options_for` and the rows."""
     found = added_classes(source, parent)
     if config.group_by and not parent.options.get("group_by"):
         found.append(
@@ -107,17 +107,17 @@ def _seed_of_groups(config: ConvertConfig, parent: Manifest, dealt: dict[str, An
     group_by, seed = dealt["group_by"], int(parent.options.get("seed", given["seed"]))
     if dealt["stratify"]:
         raise UsageError(
-            f"--append: --group_by={group_by} with --stratify={dealt['stratify']} shared out the groups of the data "
-            "set in the order of its rows, so that a group of new rows could come into another split than its rows "
-            "that are there; convert all rows together into another folder"
+            f"--append: --group_by={group_by} with --stratify={dealt['stratify']} assigned the groups of the data "
+            "set to splits in the order of its rows, so new rows of a group could get into another split than its "
+            "existing rows; convert all rows together into another folder"
         )
     for name, there in {**dealt, "seed": seed}.items():
         here = getattr(config, name)
         if here not in (given[name], there):
             raise UsageError(
-                f"--append with --{name}={here}: --group_by={group_by} dealt the groups of the data set to splits by "
-                f"{name} {there if there != given[name] or name == 'seed' else '(not given)'}, and another would put a "
-                "group in two of them; leave it out"
+                f"--append with --{name}={here}: --group_by={group_by} assigned the groups of the data set to splits "
+                f"by {name} {there if there != given[name] or name == 'seed' else '(not given)'}; another {name} would "
+                "put a group in two splits; leave it out"
             )
     return seed
 
@@ -126,14 +126,14 @@ def source_for(config: ConvertConfig, source: Source, parent: Manifest) -> tuple
     """Returns the options and the rows of an append, given the source that they come from.
 
     Raises:
-      UsageError: features, labels or defaults of the source are not the data set's.
+      UsageError: features, labels or defaults of the source differ from the data set's.
     """
     for text in parent.options.get("default", ()) if config.dataset in _takers("default") else ():
         name = next((name for name in source.features if text.startswith(f"{name}:")), None)
         if name is not None and not any(own.startswith(f"{name}:") for own in config.default):
-            # An empty field of CSV would be a text of its own, beside the default of the rows that are there.
+            # An empty CSV field would be a different text from the default in the existing rows.
             raise UsageError(
-                f"--append: nulls of {name!r} have a value in the data set, by --default={text}; give it again"
+                f"--append: in the data set, nulls of {name!r} are replaced by --default={text}; give it again"
             )
     stored = parent.features["image"].encoding
     if source.image_shape is not None and stored != "raw" and config.image_encoding == "source":
@@ -148,7 +148,7 @@ def images_for(options: ImageOptions, parent: Manifest) -> ImageOptions:
     """Returns the image options under which a data set was stored.
 
     Raises:
-      UsageError: it has images of another size, or other pixels by the rule of an earlier release.
+      UsageError: its images have another size, or were decoded by the rule of an earlier release.
     """
     there = parent.features["image"]
     if options.encoding != "raw" and parent.pixel_rule != PixelRule():

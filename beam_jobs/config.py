@@ -24,7 +24,7 @@ _MOST_FOLDS = 100
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
-_FIRST = ("dataset", "source", "label_column")  # options that --help shows, where it does not show all
+_FIRST = ("dataset", "source", "label_column")  # options that the short --help shows
 _SHAPES = {"shapes": True}  # the option shapes the bytes of the shards: it is recorded in the manifest
 
 
@@ -49,12 +49,12 @@ class ConvertConfig(_Flags):
     """Every other flag goes to Beam: --runner (default FnApiRunner), --direct_num_workers, --direct_running_mode, ...
 
     Raises:
-      UsageError: a value that cannot work, with the bound it breaks.
+      UsageError: a value is invalid; the message gives the bound it breaks.
     """
 
     image_encoding: str = flag(
         "source",
-        "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
+        "format of stored images: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
         meaning=_SHAPES,
         first=True,
     )
@@ -70,7 +70,7 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
     )
     channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images", meaning=_SHAPES)
-    compression: str = flag("", "of the shards: GZIP; default: none is compressed", meaning=_SHAPES)
+    compression: str = flag("", "compression of the shards: GZIP; default: none", meaning=_SHAPES)
     split: str = flag(
         "",
         "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
@@ -79,7 +79,7 @@ class ConvertConfig(_Flags):
     )
     folds: int = flag(
         0,
-        "draw as many new splits of equal shares, fold0, fold1, ..., for cross-validation, in the place of split",
+        "draw this many new splits of equal size, fold0, fold1, ..., for cross-validation, instead of split",
         meaning=_SHAPES,
     )
     transform: str = flag(
@@ -108,28 +108,28 @@ class ConvertConfig(_Flags):
     seed: int = flag(0, "seed of the permutation that spreads the examples over the shards")
     columns: str = flag(
         FROM_RECORDS,
-        "source of values to choose and weigh records by: records (label, bytes, features with one value), "
-        f"records:label,id, none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of "
+        "source of values to select and weight records by: records (label, bytes, features with one value), "
+        f"records:label,id, none; a file or function, as for {name_of('pipeline.index')} --add_columns, adds to all of "
         "records, in a local data_dir",
     )
     overwrite: bool = flag(
         False,
-        "replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and "
+        "replace the data set in data_dir: the new one is written next to it; then the old manifest is removed, and "
         "the files that it lists",
         first=True,
     )
     append: bool = flag(
         False,
-        "add the source's rows to the data set in data_dir, as new shards of a new version; what is there stays as it "
-        "is, and is what options that are not given follow",
+        "add the source's rows to the data set in data_dir, as new shards of a new version; its files stay as they "
+        "are, and options not given are taken from it",
         first=True,
     )
     dry_run: bool = flag(
-        False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
+        False, "show what it would write (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
     )
 
     def __post_init__(self) -> None:
-        """Writes out a size that is one number, as the manifest stores it; checks every value."""
+        """Expands a one-number size to HxW, as the manifest stores it, and checks every value."""
         object.__setattr__(self, "resize", values.both_sides(self.resize))
         check_all(
             *(functools.partial(self._check_given, name) for name in _REQUIRED),
@@ -186,11 +186,11 @@ class ConvertConfig(_Flags):
                 f"--group_by={LABEL}: all rows of a class would be in one split; --stratify={LABEL} gives each split "
                 "its share of every class"
             )
-        if not self.append:  # which takes those of the data set
+        if not self.append:  # an append inherits the data set's splits
             self.check_dealt()
 
     def check_dealt(self) -> None:
-        """Raises UsageError if a flag says how new splits are drawn, and there are none."""
+        """Raises UsageError if a flag sets how new splits are drawn but none are requested."""
         for name in ("group_by", "stratify"):
             if (value := getattr(self, name)) and not (self.split or self.folds):
                 raise UsageError(
@@ -210,8 +210,8 @@ class ConvertConfig(_Flags):
         }
         if self.append and self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"--append with --data_dir={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an "
-                "object store do; append in a local or mounted folder, then copy all of it"
+                f"--append with --data_dir={self.data_dir}: HDFS cannot replace a manifest in one step, as a folder or "
+                "an object store can; append in a local or mounted folder, then copy all of it"
             )
         for name, reason in why.items() if self.append else ():
             if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:

@@ -47,7 +47,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Context of one write.
+        """Context manager around one write.
 
         Raises:
           DataError: the gate is shut.

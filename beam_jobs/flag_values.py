@@ -1,7 +1,7 @@
 """Parses the values of flags that only conversions have: `train:8,test:2`, paths, a delimiter.
 
 Every function raises UsageError, naming the flag and the value, if the text does not have the form that its docstring
-says.
+describes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def delimiter(flag: str, text: str) -> str:
     return found
 
 
-_PATH = "file:"  # before a regular expression that finds a part of the image's path
+_PATH = "file:"  # prefix of a regular expression that finds a part of the image's path
 
 
 def column_or_path(flag: str, text: str) -> str:
@@ -97,7 +97,7 @@ def path_pattern(text: str) -> re.Pattern[str] | None:
 
 
 def defaults(flag: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns texts of the form NAME:VALUE, of which VALUE may be empty."""
+    """Returns the texts, each of the form NAME:VALUE; VALUE may be empty."""
     for text in texts:
         if text.find(":") < 1:
             raise UsageError(f"--{flag}={text}: must be NAME:VALUE, the name of a column and the value of its nulls")

@@ -51,7 +51,7 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The source of the first pass, for a plan of the second.
+    """The first pass's source, as the plan of the second pass needs it.
 
     Attributes:
       files: files of that source.
@@ -76,8 +76,8 @@ class Plan:
       sample: encoding of the images, and estimates of sizes and time.
       num_shards: {split: number of shards}.
       origin: source of the first pass if this is the second; else None.
-      base: version that is appended to; None for a data set of its own.
-      made: options that say what --transform made of the rows; empty without it.
+      base: version to append to; None for a new data set.
+      made: options that describe the rows made by --transform; empty without it.
     """
 
     source: Source
@@ -102,7 +102,7 @@ class Plan:
         """SHA-256, hexadecimal, of everything that shapes the bytes: plans with equal digests write equal shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
-        own = dataclasses.replace(self.sample.images, like=None)  # the base decides on it
+        own = dataclasses.replace(self.sample.images, like=None)  # the base determines it
         images = [*dataclasses.astuple(own)[:-1], self.config.compression]
         if self.pixel_rule is not None:
             images.append(dataclasses.astuple(self.pixel_rule))
@@ -173,10 +173,10 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
     Args:
       config: options of the conversion.
       data_dir: folder of the data set.
-      parent: version there that the rows are appended to; None for a data set of its own.
+      parent: version to append to; None for a new data set.
 
     Raises:
-      PipelineError: the source or a flag cannot work, or is not what the data set has.
+      PipelineError: the source or a flag is invalid, or does not match the data set to append to.
     """
     if parent is not None:
         config = appending.options_for(config, parent)
@@ -190,7 +190,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath, parent: Manifest | N
         flag=f"--folds={config.folds}" if config.folds else "--split",
     )
     made: dict[str, Any] = {}
-    if config.transform:  # behind new splits: what is made of a row is in its split
+    if config.transform:  # after new splits: rows stay in the split of the row they are made from
         source = transformed.opened(source, config.transform, config.source_options.na_is_class)
         made = source.options
     if parent is not None:
@@ -221,7 +221,7 @@ class Sample:
       record_bytes: {split: mean size of a framed record}.
       source_bytes: {split: mean size of an image in the source}; images of a missing split count as small.
       seconds: processor time for all rows.
-      beside: kept features that are images or hold several numbers, such as masks and boxes, by name.
+      beside: names of kept features that are images or hold several numbers, such as masks and boxes.
     """
 
     images: ImageOptions
@@ -249,10 +249,10 @@ def take_sample(
       channels: 1 or 3; 0 to keep the channels of the images.
       max_rejects: number of rows that may be invalid; as many sampled images may differ in size from the rest.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
-      parent: data set whose images the new ones must be like; None for a data set of its own.
+      parent: data set whose images the new ones must match; None for a new data set.
 
     Raises:
-      UsageError: a flag cannot be followed with this source.
+      UsageError: a flag does not work with this source.
       DataError: no row is valid, or raw images would differ in size. Bad data outside the sample is a DataError, too,
         so that the exit code does not depend on the sample.
     """
@@ -381,7 +381,7 @@ def _shapes(block: Block) -> list[tuple[int, int, int]]:
 def _shard_counts(
     source: Source, sample: Sample, requested: int | dict[str, int] | None, max_shard_bytes: int
 ) -> dict[str, int]:
-    """Returns {split: number of shards}: the `requested` one of every split, or of some, or else the default."""
+    """Returns {split: number of shards}: the `requested` number if there is one for the split, else the default."""
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:
         if split not in source.splits:
@@ -427,7 +427,7 @@ def shard_rows(
       split: name of the split, part of the permutations' keys.
       num_rows: number of rows in the split.
       chunks: number of rows in each unit of random access, int64; None if rows are cheap to read one by one.
-      shard, num_shards: number of the shard, and of shards.
+      shard, num_shards: number of this shard, and number of all shards.
     """
     start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
     if chunks is None:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.augmenting`: what it costs to draw by keys: `pipeline.augment`, and the libraries themselves.
 
 Keras' layers are called as a script calls them, on a batch inside a `tf.function`, the transforms of torchvision and
-Albumentations on one image after the other. Those that are not installed are skipped.
+Albumentations on one image at a time. Libraries that are not installed are skipped.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ class BenchmarkConfig:
 
     source: str = flag("", "CIFAR-10's binary files; default: random images in the same files, made for the run")
     only: str = flag("", "some of floor,tfds,cores,memory,tar; default: all")
-    work_dir: str = flag("", "on the disk to measure, with 4 GB free; default: the temporary folder")
+    work_dir: str = flag("", "folder on the disk to measure, with 4 GB free; default: the temporary folder")
     images: int = flag(60_000, "images to make", least=1)
     tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares", least=1)
     rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer", least=1)
-    seconds: float = flag(60.0, "of work for one core, which all cores then share")
-    gigabytes: float = flag(1.0, "of photographs in tar shards", above=0)
+    seconds: float = flag(60.0, "seconds of work for one core, which all cores then share")
+    gigabytes: float = flag(1.0, "gigabytes of photographs in tar shards", above=0)
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)

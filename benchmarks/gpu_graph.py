@@ -8,7 +8,7 @@ counted, per step and by part of the step: kernels to start, bytes that they rea
 lets the data leave the GPU, or the GPU wait: operations without a GPU kernel, tensors copied to the host's memory, and
 nodes that have an update start only once the one before it has ended.
 
-Kernels inside a program of XLA are not counted, since XLA fuses them for a device that must be there; the table has the
+Kernels inside an XLA program are not counted, since XLA fuses them for a device that must be present; the table has the
 operations that went into it, and the bytes of its arguments and results, which are the least that it moves.
 """
 
@@ -340,9 +340,9 @@ class Counts:
       uncompiled: operations inside an XLA program that XLA does not support on GPUs.
       host: operations meant for the host, with their number per step.
       copied: tensors copied to host memory in each step.
-      waits: nodes that have a step start only once the one before it has ended, each with the node that they wait for.
-        To copy a tensor between host and GPU, or to let a node wait for one on the other side, which copies an empty
-        one, is to wait until the GPU has done all that it was told before.
+      waits: nodes that delay a step until the one before it has ended, each with the node that they wait for. Copying
+        a tensor between host and GPU, or letting a node wait for one on the other side, which copies an empty tensor,
+        means waiting until the GPU has done all of its earlier work.
     """
 
     parts: Mapping[str, Part]
@@ -387,7 +387,7 @@ def lines(counts: Counts) -> list[str]:
 
 
 def waits(counts: Counts, how: str) -> list[str]:
-    """Returns lines about what has a step start only once the one before it has ended."""
+    """Returns lines about the nodes that delay a step until the one before it has ended."""
     found = [f"  {how}: {name} waits for {source}" for name, source in counts.waits.items()]
     return found or [f"  {how}: the GPU always has its next step queued"]
 
@@ -549,7 +549,7 @@ class Graph:
                 if given.startswith("^") and self.places[source].device != self.places[name].device:
                     crossed.append(source)
             for source in crossed:
-                # The GPU has been told the step before by then, and this one, too, if the source follows its work.
+                # By then, the GPU has been given the step before, and also this one if the source follows its work.
                 nearest = self._passes_until(set(work), name, readers, ends)
                 if source in readers and nearest - (source in later) < 1:
                     yield name, source

@@ -1,7 +1,7 @@
 """The parts of `benchmarks.gpu_report`, each measured in a process of its own: `benchmarks.gpu_items NAME SETTINGS`.
 
-Each result is printed as JSON as soon as it is known, so that an item that is cut off leaves what it had. The top of
-this module loads nothing but Python's own, since the interpreter that has PyTorch may have nothing of the project's.
+Each result is printed as JSON as soon as it is known, so that an item that is cut off leaves some results. The top of
+this module loads only the standard library, since the interpreter with PyTorch may lack the project's packages.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Contestants have one constant batch on the device, unless their name has `input`
   keras, keras jit       the same model with Keras' own layers in the plainest `tf.function`, without and with XLA
   keras fit              model.fit with its defaults
   torch, torch compile   torchvision's resnet50, channels_last, bfloat16
-Ratios are to `ours` of the same round. To measure the code of another day, copy benchmarks/ there.
+Ratios are to `ours` of the same round. To measure an older version of the code, copy benchmarks/ there.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class BenchmarkConfig:
 
     cifar: str = flag(text="CIFAR-10 as converted")
     photos: str = flag(text="photographs as converted")
-    out: str = flag("gpu_report.json", "the file of all results")
+    out: str = flag("gpu_report.json", "file for all results")
     minutes: float = flag(8.0, "most minutes for all items", above=0)
     only: str = flag("", "items, separated by commas; all of them by default")
-    cpu_smoke: bool = flag(False, "see that all of it runs, with a tiny model, on a CPU")
+    cpu_smoke: bool = flag(False, "check that everything runs, with a tiny model, on a CPU")
 
     def __post_init__(self) -> None:
         """Checks the values."""

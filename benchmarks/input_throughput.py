@@ -14,9 +14,9 @@ Parts (--only):
     is five times as long, since a batch takes up to some seconds;
   reading: TFRecords of 3 KB and 100 KB, every CRC checked, against `TFRecordDataset`.
 A contestant that is not installed, here or under the interpreter of --python, is skipped with the reason; some cannot
-live in one environment, so --python=NAME=PATH gives one an interpreter of its own. Processor time and memory are those
+share an environment, so --python=NAME=PATH gives one an interpreter of its own. Processor time and memory are those
 of all processes of a contestant; memory is what they own, without mapped files, after a round. Rounds alternate;
-ratios are computed per round, and their medians are printed. It wants an idle machine.
+ratios are computed per round, and their medians are printed. It needs an idle machine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PHOTOGRAPHS = {
     "spdl": Entry(f"{_CROPPED}spdl_files"),
     "crop_alone": Entry(f"{_CROPPED}crop_alone"),
 }
-_LONGER = 5  # times as long as another's is a round of photographs
+_LONGER = 5  # a round of photographs is this many times as long as others
 PLAIN = "plain"
 DISTRIBUTED = {PLAIN: Entry("ours", {"replicas": 0})} | {
     f"{what} on {replicas}": Entry("ours", {"replicas": replicas, "nothing": what == "nothing"})
@@ -96,16 +96,16 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    batches: str = flag("128,512,1024", "rows of a batch of such images, with commas between them")
+    batches: str = flag("128,512,1024", "rows of a batch of such images, separated by commas")
     photographs: str = flag(
         "500x375:1000,3000x2000:256",
-        "JPEGs to make, WIDTHxHEIGHT:NUMBER with commas between; sides vary by a tenth, and some hundred are distinct",
+        "JPEGs to make, WIDTHxHEIGHT:NUMBER,...; sides vary by a tenth, and a few hundred JPEGs are distinct",
     )
     photographs_batch: int = flag(256, "rows of a batch of photographs", least=1)
     only: str = flag("", "some of peers,distribute,photographs,reading; default: all")
-    contestants: str = flag("", "some of the contestants, with commas between them; default: all")
+    contestants: str = flag("", "contestants to run, separated by commas; default: all")
     python: str = flag(
-        "", "NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them"
+        "", "NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; separated by commas"
     )
     rounds: int = flag(3, "rounds of each", least=1)
     seconds: float = flag(1.0, "length of a round", least=0.01)

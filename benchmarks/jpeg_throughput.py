@@ -11,9 +11,9 @@ against none: its speed, and how far the same crops differ (PSNR, over some batc
 
     python -m benchmarks.jpeg_throughput --cifar10=DIR [--images=4000] [--rounds=3]
 
-With CIFAR-10 as Parquet files in DIR, nothing of that is measured, but what scaled decoding does to a model: some of
-its images are enlarged to 256x256, and a small network is trained on crops of 32x32 with it and without, from the same
-seeds, and tested both ways.
+With CIFAR-10 as Parquet files in DIR, only the effect of scaled decoding on a model is measured: some of its images are
+enlarged to 256x256, and a small network is trained on crops of 32x32 with and without it, from the same seeds, and
+tested both ways.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class BenchmarkConfig:
     data_dir: str = flag("", "JPEGs as converted with --image_encoding=source; default: made for the run")
     cifar10: str = flag("", "CIFAR-10 as Parquet files: train with scaled decoding and without, and measure only that")
     images: int = flag(4_000, "images to make", least=1)
-    height: int = flag(375, "of the images to make, pixels", least=1)
-    width: int = flag(500, "of the images to make, pixels", least=1)
+    height: int = flag(375, "height of the images to make, in pixels", least=1)
+    width: int = flag(500, "width of the images to make, in pixels", least=1)
     size: int = flag(224, "height and width of the crops", least=1)
     global_batch_size: int = flag(128, "rows of a batch")
     rounds: int = flag(7, "rounds of each", least=1)

@@ -4,7 +4,7 @@
 
 Both feed the same images in batches of the same size, out of memory. Batches are taken inside a tf.function, as a
 training loop does. Rounds alternate; the ratio, of images per second of processor time, is computed per round, and its
-median is printed. Wall time would say little: one's prefetched batches are made while the other is measured.
+median is printed. Wall time would mean little: one's prefetched batches are made while the other is measured.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each is a whole input: batches of the same training split in memory. Rounds alternate, so that a change of the machine's
 speed affects all; the ratio is computed per round, and its median is printed. A recipe's result may be larger than the
-24x24 of the tutorial's.
+tutorial's 24x24.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BenchmarkConfig:
     global_batch_size: int = flag(128, "rows of a batch", least=2)
     rounds: int = flag(5, "rounds of each recipe", least=1)
     seconds: float = flag(1.0, "length of a round")
-    only: str = flag("", "some of the recipes, with commas between them; default: all")
+    only: str = flag("", "recipes to measure, separated by commas; default: all")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -35,9 +35,9 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag(text="MNIST as converted, or any data set of images")
-    delays: str = flag("0,1,3,8", "how many steps old gradients are, separated by commas")
-    steps: int = flag(600, "of each run", least=_EVERY)
-    model: str = flag("mlp", "of trainer.run")
+    delays: str = flag("0,1,3,8", "ages of gradients in steps, separated by commas")
+    steps: int = flag(600, "steps of each run", least=_EVERY)
+    model: str = flag("mlp", "model of trainer.run")
     json: str = flag("", "a file for all figures")
     chart: str = flag("", "a file for the picture: .svg or .png")
 

@@ -4,11 +4,11 @@
 
 steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs
 where there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with
-V = 8. Beside them the limit of V = 8: the model's convolutions and products alone, on an eighth of the rows, against
-those on all rows. The same bits on any topology need passes of an eighth of the rows each, which use a processor less
-well.
-bytes: two worker processes; what they send per step, counted by the loopback device, so on a machine that sends nothing
-else meanwhile. A run of more steps less a run of fewer.
+V = 8. Next to them is the limit of V = 8: the model's convolutions and products alone, on an eighth of the rows,
+against those on all rows. The same bits on any topology need passes of an eighth of the rows each, which use a
+processor less well.
+bytes: two worker processes; the bytes that they send per step, counted by the loopback device, so the machine must send
+nothing else. They are the difference between runs of more and of fewer steps.
 threads: two worker processes, the most threads of the first one, and steps per second; with TensorFlow's own timeout of
 each collective operation, and with the trainer's, one thread that watches them all. Short steps show the difference.
 """
@@ -62,7 +62,7 @@ class BenchmarkConfig:
 
     only: str = flag("", "parts to measure, separated by commas: steps, bytes, threads; all of them by default")
     data_dir: str = flag("", "a data set of images; default: random images of CIFAR-10's shape, made for the run")
-    model: str = flag("cifar10_cnn", "of trainer.run")
+    model: str = flag("cifar10_cnn", "model of trainer.run")
     global_batch_size: int = flag(128, "batch rows over all devices", least=MOST)
     train_steps: int = flag(500, "steps of a run whose threads are counted", least=10)
     rounds: int = flag(7, "rounds of each step", least=1)

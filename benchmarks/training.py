@@ -12,8 +12,8 @@ distribution: mirrored on 1, 2 and 4 replicas and two workers against one device
 devices share the cores, so this is what distribution itself costs.
 parameter_server: asynchronous with one and two workers against one device; synchronous by the gradients of all three
 workers and by the first two of them, without and with a worker that is slow on purpose.
-peers: this trainer's step beside Keras' `fit`, a plain `tf.function` without and with XLA, PyTorch eager and compiled,
-with one constant batch and with real input, in float32 and bfloat16. Beside them a `tf.function` with this
+peers: this trainer's step next to Keras' `fit`, a plain `tf.function` without and with XLA, PyTorch eager and compiled,
+with one constant batch and with real input, in float32 and bfloat16. Next to them, a `tf.function` with this
 project's fused layers, and the limit: the model's convolutions and products alone. A contestant that is not installed,
 here or under the interpreter of --python, is skipped with the reason. It takes an hour, and runs only when asked for.
 """
@@ -53,13 +53,13 @@ class BenchmarkConfig:
     """What is measured."""
 
     only: str = flag("", "parts to measure, separated by commas; all of them but peers by default")
-    models: str = flag("", "of trainer.run; default: mlp,lenet,cifar10_cnn,fast_cifar; of peers, all that it knows")
+    models: str = flag("", "models of trainer.run; default: mlp,lenet,cifar10_cnn,fast_cifar; for peers, all it knows")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
     global_batch_size: int | None = flag(None, "batch rows; default: 128, with peers less for large models", least=4)
     precision: str = flag("float32,bfloat16", "peers: the precisions")
     inputs: str = flag("one constant batch,real input", "peers: the kinds of input")
-    contestants: str = flag("", "peers: some of the contestants, with commas between them; default: all")
-    python: str = flag("", "peers: the interpreter of PyTorch, where it is not installed here")
+    contestants: str = flag("", "peers: contestants to run, separated by commas; default: all")
+    python: str = flag("", "peers: the interpreter with PyTorch, if it is not installed here")
     rounds: int = flag(5, "rounds of each loop", least=1)
     seconds: float = flag(4.0, "length of a round", least=0.01)
 

@@ -1,6 +1,6 @@
 """Runs a command and writes its cost, as JSON, to a file descriptor: `python watcher.py DESCRIPTOR COMMAND...`.
 
-On Linux, a process's peak memory includes that of the process which started it. A benchmark holds data; this process
+On Linux, a process's peak memory includes that of the process that started it. A benchmark holds data; this process
 has just started and holds nothing, so the command's peak is its own.
 """
 

@@ -2,15 +2,15 @@
 
     python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,...]
 
-shuffle_bytes is an eighth of the decoded split. Compared are
+shuffle_bytes is an eighth of the decoded split. Comparisons:
   read: unaugmented batches against reading the same shards and computing each record's CRC on all cores, with nothing
     else done: in threads, in processes, and by TFRecordDataset;
   resident: the augmentations of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
   compressed: unaugmented batches of the same images in GZIP shards, against zlib and ISA-L alone, which decompress the
     same members out of memory in as many threads, and against the windows of uncompressed shards;
-  classes: unaugmented batches of made images of 1,000 classes, most of whose labels take two bytes, against the same
-    images of 100 classes, whose records have one length;
+  classes: unaugmented batches of generated images of 1,000 classes, where most labels take two bytes, against the
+    same images of 100 classes, whose records have one length;
   store: unaugmented batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
     epoch that filled it, against the store itself, and against a data set on the local disk;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped

@@ -1,4 +1,4 @@
-"""A training loop of your own under a strategy, that can be killed at any moment and resumes exactly.
+"""A custom training loop under a strategy; it can be killed at any moment and resumes exactly.
 
 `distribute` gives each replica its rows of every global batch; with weights="mean" the losses of the replicas, each
 divided by G, add up to the mean over the real rows. `start_step` resumes it; on CPUs the weights end bit-identical.
@@ -21,14 +21,14 @@ parser.add_argument("--global_batch_size", type=int, default=64)
 parser.add_argument("--replicas", type=int, default=1, choices=(1, 2, 4, 8), help="on GPUs, or on logical CPUs")
 args = parser.parse_args()
 
-import keras  # after parsing, so that --help answers at once
+import keras  # after parsing, so that --help is fast
 import tensorflow as tf
 
 from pipeline import InputMeter, distribute
 
 
 def make_strategy() -> tf.distribute.Strategy:
-    """Returns a MirroredStrategy on GPUs, or on logical CPUs where there are too few."""
+    """Returns a MirroredStrategy on GPUs, or on logical CPUs if there are too few."""
     if len(tf.config.list_physical_devices("GPU")) >= args.replicas:
         return tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(args.replicas)])
     logical = [tf.config.LogicalDeviceConfiguration()] * args.replicas
@@ -51,13 +51,13 @@ def restore(manager: tf.train.CheckpointManager, spec_now) -> None:
         saved = tf.train.Checkpoint(spec=tf.Variable(""))
         saved.restore(newest).expect_partial()
         changed = spec_now.differences(json.loads(saved.spec.numpy()))
-        if changed:  # the rest of another order would repeat records and leave others out
+        if changed:  # resuming in another order would repeat some records and skip others
             raise UsageError(f"{newest}: saved with another order of examples, as (now, saved): {changed}")
         manager.checkpoint.restore(newest).assert_existing_objects_matched()
 
 
 def main() -> None:
-    """Trains up to --steps, from wherever --model_dir is."""
+    """Trains up to --steps, resuming from --model_dir."""
     what = {"data_dir": args.data_dir, "global_batch_size": args.global_batch_size, "training": True}
     spec, strategy = order_spec(**what), make_strategy()
     with strategy.scope():

@@ -1,7 +1,7 @@
 """Independent processes that share one global batch, as under Horovod or MPI: no TensorFlow strategy, no communication.
 
 Each process gives its rank and gets its rows of every global batch. With 1, 2 or 4 of them the rows of a step form the
-same global batch, and each record comes once per epoch. Real work would all-reduce gradients after each batch.
+same global batch, and each record occurs once per epoch. Real work would all-reduce gradients after each batch.
 
     for rank in 0 1; do python examples/horovod_shard.py --data_dir=demo/digits --rank=$rank --size=2 & done; wait
     mpirun -np 2 python examples/horovod_shard.py --data_dir=demo/digits

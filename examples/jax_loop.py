@@ -25,7 +25,7 @@ parser.add_argument("--rank", type=int, help="of this process, with --coordinato
 parser.add_argument("--size", type=int, help="processes, with --coordinator")
 args = parser.parse_args()
 
-import jax  # after parsing, so that --help answers at once
+import jax  # after parsing, so that --help is fast
 import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -66,7 +66,7 @@ def load(path: pathlib.Path, spec) -> tuple[int, dict[str, np.ndarray] | None]:
         return 0, None
     saved = dict(np.load(path))
     changed = spec.differences(json.loads(str(saved.pop("order"))))
-    if changed:  # the rest of another order would repeat records and leave others out
+    if changed:  # resuming in another order would repeat some records and skip others
         raise UsageError(f"{path}: saved with another order of examples, as (now, saved): {changed}")
     return int(saved.pop("step")), saved
 
@@ -81,7 +81,7 @@ def save(path: pathlib.Path, spec, state: dict, step: int) -> None:
 
 
 def main() -> None:
-    """Trains up to --steps, from wherever --state is."""
+    """Trains up to --steps, resuming from --state."""
     what = {"data_dir": args.data_dir, "global_batch_size": args.global_batch_size, "training": True}
     spec, data, path = order_spec(**what), manifest.load(args.data_dir), pathlib.Path(args.state)
     if args.coordinator:

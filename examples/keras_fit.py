@@ -22,7 +22,7 @@ parser.add_argument("--global_batch_size", type=int, default=64)
 parser.add_argument("--replicas", type=int, default=1, choices=(1, 2, 4, 8), help="above 1: a MirroredStrategy")
 args = parser.parse_args()
 
-import keras  # after parsing, so that --help answers at once
+import keras  # after parsing, so that --help is fast
 import tensorflow as tf
 
 from pipeline import ExactResume  # it loads Keras
@@ -39,7 +39,7 @@ def make_model() -> keras.Model:
 
 
 def strategy() -> tf.distribute.Strategy:
-    """Returns the strategy of --replicas: on GPUs, or on logical CPUs where there are too few."""
+    """Returns the strategy of --replicas: on GPUs, or on logical CPUs if there are too few."""
     if args.replicas == 1:
         return tf.distribute.get_strategy()
     if len(tf.config.list_physical_devices("GPU")) >= args.replicas:
@@ -50,7 +50,7 @@ def strategy() -> tf.distribute.Strategy:
 
 
 def main() -> None:
-    """Trains up to --epochs, from wherever --model_dir is."""
+    """Trains up to --epochs, resuming from --model_dir."""
     what = {"data_dir": args.data_dir, "global_batch_size": args.global_batch_size}
     spec, steps = order_spec(**what, training=True), steps_per_epoch(**what)
     with strategy().scope():

@@ -21,11 +21,11 @@ parser.add_argument("--steps", type=int, default=30, help="where the run ends")
 parser.add_argument("--global_batch_size", type=int, default=64)
 args = parser.parse_args()
 
-from pipeline import StepIterator  # after parsing, so that --help answers at once
+from pipeline import StepIterator  # after parsing, so that --help is fast
 
 
 def restore(batches: StepIterator, path: pathlib.Path) -> None:
-    """Continues at the saved step; another order would repeat records and leave others out."""
+    """Continues at the saved step; another order would repeat some records and skip others."""
     try:
         batches.set_state(json.loads(path.read_text()))
     except UsageError as error:

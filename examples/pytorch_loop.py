@@ -23,7 +23,7 @@ parser.add_argument("--steps", type=int, default=100, help="where training ends"
 parser.add_argument("--global_batch_size", type=int, default=64)
 args = parser.parse_args()
 
-import torch._dynamo  # before TensorFlow: it loads Triton, and Triton's LLVM aborts where TensorFlow's is there already
+import torch._dynamo  # before TensorFlow: it loads Triton, whose LLVM aborts if TensorFlow's is already loaded
 
 # isort: split
 import numpy as np
@@ -41,7 +41,7 @@ def load(path: pathlib.Path, spec, model: nn.Module, optimizer: torch.optim.Opti
         return 0
     saved = torch.load(path)
     changed = spec.differences(json.loads(saved["order"]))
-    if changed:  # the rest of another order would repeat records and leave others out
+    if changed:  # resuming in another order would repeat some records and skip others
         raise UsageError(f"{path}: saved with another order of examples, as (now, saved): {changed}")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -58,7 +58,7 @@ def save(path: pathlib.Path, spec, model: nn.Module, optimizer: torch.optim.Opti
 
 
 def main() -> None:
-    """Trains up to --steps, from wherever --state is."""
+    """Trains up to --steps, resuming from --state."""
     what = {"data_dir": args.data_dir, "global_batch_size": args.global_batch_size, "training": True}
     spec, data, path = order_spec(**what), manifest.load(args.data_dir), pathlib.Path(args.state)
     torch.manual_seed(0)

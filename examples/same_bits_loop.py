@@ -1,13 +1,13 @@
-"""A training loop of your own that ends with the same weights, to the bit, on any number of replicas.
+"""A custom training loop that ends with the same weights, to the bit, on any number of replicas.
 
-Each replica gets its virtual replicas stacked and computes their gradients one by one; `sum_gradients` adds up those
-of all replicas in fixed point. It prints a digest of the weights: the same for every --replicas.
+Each replica gets its virtual replicas stacked and computes their gradients one by one; `sum_gradients` adds up the
+gradients of all replicas in fixed point. It prints a digest of the weights: the same for every --replicas.
 
     python examples/same_bits_loop.py --data_dir=demo/digits --steps=50
     python examples/same_bits_loop.py --data_dir=demo/digits --steps=50 --replicas=3
 
-A model with BatchNorm or dropout needs more: each virtual replica has to begin with the same statistics and draw from a
-seed of its own (trainer/step/state.py does so).
+A model with BatchNorm or dropout needs more: each virtual replica must begin with the same statistics and draw from its
+own seed (trainer/step/state.py does so).
 """
 
 import argparse
@@ -26,7 +26,7 @@ parser.add_argument("--global_batch_size", type=int, default=96)
 parser.add_argument("--replicas", type=int, default=1, choices=(1, 2, 3, 4, 6, 12), help="logical CPUs")
 args = parser.parse_args()
 
-import keras  # after parsing, so that --help answers at once
+import keras  # after parsing, so that --help is fast
 import tensorflow as tf
 
 from pipeline import distribute

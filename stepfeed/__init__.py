@@ -1,4 +1,4 @@
-"""The public names of `pipeline` and `trainer`, for programs that may have a `pipeline.py` beside them.
+"""The public names of `pipeline` and `trainer`, for programs that may have a `pipeline.py` next to them.
 
     from stepfeed import input_fn
 

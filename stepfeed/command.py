@@ -36,9 +36,9 @@ COMMANDS = {
 }
 _SHELLS = ("bash", "zsh", "fish")
 _COMPLETION = "completion"
-# Name: what it does, also of those that no module has.
+# Name: what it does, including commands without a module.
 _LISTED = {name: text for name, (_, text) in COMMANDS.items()} | {
-    _COMPLETION: f"print the script by which {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]} complete commands and flags"
+    _COMPLETION: f"print the script with which {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]} complete commands and flags"
 }
 _NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
 _EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
@@ -65,7 +65,7 @@ def main() -> NoReturn:
 
 
 def _say(text: str) -> None:
-    """Prints a text; exits as all commands do if its reader is gone (head), or it cannot be written."""
+    """Prints a text; if its reader is gone (head) or it cannot be written, exits as all commands do."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -97,7 +97,7 @@ def _run(name: str, arguments: list[str]) -> NoReturn:
 
 
 def _loaded(module: str) -> Any:
-    """Loads the module of a command; exits if a file of the user has the name of one of our packages."""
+    """Loads the module of a command; exits if a user's file has the name of one of our packages."""
     for package in ("pipeline", module.split(".", maxsplit=1)[0]):
         try:
             shadowed.check(package)

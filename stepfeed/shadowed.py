@@ -19,7 +19,7 @@ def check(package: str) -> None:
     """Checks, without importing it, that `import <package>` finds our package.
 
     Raises:
-      ImportError: it finds another file or folder, or files of another package in the place of ours; the message names
+      ImportError: it finds another file or folder, or files of another package in place of ours; the message names
         them.
     """
     found = _found(package)
@@ -35,8 +35,8 @@ def check(package: str) -> None:
     file = pathlib.Path(found, "__init__.py")
     if file.is_file() and _MARK not in file.read_text(encoding="utf-8", errors="replace").splitlines():
         raise ImportError(
-            f"stepfeed needs its package {package!r}, but {file} is of another package of that name, installed over "
-            "ours; uninstall that package, then: pip install --force-reinstall --no-deps stepfeed",
+            f"stepfeed needs its package {package!r}, but {file} belongs to another package of that name, installed "
+            "over ours; uninstall that package, then: pip install --force-reinstall --no-deps stepfeed",
             name=package,
             path=str(file),
         )

@@ -56,10 +56,10 @@ def append(
       parent: version that it extends.
       options: Beam's options.
       command: name and arguments of the command, for the card.
-      started: time at which it began, by `time.monotonic`.
+      started: start time of the command, from `time.monotonic`.
 
     Raises:
-      PipelineError: rows cannot be converted, or their keys exist; another command writes there.
+      PipelineError: rows cannot be converted, their keys already exist, or another command is writing there.
     """
     with sink.locked():
         is_made = _is_made(sink, plan, parent)
@@ -78,7 +78,7 @@ def append(
                 seconds = time.monotonic() - began
         made = manifest.load(sink.data_dir)
         no_card = None
-        if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
+        if not (sink.data_dir / naming.CARD).exists():  # also missing if a command was killed after publishing
             no_card = card.write_card(sink.data_dir, *command)
     if is_made:
         return
@@ -89,7 +89,7 @@ def append(
 
 
 def _is_made(sink: Sink, plan: Plan, parent: Manifest) -> bool:
-    """Returns whether the newest version in a locked sink is the one that an append has made of the one before it."""
+    """Returns whether a locked sink's newest version is the result of this append to the version before it."""
     found = existing_manifest(sink.data_dir)
     if found is not None and found.parent:
         before = next((made for made in versions.all_of(sink.data_dir) if made.digest == found.parent), None)
@@ -101,7 +101,7 @@ def _is_made(sink: Sink, plan: Plan, parent: Manifest) -> bool:
 
 
 def _with_keys(plan: Plan, parent: Manifest) -> Plan:
-    """Returns the plan with the keys of the version that it extends, by which rows that are there are invalid."""
+    """Returns the plan with the keys of the version that it extends; rows with these keys are invalid."""
     path = plan.receipts_dir / naming.KNOWN_KEYS
     if not path.exists():
         drafts.publish(path, keys.table_of(plan.published_dir, parent).to_bytes())

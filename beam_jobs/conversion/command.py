@@ -36,7 +36,7 @@ def _check_source(config: ConvertConfig) -> None:
 
 
 def _check_folder(arguments: Sequence[str]) -> None:
-    """Raises UsageError, with the whole command, where it is not said what a folder of images is."""
+    """Raises UsageError with the whole command to run if a folder is given without --dataset."""
     if any(argument.startswith("--dataset") for argument in arguments):
         return
     source = next(filter(_SOURCE.match, arguments), "").partition("=")[2]
@@ -52,7 +52,7 @@ def _check_folder(arguments: Sequence[str]) -> None:
 
 
 def _check_unconverted(config: ConvertConfig) -> None:
-    """Raises UsageError if the files to convert are a converted data set already, which needs no conversion."""
+    """Raises UsageError if the files to convert are already a converted data set."""
     if config.dataset not in ("image_folder", "image_table", "webdataset", "parquet", "arrow") or is_url(
         config.source or ""
     ):
@@ -66,10 +66,10 @@ def _check_unconverted(config: ConvertConfig) -> None:
 
 
 def _check_no_version(config: ConvertConfig) -> None:
-    """Raises UsageError if the folder to write is named as a version of a data set, of which only the newest grows."""
+    """Raises UsageError if the folder to write to names one version of a data set."""
     place, version = with_version(config.data_dir)
     if version is not None and not is_url(place) and os.path.isfile(os.path.join(place, naming.MANIFEST)):
-        raise UsageError(f"--data_dir={config.data_dir}: names a version; write to the folder of all: {place}")
+        raise UsageError(f"--data_dir={config.data_dir}: names one version; write to the data set's folder: {place}")
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -156,9 +156,9 @@ def _describe_again(sink: Sink, command: str, arguments: Sequence[str]) -> None:
 
 
 def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | None) -> None:
-    """Adds the columns of --columns that an earlier conversion did not make, by reading its shards once more.
+    """Adds the columns of --columns that an earlier conversion did not make, by reading its shards again.
 
-    `named` are the record columns that the flag names; None if it names none.
+    `named` has the record columns that the flag names; None if it names none.
     """
     there = manifest.load(sink.data_dir).columns
     missing = [name for name in named or () if name not in there]

@@ -23,10 +23,10 @@ from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
 
-_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: most to read of each split
-_SHOWN = 3  # examples of each split
+_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: most to read from each split
+_SHOWN = 3  # examples shown per split
 _LISTED_REJECTS = 5
-_LONGEST = 32  # characters of a feature's value
+_LONGEST = 32  # characters shown of a feature's value
 _ENOUGH_SECONDS = 0.2  # seconds of work that are enough to time it
 
 
@@ -204,7 +204,7 @@ def _images(plan: Plan, measured: dict[str, Measured]) -> str:
 
 
 def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
-    """Returns lines about what the sink holds, and what the conversion would do with it; raises what it would raise."""
+    """Returns lines about the sink's content and the conversion's effect on it; raises the conversion's errors."""
     if not sink.data_dir.exists():
         sink.check_plan(plan, None)
         return []

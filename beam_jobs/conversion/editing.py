@@ -1,4 +1,4 @@
-"""The command `edit`: labels are set and records deleted, as the next version of a data set, without a conversion."""
+"""The command `edit`: sets labels and deletes records, as the next version of a data set, without a conversion."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipeline.errors import DataError, UsageError, reason_of, to_run
 from pipeline.files.paths import path_of, with_version
 from pipeline.manifest import Manifest, naming, versions
 
-_SECRET = "..."  # in the card, in place of keys
+_SECRET = "..."  # replaces keys on the card
 
 
 @dataclasses.dataclass(frozen=True)
 class EditConfig:
-    """The records keep their splits and their order; shards without any of them stay as they are."""
+    """Records keep their splits and their order; shards without records to edit stay as they are."""
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     set_labels: str = flag(
@@ -37,10 +37,10 @@ class EditConfig:
     )
     delete: str = flag(
         "",
-        "keys of records to delete, with commas between them, or @FILE: a file with one key on each line; older "
+        "keys of records to delete, separated by commas, or @FILE: a file with one key on each line; older "
         "versions that held one of them cannot be read afterwards",
     )
-    dry_run: bool = flag(False, "say what would be changed; write nothing")
+    dry_run: bool = flag(False, "show what would be changed; write nothing")
 
     def __post_init__(self) -> None:
         check_all(
@@ -58,8 +58,8 @@ class EditConfig:
         place, version = with_version(self.data_dir)
         if self.data_dir.startswith("hdfs://"):
             raise UsageError(
-                f"DATA_DIR={self.data_dir}: HDFS replaces no manifest in one step, as a folder and an object store do; "
-                "edit in a local or mounted folder, then copy all of it"
+                f"DATA_DIR={self.data_dir}: HDFS cannot replace a manifest in one step, as a folder or an object store "
+                "can; edit in a local or mounted folder, then copy all of it"
             )
         if not self.data_dir.strip():
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
@@ -72,7 +72,7 @@ class EditConfig:
 
         Raises:
           DataError: the file cannot be read.
-          UsageError: there is no key.
+          UsageError: the flag names no key.
         """
         keys = os.fsencode(self.delete).split(b",")
         if self.delete.startswith("@"):
@@ -94,7 +94,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
       argv: flags; None for the process's own arguments.
 
     Raises:
-      PipelineError: bad flags or data, keys that the data set does not have, or another command writes there.
+      PipelineError: flags or data are bad, the data set lacks some keys, or another command is writing there.
     """
     config = commandline.parse(command, "Sets labels and deletes records of a data set.", EditConfig, argv)
     _editable(config.data_dir)
@@ -119,7 +119,7 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
                 edited.write(folder, sink.data_dir, parent, edits, places)
         made = manifest.load(sink.data_dir)
         no_card = None
-        if not (sink.data_dir / naming.CARD).exists():  # also if the command was killed after it had published
+        if not (sink.data_dir / naming.CARD).exists():  # also missing if a command was killed after publishing
             no_card = card.write_card(sink.data_dir, command, _shown_arguments(config))
         card.renew_croissant(sink.data_dir)
     for line in _result_lines(sink, made, parent if places else None, edits):
@@ -129,11 +129,11 @@ def edit(command: str, argv: Sequence[str] | None) -> None:
 
 
 def _editable(data_dir: str) -> Manifest:
-    """Returns the newest version of a data set, whose records a conversion must have written."""
+    """Returns the newest version of a data set; raises UsageError if no conversion wrote its records."""
     found = manifest.load(data_dir)
     if found.is_in_place or not found.has_images or not found.source:
         raise UsageError(
-            "holds records of another writer, which an edit does not write again; change them where they come from "
+            "holds records of another writer, which an edit cannot rewrite; change them where they come from "
             f"and index them again, or convert them: {to_run('beam_jobs.convert')} --dataset=tfrecord",
             path=data_dir,
         )
@@ -154,7 +154,7 @@ def _edits(config: EditConfig, parent: Manifest) -> Edits:
 
 
 def _places(sink: Sink, parent: Manifest, edits: Edits) -> Places | None:
-    """Returns where the records to change are; None if all of them are as they should be."""
+    """Returns the places of the records to change; None if nothing needs to change."""
     older = [made for made in versions.all_of(sink.data_dir) if made.digest != parent.digest] if edits.deleted else []
     found = edited.find(sink.data_dir, parent, older, edits)
     return found if found.labels or found.deleted else None
@@ -189,6 +189,6 @@ def _result_lines(sink: Sink, made: Manifest, parent: Manifest | None, edits: Ed
 
 
 def _shown_arguments(config: EditConfig) -> list[str]:
-    """Returns the arguments for the card, on which no key of a deleted record must stay."""
+    """Returns the arguments to show on the card, without the keys of deleted records."""
     labels = [f"--set_labels={config.set_labels}"] if config.set_labels else []
     return [config.data_dir, *labels, *([f"--delete={_SECRET}"] if config.delete else [])]

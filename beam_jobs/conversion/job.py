@@ -63,7 +63,7 @@ class Conversion(ShardJob):
 
 
 class Progress(Display):
-    """Shows the progress of a conversion in rows of the source, written to a finished shard or rejected."""
+    """Shows a conversion's progress: source rows that are in finished shards or rejected."""
 
     def __init__(self, plan: Plan) -> None:
         self._folder = plan.receipts_dir

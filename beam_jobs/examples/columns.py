@@ -32,9 +32,9 @@ from pipeline.manifest.columns import (
 from pipeline.records import annotation
 
 _LABEL = "label"
-_OF_ANY = (_LABEL, "bytes")  # columns that any data set can have; labels that are vectors are none (`_of_any`)
+_OF_ANY = (_LABEL, "bytes")  # columns of any data set, except labels that are vectors (`_of_any`)
 _SIZES = ("height", "width")
-_ONE_VALUE = ((), (1,))  # shapes
+_ONE_VALUE = ((), (1,))  # shapes of features with one value
 
 Packed = dict[str, Any]
 Shard = dict[str, Packed]  # {feature: values}
@@ -49,7 +49,7 @@ def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | No
       features: features of the source.
 
     Raises:
-      UsageError: there is no such value, or two of the features would become the same column.
+      UsageError: the value is unknown, or two of the features would become the same column.
     """
     kind, _, names = columns.partition(":")
     if kind == NO_COLUMNS:
@@ -65,7 +65,7 @@ def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | No
 
 
 def _of_any(features: Mapping[str, Feature]) -> list[str]:
-    # A plan's features have the label only if it cannot be a column.
+    # A plan's features include the label only if it cannot be a column.
     return [name for name in _OF_ANY if name != _LABEL or _LABEL not in features]
 
 
@@ -99,7 +99,7 @@ def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[st
 
 
 def of_numbers(values: NDArray[Any], strings: Sequence[str] = ()) -> Packed:
-    """Returns the values of a column, as its file and its manifest entry have them, in the form of `packed`."""
+    """Returns a column's values, given as in its file and manifest entry, in the form of `packed`."""
     file = io.BytesIO()
     np.save(file, values.astype(smallest([values])), allow_pickle=False)
     numbers = {"numbers": base64.b64encode(zlib.compress(file.getvalue(), 1)).decode()}

@@ -1,7 +1,7 @@
 """Masks, boxes and points of a source's rows, as a shard stores them: turned and resized with their images.
 
-Their numbers are those of the image as its file has it. An image that EXIF data turn is stored upright, and what lies
-on it is turned with it; if images are resized, pixels are scaled, and masks take the nearest one.
+Coordinates in the source refer to the image as its file has it. An image that EXIF data turn is stored upright, and its
+annotations are turned too; if images are resized, pixel coordinates are scaled, and masks take the nearest pixel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def moved(
       block: a block of a source.
       features: features of the source.
       size: (height, width) that images are resized to; None if they keep their sizes.
-      bad: {row: reason} of invalid rows, which are skipped; rows whose values cannot be are added.
+      bad: {row: reason} of invalid rows, which are skipped; rows with impossible values are added.
     """
     placed = of_source(features)
     extra = {name: list(values) if name in placed else values for name, values in block.extra.items()}
@@ -55,7 +55,7 @@ def moved(
         for name, feature in placed.items():
             try:
                 extra[name][row] = _moved(stored, name, feature, own, turn, size)
-            except ValueError as error:  # BadImageError is one
+            except ValueError as error:  # includes BadImageError
                 problem = problem or str(error)
         if BOXES in placed and BOX_LABELS in placed and not problem:
             count, named = len(stored[BOXES]) // 4, len(stored[BOX_LABELS])
@@ -84,7 +84,7 @@ def counted(rows: Block, sides: NDArray[np.int32], features: Mapping[str, Featur
 def described(
     counts: list[dict[str, dict[str, Any]]], features: Mapping[str, Feature], shape: tuple[int | None, ...]
 ) -> dict[str, Feature]:
-    """Returns the manifest's features that lie on images of a shape; for errors see `annotation.described`.
+    """Returns the manifest's features for annotations of images; for errors see `annotation.described`.
 
     Args:
       counts: results of `counted` for all shards.
@@ -96,7 +96,7 @@ def described(
 
 
 def notes(counts: list[dict[str, dict[str, Any]]], features: Mapping[str, Feature]) -> tuple[str, ...]:
-    """Returns lines that say which masks, boxes and points were converted; for the arguments see `described`."""
+    """Returns lines about the masks, boxes and points that were converted; for the arguments see `described`."""
     shards = [ShardAnnotations(of_source(features), one) for one in counts]
     return tuple(annotation.lines(described(counts, features, (None, None, None)), shards))
 
@@ -123,7 +123,7 @@ def _moved(
     size = size or upright
     if name == MASK:
         return _mask(stored[name], own, turn, size)
-    annotation.of_record(stored, name, feature, own)  # raises for impossible ones
+    annotation.of_record(stored, name, feature, own)  # raises for impossible values
     is_relative = feature.convention.startswith(RELATIVE)
     if name == BOX_LABELS or (turn == 1 and (is_relative or size == own)):
         return stored[name]

@@ -51,7 +51,7 @@ class Records:
         return np.arange(self.count + 1, dtype=np.int64) * (self.stride or 0)
 
     def beside(self) -> bytes | None:
-        """Returns the content of the offsets sidecar, once all blocks have been made; None if there is none."""
+        """Returns the content of the offsets sidecar, once all blocks have been made; None without a sidecar."""
         if self.member_offsets is None:
             return None if self.offsets is None else self.offsets.tobytes()
         if not self.count:
@@ -138,7 +138,7 @@ def _matrices(
 ) -> Iterator[Bytes]:
     """Yields framed records in pieces small enough to stay in the cache, and fills `crcs`, uint32 (n,).
 
-    Records whose labels take the same number of bytes have one of `layouts`: they are made as one matrix with a row per
+    Records whose labels take the same number of bytes share one of `layouts`, and are made as one matrix with a row per
     record.
     """
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)

@@ -1,4 +1,4 @@
-"""Selects the valid rows of a block with their images as a shard stores them, and says why the others are invalid."""
+"""Selects the valid rows of a block with their images as a shard stores them, and gives reasons for invalid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ImageOptions:
       size: (height, width) to resize all images to; None to keep their sizes.
       shape: shape of every raw image; None if they may differ.
       is_scaled: whether JPEGs that are resized are decoded at a fraction of their size.
-      like: feature of the images of a data set that these are added to: others are invalid; None: all are valid.
+      like: image feature of the data set to append to; images that differ are invalid. None accepts all images.
     """
 
     encoding: str
@@ -74,7 +74,7 @@ class Recoded:
       formats: formats of the images: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: reason why its image is invalid}.
-      turned: number of files rewritten upright because their EXIF data say that they are rotated.
+      turned: number of files rewritten upright because of their EXIF orientation.
       each_side: height and width of each image, int32 (n, 2), if they vary.
     """
 
@@ -198,7 +198,7 @@ def select(
       block: a block of a source.
       num_classes: number of classes; labels must be smaller. 0 if rows have no labels.
       options: options for storing the images.
-      features: features of the source, of which masks, boxes and points move with their images.
+      features: features of the source; masks, boxes and points are turned and resized with their images.
     """
     bad = dict(block.bad)
     if block.has_classes and num_classes:

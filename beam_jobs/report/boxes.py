@@ -1,4 +1,4 @@
-"""Boxes for a data set's card: how many an image has, which part of it they cover, and of which classes they are."""
+"""Statistics of boxes for a data set's card: boxes per image, the part of the image that they cover, and classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.records import annotation, tf_example
 
 Bars = list[tuple[str, dict[str, int]]]  # (value or range as text, {split: count})
 
-# Bounds of the parts of an image's area that are counted together, a factor of about three from one to the next.
+# Bounds of the bins for parts of an image's area, each about three times the one before.
 _BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
@@ -45,8 +45,8 @@ def of_record(record: bytes, made: Manifest) -> tuple[NDArray[np.float64], NDArr
       made: manifest of the data set.
 
     Returns:
-      ymin, xmin, ymax, xmax as parts of the image's sides, float64 (n, 4), none if they cannot be read; int64 (n,),
-      empty if boxes have no classes.
+      ymin, xmin, ymax, xmax as fractions of the image's sides, float64 (n, 4), no rows if they cannot be read; classes,
+      int64 (n,), empty if boxes have none.
     """
     none = np.zeros((0, 4)), np.zeros(0, np.int64)
     if BOXES not in made.features:
@@ -77,12 +77,12 @@ def counted(records: Iterable[bytes], made: Manifest) -> Boxes:
 
 
 def per_image(found: Mapping[str, Boxes]) -> Bars:
-    """Returns how many records of each split have which number of boxes."""
+    """Returns how many records have each number of boxes, by split."""
     return number_bars({split: boxes.per_image for split, boxes in found.items()})
 
 
 def by_part(found: Mapping[str, Boxes]) -> Bars:
-    """Returns how many boxes of each split cover which part of their image."""
+    """Returns how many boxes cover each part of their image, by split."""
     shown = [f"{100 * bound:g}%" for bound in _BOUNDS]
     names = [f"below {shown[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(shown)), f"over {shown[-1]}"]
     counts = {
@@ -93,7 +93,7 @@ def by_part(found: Mapping[str, Boxes]) -> Bars:
 
 
 def by_class(found: Mapping[str, Boxes], names: tuple[str, ...]) -> list[tuple[str, dict[str, int], str]]:
-    """Returns (class, {split: number of boxes}, median part of the image as text) of each class that has a box."""
+    """Returns (class, {split: number of boxes}, median part of the image as text) for each class that has a box."""
     classes = np.concatenate([boxes.classes for boxes in found.values()])
     parts = np.concatenate([boxes.parts for boxes in found.values()])[: len(classes)]
     return [

@@ -36,7 +36,7 @@ from pipeline.records.stream import records_of
 
 _LARGEST_SIDE = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
 _THUMBNAIL_QUALITY = 82
-CLASSES = 20  # shown, and of each:
+CLASSES = 20  # classes shown, and how many pictures of each:
 _PER_CLASS = 5
 _SAMPLED_SHARDS = 16  # spread over the split: if the source is sorted by class, a shard has few classes
 _SAMPLED_RECORDS = 4096  # most records read in all sampled shards
@@ -46,7 +46,7 @@ _COLUMNS, _LONG_NUMBER = 2, 100_000  # most splits, and examples of a label, tha
 _PICTURES = 1 << 20  # 1 MiB for all pictures; base64 in the page adds a third
 _LARGEST_PICTURE = 64 << 10  # 64 KiB
 _SIDE = 96  # CSS pixels: five in a row fit on a wide screen
-_LONGEST = 20_000  # characters of one text
+_LONGEST = 20_000  # most characters of one text
 _IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
 _SEAL = b"\n<!-- SHA-256 of all before this line:"
 # The parts of a URL that may be secret: user and password, and an object store's options.
@@ -59,7 +59,7 @@ class Doubt:
 
     Attributes:
       text: description, with figures.
-      groups: records as examples, pairs or single ones: (caption, image as stored) of each.
+      groups: example records, single or in pairs: (caption, image as stored) of each.
     """
 
     text: str
@@ -73,14 +73,14 @@ def write_card(
     images: ImageFacts | None = None,
     doubts: Sequence[Doubt] | None = None,
 ) -> str | None:
-    """Writes the card beside a manifest. Returns None or, as the data set is complete without it, why that failed.
+    """Writes the card next to a manifest. Returns None, or the reason if that failed: a data set needs no card.
 
     Args:
       folder: folder of the data set.
       command: name of the module that was run.
       arguments: command-line arguments, as given.
       images: facts about the images; None takes them from the manifest.
-      doubts: what may be wrong with the data; None if nobody looked.
+      doubts: possible faults of the data; None if it was not checked for them.
     """
     try:
         made = manifest.load(folder)
@@ -97,7 +97,7 @@ def write_card(
 
 
 def renew_croissant(folder: StoragePath) -> bool:
-    """Writes `croissant.json` beside a manifest if it is missing or not what that says. Returns whether it did.
+    """Writes `croissant.json` next to a manifest if it is missing or out of date. Returns whether it did.
 
     Raises:
       DataError: a file cannot be read or written.
@@ -252,7 +252,7 @@ def _labels(made: Manifest) -> dict[str, Any]:
 
 
 def _numbers(of_splits: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Returns how the numbers of a column, {split: numbers}, are spread in each split, and their histogram."""
+    """Returns the spread of a column's numbers, {split: numbers}, in each split, and their histogram."""
     ordered = dict(sorted(of_splits.items(), key=lambda item: -len(item[1])))
     return {
         "spreads": [(split, spread(values)) for split, values in ordered.items()],
@@ -262,7 +262,7 @@ def _numbers(of_splits: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _rows(bars: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Returns (text, [(length of the bar, count) of each split], what follows) of (text, {split: count}, ...)."""
+    """Converts each (text, {split: count}, ...) to (text, [(length of the bar, count) of each split], ...)."""
     most: Counter[str] = Counter()
     for _, counts, *_ in bars:
         most |= Counter(counts)  # the maximum over the splits
@@ -357,7 +357,7 @@ class Samples:
 
     Attributes:
       split: name of their split.
-      by_label: {label: (image, key, boxes as of `boxes.of_record`) of the first examples found}, ordered by label.
+      by_label: {label: (image, key, result of `boxes.of_record`) of the first examples found}, ordered by label.
     """
 
     split: str

@@ -1,4 +1,4 @@
-"""The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
+"""The summary that a conversion prints, with warnings about gaps in labels, features tied to images, and mixing.
 
 How well the labels of a split are mixed over its shards is compared with a random assignment of its records. A source
 that is sorted by class and read in chunks gives poorly mixed shards, as each holds whole chunks.
@@ -24,8 +24,8 @@ from pipeline.manifest.manifest import sizes_in
 from pipeline.manifest.splits import of_folds, to_evaluate
 from pipeline.read.statistics import entropy
 
-# Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
-# can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
+# In simulations with 50 to 5000 records and 2 to 1000 classes, even or not, random shards lack at most 0.06 of the
+# entropy that shards can lack (0.02 if classes are even); class-sorted shards lack nearly all of it.
 _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # deviations of chi-square: safely beyond chance, even for rare classes with their heavier tail
 _MOST_LISTED = 10  # labels
@@ -55,7 +55,7 @@ def summary(
       has_card: whether there is a card.html.
       images: facts about the images; None takes them from the manifest.
       url: URL of the folder with the store's options, which the next commands need; "" for a local folder.
-      added: version that the conversion has appended to; None if it wrote all of the data set.
+      added: version that the conversion appended to; None if it wrote the whole data set.
     """
     images = images or facts_of_manifest(made)
     new = made.num_examples - (added.num_examples if added else 0)
@@ -114,8 +114,8 @@ class ImageFacts:
       sizes: {(height, width): number of images}, exact, however many sizes there are.
       turned: number of image files rewritten upright because of their EXIF orientation.
       are_resized: whether the conversion resized them.
-      beside: kept features that may refer to pixels of the image, such as masks and boxes, by name.
-      notes: lines about masks, boxes and points, which have moved with the images.
+      beside: names of kept features that may refer to pixels of the image, such as masks and boxes.
+      notes: lines about masks, boxes and points, which were turned and resized with the images.
     """
 
     sizes: Counter[tuple[int, int]]
@@ -134,7 +134,7 @@ class ImageFacts:
 def facts_of_plan(plan: Plan) -> ImageFacts:
     """Returns the facts from the receipts of a conversion, which exist until it is published."""
     names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
-    # With two passes it was the first that turned images; its receipts are in a folder of their own.
+    # With two passes, the first one turned the images; its receipts are in a separate folder.
     turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
     found = [receipt for receipt in each(receipts.load, names, plan.receipts_dir.is_remote) if receipt]
     notes = placed.notes([receipt.placed for receipt in found], plan.source.features) if found else ()
@@ -160,7 +160,7 @@ class Mixing:
       bits: entropy of the labels in a shard, averaged over all records.
       expected_bits: same for random shards of these sizes.
       is_bad: whether shards lack, beyond chance, more than 10% of the entropy that they could lack: at most all of it,
-        or the entropy of a record's shard (which of 2 shards holds a record tells at most 1 bit of its label).
+        or the entropy of a record's shard (knowing which of 2 shards holds a record gives at most 1 bit of its label).
     """
 
     split: str
@@ -201,8 +201,8 @@ def judge(name: str, split: SplitInfo) -> Mixing | None:
     found = sum(shard.num_examples * (shard.label_entropy or 0.0) for shard in shards)
     mean, expected = found / total, expected / total
     most = min(expected, entropy([shard.num_examples for shard in shards]) or 0.0)
-    # The G-test of shard against label: 2 N ln 2 I ~ chi-square of (S - 1)(K - 1), I the bits that one tells of the
-    # other; where most of its cells would be empty (n < K), what is expected of random shards is less than that.
+    # G-test of shard against label: 2 N ln 2 I ~ chi-square with (S - 1)(K - 1) degrees of freedom, I their mutual
+    # information in bits; if most cells would be empty (n < K), the value expected of random shards is below that.
     statistic, by_chance = 2 * total * math.log(2) * (bits - mean), 2 * total * math.log(2) * (bits - expected)
     freedom = min((len(shards) - 1) * (len(present) - 1), by_chance)
     beyond_chance = statistic > freedom + _DEVIATIONS * math.sqrt(2 * freedom)
@@ -267,7 +267,7 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     missing = remote.credentials_of(address)
     has_class = made.features["label"].is_class and any(split.has_labels for split in made.splits.values())
     task = "" if has_class else " --task=MODULE:CLASS"  # the trainer's own loss is for classes
-    if task and to_evaluate(made.splits, ["train"]) is None:  # without a task the trainer finds it out
+    if task and to_evaluate(made.splits, ["train"]) is None:  # without a task, the trainer chooses itself
         task += " --eval_split=none"
     folds = of_folds(made)
     of_folds_ = f" --train_split={folds[0]} --eval_split={folds[1]}" if folds else ""

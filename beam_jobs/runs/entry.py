@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 
 def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
-    """Runs a command and exits; Ctrl-C and SIGTERM end it at once with one line.
+    """Runs a command and exits; Ctrl-C and SIGTERM end it immediately, with one line.
 
     `main` should import heavy modules itself, not at the top of its module.
     """

@@ -55,7 +55,7 @@ class ShardJob(abc.ABC):
     @property
     @abc.abstractmethod
     def shards(self) -> Sequence[Any]:
-        """The shards."""
+        """Shards to work on."""
 
     @abc.abstractmethod
     def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -63,7 +63,7 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def repeated(self, hashes: Iterable[Any]) -> Sequence[Any]:
-        """Returns repeated items of one bucket, for example keys, as far as `finish` needs them."""
+        """Returns the repeated items of one bucket, for example keys, that `finish` needs."""
 
     @abc.abstractmethod
     def finish(self, found: list[Any], repeated: list[Any]) -> str:
@@ -358,7 +358,7 @@ _LOST = re.compile(
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Context for workers that turns our errors into ones whose text holds the original, pickled, for `as_ours`."""
+    """Context manager for workers: wraps our errors in ones whose text holds the original, pickled, for `as_ours`."""
     try:
         yield
     except errors.PipelineError as error:

@@ -67,8 +67,8 @@ _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # 
 
 
 # {class of Beam's options: the runners that read its flags}; a runner counts as its base classes, too. Options of other
-# classes (of a plugin, or of a runner that is not Beam's) are accepted with every runner. The pipeline reads files by
-# pyarrow, so that options of Beam's own file systems have no effect.
+# classes (of a plugin, or of a runner that is not Beam's) are accepted with every runner. The pipeline reads files with
+# pyarrow, so options of Beam's own file systems have no effect.
 _EVERY = None
 _NONE: frozenset[str] = frozenset()
 _FN_API = frozenset({"FnApiRunner", "SwitchingDirectRunner", "InteractiveRunner"})
@@ -99,7 +99,7 @@ _READERS: dict[str, frozenset[str] | None] = {
 }
 _OF_STORES = ("AzureOptions", "HadoopFileSystemOptions", "S3Options")
 _OF_ENGINES = ("FlinkRunnerOptions", "SparkRunnerOptions")  # passed on to a job server by a PortableRunner
-# Flags whose readers differ from those of the rest of their class.
+# Flags that are read by other runners than the rest of their class.
 _READERS_OF_FLAG: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(("dry_run", "no_wait_until_finish"), _NONE),  # the command waits for the job and its result
     **dict.fromkeys(("dataflow_job_file", "number_of_worker_harness_threads"), _DATAFLOW),
@@ -195,7 +195,7 @@ def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
         found = [" ".join(problem.split()) for problem in PipelineOptionsValidator(options, runner).validate()]
     missing = [f"--{match[1]}" for problem in found if (match := _MISSING.fullmatch(problem))]
     if "--temp_location" in missing and "--staging_location" in missing:
-        missing.remove("--staging_location")  # the other is its default
+        missing.remove("--staging_location")  # it defaults to the other one
     rest = [problem for problem in found if not _MISSING.fullmatch(problem)]
     return " ".join([*([f"needs {', '.join(sorted(missing))}; docs/clusters.md"] if missing else []), *rest])
 
@@ -252,7 +252,7 @@ def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
     Args:
       options: Beam's options; modified.
       seconds: estimated time of the work on one core.
-      shards: number of shards, beyond which processes would have nothing to do.
+      shards: number of shards; further processes would have nothing to do.
 
     Returns:
       The number of processes.

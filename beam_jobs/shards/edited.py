@@ -1,7 +1,7 @@
-"""The next version of a data set in which labels are set and records deleted: the shards that hold them, written again.
+"""The next version of a data set, with labels set and records deleted: rewrites the shards that hold these records.
 
-A shard is a function of the parent, the edits and its number. What the manifest says of all records follows from what
-the parent says and from the edited records: the pixels of deleted records alone are decoded.
+A shard is a function of the parent, the edits and its number. The manifest's totals are computed from the parent's and
+from the edited records: only the pixels of deleted records are decoded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Edits:
     Attributes:
       labels: {key: label to set}: an int, a float, or int64 (classes,), as the records hold it.
       deleted: keys of the records to delete.
-      class_names: names of the classes, with those that the data set does not have behind those that it has.
+      class_names: names of the classes: the data set's, then new ones.
     """
 
     labels: Mapping[bytes, Label]
@@ -51,7 +51,7 @@ class Edits:
     class_names: tuple[str, ...]
 
     def digest(self, parent: str) -> str:
-        """Returns the SHA-256, hexadecimal, of the edits of a version, given the digest of that."""
+        """Returns the SHA-256, hexadecimal, of the edits and of the digest of the version that they change."""
         labels = sorted((key.hex(), np.asarray(label).tolist()) for key, label in self.labels.items())
         content = [parent, labels, sorted(key.hex() for key in self.deleted)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -62,7 +62,7 @@ class Places:
     """Where the records to edit are.
 
     Attributes:
-      labels: {shard: {record number: label to set}}, of records that have another label.
+      labels: {shard: {record number: label to set}}, for records that have another label.
       deleted: {shard: numbers of the records to delete}.
       removed: names of the shards, of any version, that hold records to delete.
     """
@@ -72,7 +72,7 @@ class Places:
     removed: tuple[str, ...]
 
     def names(self, made: Manifest) -> dict[str, str]:
-        """Returns {shard to write again: its new name}; the name is empty if no record of it stays.
+        """Returns {shard to rewrite: its new name}; the name is empty if none of its records stay.
 
         Args:
           made: manifest of the version that is edited.
@@ -89,7 +89,7 @@ class Places:
 
     @property
     def edit(self) -> Edit:
-        """What the edits change, without their identity."""
+        """Summary of the edits for the manifest, without their digest."""
         labels, deleted = sum(map(len, self.labels.values())), sum(map(len, self.deleted.values()))
         return Edit("", labels, deleted, self.removed)
 
@@ -100,13 +100,13 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
     Args:
       data_dir: folder of the data set.
       made: its newest version.
-      older: its other versions, in which the records to delete are looked for, too.
+      older: its other versions, which are also searched for the records to delete.
       edits: what to change.
 
     Raises:
       DataError: a shard cannot be read.
-      UsageError: the data set does not have some of the keys, has no labels where they are to be set, or would have a
-        split without records.
+      UsageError: the data set lacks some of the keys, records to label are in a split without labels, or a split would
+      lose all its records.
     """
     labels, deleted, seen = dict[str, dict[int, Label]](), dict[str, frozenset[int]](), set[bytes]()
     wanted = edits.labels.keys() | edits.deleted
@@ -120,7 +120,7 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
                     continue
                 if not info.has_labels:
                     raise UsageError(
-                        f"--set_labels: the records of the split {split!r}, such as {_shown([key])}, have none"
+                        f"--set_labels: records of the split {split!r}, such as {_shown([key])}, have no labels"
                     )
                 if not np.array_equal(_label_of(record, made.features["label"]), edits.labels[key]):
                     own[number] = edits.labels[key]
@@ -128,13 +128,13 @@ def find(data_dir: StoragePath, made: Manifest, older: Iterable[Manifest], edits
             deleted |= {shard.file: frozenset(gone)} if gone else {}
         if sum(len(deleted.get(shard.file, ())) for shard in info.shards) == info.num_examples:
             raise UsageError(
-                f"--delete: no record of the split {split!r} would stay, and a data set has records in each of its "
-                "splits; convert what stays into another folder, and remove this one"
+                f"--delete: no record of the split {split!r} would stay, and each split of a data set must have "
+                "records; convert what stays into another folder, and remove this one"
             )
     for flag, keys in (("set_labels", edits.labels.keys()), ("delete", edits.deleted)):
         if missing := sorted(keys - seen):
             raise UsageError(
-                f"--{flag}: {len(missing):,} of {count_of(len(keys), 'key')} in no record of the data set: "
+                f"--{flag}: the data set lacks {len(missing):,} of {count_of(len(keys), 'key')}: "
                 f"{_shown(missing)}; nothing was changed"
             )
     listed = {shard.file for shard in made.shards}
@@ -148,7 +148,7 @@ def _shown(keys: list[bytes]) -> str:
 
 
 def _wanted(data_dir: StoragePath, shard: ShardInfo, keys: Iterable[bytes]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields (number, key, record) for those records of a shard that have one of the keys."""
+    """Yields (number, key, record) for each record of a shard that has one of the keys."""
     file, number = data_dir / shard.file, -1
     for number, (offset, record) in enumerate(records_of(file, shard.compression)):
         if (key := tf_example.key_of(record, "key", file, number, offset)) in keys:
@@ -204,16 +204,16 @@ def write(folder: StoragePath, data_dir: StoragePath, parent: Manifest, edits: E
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """What an edit makes of a shard.
+    """The effect of an edit on a shard.
 
     Attributes:
       info: entry of the new shard in the manifest; None if no record stays.
       labels: {number in the old shard: new label}.
-      num_bytes: {number in the old shard: bytes of the record}, of those with a new label.
+      num_bytes: {number in the old shard: bytes of the record}, for records with a new label.
       deleted: numbers in the old shard of the records that are deleted.
       before, after: labels of the edited records, in both versions.
       sizes: sizes of the deleted images.
-      sums: sums over the pixels of these.
+      sums: sums over the pixels of the deleted images.
     """
 
     info: ShardInfo | None
@@ -319,10 +319,10 @@ def _moments(
 def _columns(
     folder: StoragePath, data_dir: StoragePath, parent: Manifest, changes: Mapping[str, _Change]
 ) -> dict[str, Column]:
-    """Writes the columns that the edits change; returns the entries of all in the manifest."""
+    """Writes the columns that the edits change; returns the manifest entries of all columns."""
     found, are_deleted = dict(parent.columns), any(change.deleted for change in changes.values())
     for name, column in parent.columns.items():
-        is_made = not column.is_own and (name == "label" or name not in parent.features)  # not one of the source
+        is_made = not column.is_own and (name == "label" or name not in parent.features)  # not a column of the source
         follows = {"label": "labels", "bytes": "num_bytes"}.get(name, "") if is_made else ""
         if not (are_deleted or follows):
             continue
@@ -338,7 +338,7 @@ def _columns(
                         values[first + number] = value
             arrays[split] = values[keep]
         names = column.values
-        if names:  # those of deleted records alone must not stay in the manifest
+        if names:  # names that only deleted records had must not stay in the manifest
             used = np.unique(np.concatenate([*arrays.values()]))
             names = tuple(names[code] for code in used.tolist())
             arrays = {split: np.searchsorted(used, codes) for split, codes in arrays.items()}
@@ -351,11 +351,11 @@ def _columns(
 
 
 def _redact(folder: StoragePath, data_dir: StoragePath, deleted: frozenset[bytes]) -> None:
-    """Writes the list of invalid rows without those that name a deleted record, whose lines stay, and are counted."""
+    """Writes the list of invalid rows, with a placeholder for each line that names a deleted record."""
     path, keys = data_dir / naming.REJECTS, [key.decode(errors="backslashreplace") for key in deleted]
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if keys else []
-    except FileNotFoundError:  # or removed by its owner
+    except FileNotFoundError:  # never written, or removed by its owner
         lines = []
     made = [_REDACTED if any(_names(line, key) for key in keys) else line for line in lines]
     if made != lines:

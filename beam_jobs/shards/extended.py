@@ -1,7 +1,7 @@
-"""The manifest of a version: that of its parent, and behind its shards those that an append wrote.
+"""The manifest of a version made by an append: its parent's, with the new shards after the parent's.
 
-Everything that a manifest says of all records, such as means and histograms, is computed from what the parent says and
-from the new records: no pixel of the parent is decoded again.
+Totals over all records, such as means and histograms, are computed from the parent's totals and the new records: no
+pixel of the parent is decoded again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def extended(parent: Manifest, own: Manifest, sizes: Mapping[str, Sizes], data_d
 
 
 def _both(name: str, parent: Manifest, own: Manifest) -> Feature:
-    """Returns a mask, boxes or points of a version: the classes and the largest number of both."""
+    """Returns the feature of a version's mask, boxes or points, with the longer class list and the larger number."""
     there, here = parent.features[name], own.features[name]
     most = there.shape if name == MASK else (max(there.shape[0] or 0, here.shape[0] or 0), *there.shape[1:])
     return dataclasses.replace(there, shape=most, class_names=max(there.class_names, here.class_names, key=len))
@@ -93,7 +93,7 @@ def _joined(name: str, parent: Manifest, own: Manifest, sizes: Mapping[str, Size
 
 
 def padded(histogram: tuple[int, ...], classes: tuple[str, ...]) -> tuple[int, ...]:
-    """Returns a label histogram with all classes; what is empty as labels are no classes stays so."""
+    """Returns a label histogram extended to all classes; empty if labels are not classes."""
     return histogram + (0,) * (len(classes) - len(histogram)) if histogram else ()
 
 
@@ -121,12 +121,12 @@ def sizes_of(made: Manifest, name: str, data_dir: StoragePath) -> Sizes:
 
 
 def trained(made: Manifest) -> list[str]:
-    """Returns the splits over whose images a manifest's moments are: `train` if there is one, else all."""
+    """Returns the splits that a manifest's moments cover: `train` if there is one, else all."""
     return [STATISTICS_SPLIT] if STATISTICS_SPLIT in made.splits else [*made.splits]
 
 
 def sums_of(made: Manifest, data_dir: StoragePath) -> list[PixelSums]:
-    """Returns the sums over the pixels whose moments a manifest gives; none if it gives none.
+    """Returns the pixel sums that give a manifest's moments; empty if there are no pixels.
 
     They are exact as long as they have no more digits than a float64, some 10^10 pixels; beyond that, they are as
     precise as the moments.
@@ -146,7 +146,7 @@ def column_parts(
 ) -> tuple[dict[str, str], dict[str, list[columns.Shard]]]:
     """Returns the columns that a version can have, {column: feature}, and the values of its parent's records.
 
-    Only columns of the records are among them: values of a user's file or function are not known for new records.
+    These are only columns of the records: values from a user's file or function are unknown for new records.
 
     Raises:
       DataError: a column's file cannot be read.

@@ -32,7 +32,7 @@ def located_keys(
 ) -> dict[int, tuple[str, str]]:
     """Returns {number: (place of the record, its key), both as text} for some records of a shard.
 
-    Records that cannot be read are left out. With a `stride`, records behind a damaged one are still found.
+    Records that cannot be read are left out. With a `stride`, records after a damaged one are still found.
 
     Args:
       path: the shard.
@@ -100,7 +100,7 @@ def table_of(data_dir: StoragePath, made: Manifest) -> KeyTable:
 
 
 def _compression_of(file: str) -> str:
-    """Returns the compression of a shard that a conversion wrote, which its receipt does not say."""
+    """Returns the compression of a shard that a conversion wrote; its receipt does not record it."""
     return "GZIP" if file.endswith(".gz") else ""
 
 

@@ -1,4 +1,4 @@
-"""Makes the manifest of a data set from the receipts of its shards, and the files beside it.
+"""Makes the manifest of a data set from the receipts of its shards, and the files next to it.
 
 The files for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
 same examples. Their format is tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf
@@ -53,7 +53,7 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
 
 
 def _listed_before(plan: Plan, parent: Manifest) -> list[str]:
-    """Returns the lines of a version's invalid rows: the first of the list, as many as the manifest counts."""
+    """Returns the lines about a version's invalid rows: as many from the top of the list as its manifest counts."""
     count, path = sum(split.num_rejects for split in parent.splits.values()), plan.published_dir / naming.REJECTS
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if count else []
@@ -77,7 +77,7 @@ def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[
     loaded = each(receipts.load, paths, plan.receipts_dir.is_remote)
     for (split, _), path, receipt in zip(plan.elements, paths, loaded, strict=True):
         if receipt is None:
-            raise DataError("is missing or cut, and has the values of columns", path=path, advice="run again")
+            raise DataError("is missing or cut short, but holds values of columns", path=path, advice="run again")
         splits[split].append({name: receipt.columns[name] for name in of_column.values()})
     (plan.data_dir / naming.COLUMNS).make_folder()
     found: dict[str, Column] = {}
@@ -89,7 +89,7 @@ def _write_columns(plan: Plan, made: Manifest, parent: Manifest | None) -> dict[
 
 
 def _check_rejects(plan: Plan, receipts: list[Receipt], parent: Manifest | None) -> None:
-    """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split that a version begins."""
+    """Raises DataError if more than --max_rejects rows are invalid, or all rows of a split that is new in a version."""
     count, known = (sum(getattr(each, name) for each in receipts) for name in ("num_rejects", "num_known"))
     valid = sum(receipt.info.num_examples for receipt in receipts)
     listed = plan.rejects_dir / naming.REJECTS
@@ -126,12 +126,12 @@ def make_manifest(plan: Plan, receipts: list[Receipt], parent: Manifest | None =
     Args:
       plan: plan of the conversion.
       receipts: one per shard.
-      parent: version that is appended to; None for a data set of its own.
+      parent: version to append to; None for a new data set.
     """
     trained = [r.sums for r in receipts if r.split == STATISTICS_SPLIT] or [r.sums for r in receipts]
     made = _own_manifest(plan, receipts)
     if parent is not None:
-        # The moments are those of the split `train` if the version has one, else of all.
+        # The moments cover the split `train` if the version has one, else all splits.
         there, here = (STATISTICS_SPLIT in one.splits for one in (parent, made))
         before = extended.sums_of(parent, plan.published_dir) if there or not here else []
         trained = [*before, *(trained if here or not there else [])]
@@ -216,9 +216,9 @@ def _split_info(plan: Plan, receipts: list[Receipt], earlier_rejects: int) -> Sp
 
 
 def tfds_files(manifest: Manifest) -> dict[str, bytes]:
-    """Returns {file name: content} of the files that TFDS needs; empty for what it cannot read.
+    """Returns {file name: content} of the files that TFDS needs; empty if it cannot read the shards.
 
-    That is compressed shards, and those of an append, which have other names than TFDS gives to the shards of a split.
+    TFDS reads neither compressed shards nor those of an append, whose names differ from the ones that it expects.
     """
     if manifest.compression or manifest.parent:
         return {}
@@ -266,7 +266,7 @@ def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, 
         if feature.encoding != "any" and feature.shape[-1] is not None:
             image["encodingFormat"] = feature.encoding
         return _typed("image_feature.Image", "image", image)
-    if feature.convention and name != MASK:  # records differ in their number
+    if feature.convention and name != MASK:  # their number varies by record
         feature = dataclasses.replace(feature, shape=(None, *feature.shape[1:]))
     classes = feature.class_names
     if name == "label":

@@ -26,10 +26,10 @@ class Reject:
     """An invalid row of the source.
 
     Attributes:
-      file: its file.
-      row: its row number there.
+      file: file of the source that holds the row.
+      row: number of the row in the file.
       reason: reason why it is invalid.
-      is_known: whether the reason is that the data set to append to has its key.
+      is_known: whether the row is invalid because the data set to append to has its key.
     """
 
     file: str
@@ -50,8 +50,8 @@ class Receipt:
       sizes: ((height, width, channels), number of images), sorted.
       sums: sums over the pixels.
       num_rejects: number of invalid rows, which are skipped.
-      num_known: number of those whose keys the data set to append to has.
-      rejects: first invalid rows: some more than a data set may have.
+      num_known: number of invalid rows whose keys the data set to append to has.
+      rejects: first invalid rows, somewhat more than --max_rejects.
       turned: number of files rewritten upright.
       placed: counts of masks, boxes and points, by feature (`beam_jobs.examples.placed.counted`).
       columns: values of the records (`beam_jobs.examples.columns.packed`); only in the file, as the process that writes
@@ -97,7 +97,7 @@ def is_receipt(name: str) -> bool:
 
 
 def files_of_shards(folder: StoragePath) -> list[str]:
-    """Returns the names of the shards that have a receipt in a folder, each with those that its sidecars can have."""
+    """Returns the names of the shards that have a receipt in a folder, and the possible names of their sidecars."""
     shards = [name.removesuffix(_SUFFIX) for name in folder.names() if is_receipt(name)]
     return [name for shard in shards for name in (shard, *naming.sidecar_names(shard))]
 

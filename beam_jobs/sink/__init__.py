@@ -13,6 +13,6 @@ Sink: TypeAlias = LocalSink | RemoteSink
 
 
 def sink_of(data_dir: str, extends: str = "", flag: str = "--data_dir") -> Sink:
-    """Returns the sink for a local path or a URL; the rest as in `LocalSink`."""
+    """Returns the sink for a local path or a URL; for the other arguments see `LocalSink`."""
     path = path_of(data_dir)
     return RemoteSink(path) if isinstance(path, RemotePath) else LocalSink(path, data_dir, flag, extends)

@@ -29,8 +29,8 @@ class LocalSink:
       data_dir: absolute path of the folder that will hold the data set.
       shown: folder as the user named it.
       flag: flag that names it.
-      extends: name of what makes the next version of the data set there, as `an edit`; empty: a conversion makes a data
-        set, in any folder.
+      extends: kind of command that makes the next version of the data set there, such as `an edit`; empty for a
+        conversion, which can make a data set in any folder.
     """
 
     def __init__(self, data_dir: LocalPath, shown: str = "", flag: str = "--data_dir", extends: str = "") -> None:
@@ -102,7 +102,7 @@ class LocalSink:
         with staging.opened(self.data_dir, plan.digest) as folder:
             finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
             self._check_space(plan, present, finished)
-            listed = folder if present else self.data_dir  # a data set may have a list of its own
+            listed = folder if present else self.data_dir  # a data set may already have its own list
             try:
                 yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, rejects_dir=listed)
             except PipelineError:
@@ -120,11 +120,11 @@ class LocalSink:
         Args:
           digest: identity of the edit.
           names: base names of the shards that are written.
-          num_bytes: their size, at most.
+          num_bytes: upper bound of their total size.
           parent: manifest of the newest version.
 
         Raises:
-          DataError: as `opened`.
+          DataError: see `opened`.
         """
         self._prepare(digest, names, parent)
         self._check_room(num_bytes, "new version takes")
@@ -139,7 +139,7 @@ class LocalSink:
         staging.remove_leftovers(self.data_dir, digest)  # also the data set that a killed command was replacing
 
     def tidy(self) -> None:
-        """Removes what a conversion left that was killed after publishing.
+        """Removes the files of a conversion that was killed after publishing.
 
         Raises:
           DataError: a file cannot be removed.

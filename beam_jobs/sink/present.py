@@ -37,8 +37,8 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
         ) from None
     if found.is_in_place:
         raise UsageError(
-            f"holds records of another writer, by the {naming.MANIFEST} that {name_of('pipeline.index')} wrote; a "
-            "conversion never replaces them",
+            f"holds records of another writer, listed in the {naming.MANIFEST} that {name_of('pipeline.index')} wrote; "
+            "a conversion never replaces them",
             path=data_dir,
             advice="choose another --data_dir",
         )
@@ -119,7 +119,7 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
 
 
 def _others(data_dir: StoragePath, present: Manifest) -> list[Manifest]:
-    """Returns the manifests of a data set's other versions; none for a folder that has one."""
+    """Returns the manifests of a data set's other versions; empty if it has only one version."""
     if not present.parent and not manifest.version_names(data_dir):
         return []
     return [made for made in versions.all_of(data_dir) if made.digest != present.digest]
@@ -128,7 +128,7 @@ def _others(data_dir: StoragePath, present: Manifest) -> list[Manifest]:
 def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
     """Returns the files in subfolders of a data set's folder, at any depth, that look like its shards."""
     found = [pathlib.PurePosixPath(name) for name in data_dir.files(recursive=True) if "/" in name]
-    others = {path.parent for path in found if path.name == naming.MANIFEST}  # data sets of their own
+    others = {path.parent for path in found if path.name == naming.MANIFEST}  # separate data sets
     return [
         str(path)
         for path in found
@@ -227,7 +227,7 @@ def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
 
 
 def appended_before(plan: Plan, present: Manifest, parent: Manifest) -> bool:
-    """Returns whether a manifest is the version that an append has made, or will make, of its parent."""
+    """Returns whether a manifest is the version that this append makes from the parent."""
     source = (*parent.source, *plan.source.files)
     return present.parent == parent.digest and present.options == plan.options and present.source == source
 

@@ -172,7 +172,7 @@ class RemoteSink:
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
-        """Does nothing: a store does not run full, and its folders cannot be in the way of files."""
+        """Does nothing: a store does not fill up, and its folders cannot be in the way of files."""
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
@@ -203,7 +203,7 @@ class RemoteSink:
 
         Raises:
           DataError: a file cannot be read, written or removed.
-          RerunError: another command has made a version meanwhile.
+          RerunError: another command has made a version in the meantime.
         """
         staging.undo_interrupted_append(self.data_dir, digest)
         folder = self.data_dir / staging.folder_name(digest)

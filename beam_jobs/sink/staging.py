@@ -145,7 +145,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
 
     Raises:
       DataError: a folder has one of the names; or, if no data set is replaced, another program's file has the name of a
-        file that a conversion writes beside its shards.
+        file that a conversion writes next to its shards.
     """
     for name in names:
         path = data_dir / name
@@ -166,7 +166,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
 def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> None:
     """Moves a complete data set from `folder` up into `data_dir`, in place of `replaced`.
 
-    The old manifest is removed first and the new one moved last, so that a manifest is never beside another data set's
+    The old manifest is removed first and the new one moved last, so that a manifest is never next to another data set's
     shards. Then old files that the new manifest does not list are removed. Only names are written, so a full disk
     cannot interrupt the move.
 
@@ -192,15 +192,15 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
 
 
 def publish_version(folder: StoragePath, data_dir: StoragePath, parent: Manifest) -> None:
-    """Moves what an append or an edit wrote from `folder` up into `data_dir`, as the version behind `parent`.
+    """Moves the files of an append or an edit from `folder` up into `data_dir`, as the version after `parent`.
 
     The new shards come first, under names that no manifest lists; then the parent's manifest is kept under its own name
-    and `manifest.json` is replaced in one step. So there is a whole version at any moment. What takes room is written
-    before anything is moved, so that a full disk leaves all as it was.
+    and `manifest.json` is replaced in one step. So there is a complete version at any moment. Everything that needs
+    space is written before anything is moved, so a full disk changes nothing.
 
     Raises:
       DataError: the files in `folder` are incomplete, or one cannot be moved or written.
-      RerunError: another version has followed `parent` meanwhile, as only a store lets it: there is no lock.
+      RerunError: another command has made a version after `parent`; only possible in a store, as it has no lock.
     """
     made = manifest.load(folder)
     there = {shard.file for shard in parent.shards}
@@ -237,12 +237,12 @@ def _check_newest(data_dir: StoragePath, parent: Manifest) -> None:
 
 
 def finish_version(data_dir: StoragePath) -> None:
-    """Removes what the newest version, if it follows another, must not have beside it.
+    """Removes the files that must not stay next to the newest version if it follows another.
 
-    These are the files of TFDS, which describe a data set without appended shards, and all files that only versions
-    with deleted records have, with these versions, but for a `Gone` of each. The newest version says which they are, so
-    that a command that was killed here is finished by the next one. The manifest of a version, which lists its files,
-    is removed as the last of them.
+    These are TFDS's files, which describe a data set without appended shards, and versions with deleted records, along
+    with the files that only these versions have; a `Gone` of each version stays. The newest version tells which they
+    are, so the next command completes the work of one that was killed here. A version's manifest, which lists its
+    files, is removed last.
 
     Raises:
       DataError: a manifest cannot be read, or a file cannot be written or removed.
@@ -282,7 +282,7 @@ def _own_files(made: Manifest) -> set[str]:
 
 @contextlib.contextmanager
 def _drafts_of_version(data_dir: StoragePath, parent: Manifest, made: Manifest) -> Iterator[list[drafts.Draft]]:
-    """Yields drafts of the manifest of a version that a new one is about to follow, and of the log with its maker."""
+    """Yields drafts of `parent`'s manifest under its own name, and of the log with an entry for the new version."""
     log = data_dir / naming.LOG
     before = log.read_bytes() if log.exists() else b""
     files = {
@@ -297,8 +297,8 @@ def _drafts_of_version(data_dir: StoragePath, parent: Manifest, made: Manifest) 
         yield found
     finally:
         for draft in found:
-            draft.discard()  # unless it has its name
-        with contextlib.suppress(OSError):  # it holds files
+            draft.discard()  # does nothing if it has been published
+        with contextlib.suppress(OSError):  # it is not empty
             if isinstance(data_dir, LocalPath):
                 os.rmdir(data_dir / naming.VERSIONS)
 
@@ -308,8 +308,8 @@ def undo_interrupted_append(data_dir: StoragePath, digest: str | None) -> None:
 
     Args:
       data_dir: folder of the data set.
-      digest: digest of a plan, whose shards move back to their receipts; all others are removed, as no manifest lists
-        them, and so are columns.
+      digest: digest of the plan whose shards are moved back to their receipts; other shards that no manifest lists are
+        removed, and so are columns.
 
     Raises:
       DataError: a manifest cannot be read, or a file cannot be moved or removed.
@@ -356,7 +356,7 @@ def remove_versions(data_dir: StoragePath) -> None:
         if naming.parse_version_name(name) or f"{naming.VERSIONS}/{name}" == naming.LOG:
             (place / name).remove()
     if not data_dir.is_remote:
-        with contextlib.suppress(OSError):  # it holds other files, or is not there
+        with contextlib.suppress(OSError):  # it holds other files, or is missing
             os.rmdir(str(place))
 
 
@@ -387,7 +387,7 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder holds no data set either
-    remove_versions(data_dir)  # before the newest, which says what is theirs alone
+    remove_versions(data_dir)  # before the newest manifest, which tells the files that only they have
     (data_dir / naming.MANIFEST).remove()
     inside = (naming.SIDECARS, naming.COLUMNS)
     folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]

@@ -1,6 +1,6 @@
-"""Image files whose boxes or captions other files list, as a table: what COCO and PASCAL VOC have in common.
+"""Image files with boxes or captions listed in other files, as a table: the common part of COCO and PASCAL VOC.
 
-The label of an image has a 1 for each class that one of its boxes has.
+The label of an image has a 1 for each class among its boxes.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _TYPES = {"int64": pa.int64(), "string": pa.large_binary()}  # Arrow types of co
 
 @dataclasses.dataclass
 class Annotated:
-    """One image and what lies on it.
+    """One image and its annotations.
 
     Attributes:
       path: path of its file, below the root of the images.
-      size: (height, width) that its annotations name; None if they do not.
-      boxes: four numbers of each box.
+      size: (height, width) in its annotations; None if they do not give it.
+      boxes: four numbers per box.
       classes: class of each box.
       more: values of the other columns.
-      segmentations: what its mask is drawn of.
-      points: two numbers of each point.
-      problem: reason why the row is invalid; empty if it is not.
+      segmentations: segmentations that its mask is drawn from.
+      points: two numbers per point.
+      problem: reason why the row is invalid; empty if it is valid.
     """
 
     path: bytes
@@ -65,15 +65,15 @@ class AnnotatedFiles(FileColumn):
     """The image files of `Annotated` rows.
 
     Attributes:
-      said: (height, width) that the annotations name, int64 (n, 2); 0 where they do not.
-      problems: {row: why it is invalid}.
+      said: (height, width) in the annotations, int64 (n, 2); 0 for rows without it.
+      problems: {row: reason why it is invalid}.
     """
 
     said: NDArray[np.int64]
     problems: dict[int, str]
 
     def content(self, row: int) -> bytes:
-        """Returns the bytes of a row's file; raises ValueError, which says why, if the row is invalid."""
+        """Returns the bytes of a row's file; raises ValueError with the reason if the row is invalid."""
         if row in self.problems:
             raise ValueError(self.problems[row])
         data = super().content(row)
@@ -86,7 +86,7 @@ def _size_problem(data: bytes, said: tuple[int, int]) -> str:
     try:
         opened = images.open_file(data)
     except BadImageError:
-        return ""  # the conversion says why
+        return ""  # the conversion reports the reason
     upright, turn = images.upright_size(opened), images.orientation(opened)
     own = images.turned_size(upright, turn)
     if said == own:
@@ -107,19 +107,19 @@ def table_of(
     masks: tuple[Feature, FileColumn | DrawnMasks] | None = None,
     points: Feature | None = None,
 ) -> PathTable:
-    """Returns the table of images, whose files are looked up.
+    """Looks up the files of images and returns their table.
 
     Args:
       folder: folder that the files' names are relative to.
       files: files of annotations, with their numbers of images.
       rows: images of all files, in order.
       class_names: names of the boxes' classes.
-      convention: what the numbers of a box are; empty: there are no boxes.
+      convention: meaning of a box's numbers; empty without boxes.
       root: folder of the images.
       kept: features of `Annotated.more`.
       origin: value whose `repr` determines everything but paths, sizes and times of images.
-      masks: feature of the masks, and the masks; None: no masks.
-      points: feature of the points; None: no points.
+      masks: feature of the masks, and the masks; None without masks.
+      points: feature of the points; None without points.
 
     Raises:
       DataError: a path leads out of the folder of the images, or none of the files exist.
@@ -170,7 +170,7 @@ def masks_of(root: LocalPath, paths: Sequence[bytes]) -> FileColumn:
 
 
 def _status(root: LocalPath, paths: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns sizes, or reasons why there is none, and modification times of files, int64 (n,) each."""
+    """Returns the sizes of files (codes for files without one) and their modification times, int64 (n,) each."""
     sizes, times = np.full(len(paths), MISSING, np.int64), np.zeros(len(paths), np.int64)
     begin = os.fsencode(str(root))
     for row, path in enumerate(paths):
@@ -192,7 +192,7 @@ def _status(root: LocalPath, paths: Sequence[bytes]) -> tuple[NDArray[np.int64],
 
 
 def lines(table: PathTable) -> Iterator[str]:
-    """Yields lines about missing files and boxes that cannot be, whose rows are invalid."""
+    """Yields lines about missing files and impossible boxes, which make rows invalid."""
     assert isinstance(table.images, AnnotatedFiles)
     if missing := np.flatnonzero(table.images.sizes == MISSING).tolist():
         yield table.told(missing, table.images.named(missing[0], table.images.fault(missing[0])))

@@ -1,6 +1,6 @@
-"""A source whose rows are appended to a data set: its classes have that one's labels, and keys that it has are invalid.
+"""A source whose rows are appended to a data set: classes get its labels, and rows with keys that it has are invalid.
 
-Classes that the data set does not have come behind those that it has, so that no label of a stored record changes.
+New classes come after the data set's own, so that no label of a stored record changes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MOST_CLASSES = 8  # in a message
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class AppendedSource(Source):
-    """The rows of a source as a data set takes them.
+    """The rows of a source in the form of the data set to append to.
 
     Attributes:
       inner: source of the rows.
       numbers: label in the data set for each of the source's classes; empty if labels are not classes.
       box_numbers: class in the data set for each of the source's classes of boxes; empty if they are numbers there.
-      known: file with the hashes of the data set's keys, which no row may have; None: rows are not compared yet.
+      known: file with the hashes of the data set's keys, which no row may have; None until rows are compared.
     """
 
     inner: Source
@@ -44,7 +44,7 @@ class AppendedSource(Source):
 
     @classmethod
     def of(cls, inner: Source, parent: Manifest) -> Self:
-        """Returns the rows of a source for a data set.
+        """Returns the rows of a source in the form of a data set.
 
         Raises:
           UsageError: its features or labels differ from the data set's.
@@ -52,14 +52,14 @@ class AppendedSource(Source):
         _check_features(inner, parent)
         names, numbers = parent.class_names, tuple[int, ...]()
         if MASK in parent.features and inner.label.is_class and not any(s.has_labels for s in parent.splits.values()):
-            names = ()  # those of the masks
+            names = ()  # the names are the masks' classes
         elif inner.label.is_class:
             names, numbers = _joined_classes(parent.class_names, inner.class_names)
         features, box_numbers = dict(inner.features), tuple[int, ...]()
         for name in {MASK, BOX_LABELS} & features.keys():
             there, here = parent.features[name].class_names, features[name].class_names
             joined, box_numbers = _joined_classes(there, here) if name == BOX_LABELS else (here, box_numbers)
-            if here or there != _numbered(len(there)):  # else they are numbers, and each version has its highest
+            if here or there != _numbered(len(there)):  # names that are numbers may differ by version
                 features[name] = dataclasses.replace(features[name], class_names=joined if here else there)
         return cls.like(
             inner, class_names=names, features=features, inner=inner, numbers=numbers, box_numbers=box_numbers
@@ -114,7 +114,7 @@ def _table(path: StoragePath) -> KeyTable:
 
 
 def _check_features(source: Source, parent: Manifest) -> None:
-    """Raises UsageError, with its name, if a feature of a source is not that of a data set."""
+    """Raises UsageError, naming the feature, if one differs between a source and a data set."""
     there = {name: feature for name, feature in parent.features.items() if name not in IMAGE_FEATURES}
     for name in sorted(there.keys() | source.features.keys()):
         was, here = there.get(name), source.features.get(name)
@@ -157,14 +157,14 @@ def _alike(name: str, feature: Feature | None) -> Feature | None:
 
 
 def behind(what: str, there: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns a line about the names that come behind those that a data set has; empty if there are none."""
+    """Returns a line about names that are added after a data set's own; empty if there are none."""
     shown = [f"{name!r} = {number}" for number, name in enumerate(names)][len(there) :]
     listed = some_of(shown, _MOST_CLASSES)
     return [f"note: {what} that the data set does not have, behind those that it has: {listed}"] if shown else []
 
 
 def added_classes(source: Source, parent: Manifest) -> list[str]:
-    """Returns lines about the classes that a data set gets by an append; empty if it has them all."""
+    """Returns lines about the classes that an append adds to a data set; empty if it adds none."""
     of_boxes = source.features.get(BOX_LABELS)
     pairs = [
         ("classes", parent.class_names, source.class_names if source.label.is_class else ()),

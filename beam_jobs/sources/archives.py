@@ -1,4 +1,4 @@
-"""Files in archives, tar and zip: found by their names, and read at their places without unpacking anything else.
+"""Files in tar and zip archives: found by name, and read in place without unpacking anything else.
 
 Formats: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html (tar),
 https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT (zip).
@@ -35,11 +35,11 @@ GZIPPED = (".tar.gz", ".tgz")
 NOT_ONE_BY_ONE, GUNZIP = "is gzipped, so that members cannot be read one by one", "gunzip it, and give the .tar"
 _PLACE = re.compile(rb"\.(?:tar|zip)(?=/)", re.IGNORECASE)
 _MOST_KEPT = 4096  # archives whose members a process keeps: about 60 bytes for each member
-_MAX_REST = 1 << 20  # 1 MiB: most zeros with which tar fills its last record
-_BLOCK = 512  # bytes that a tar consists of
+_MAX_REST = 1 << 20  # 1 MiB: most zeros that tar pads its last record with
+_BLOCK = 512  # bytes of each block in a tar
 _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 _IS_ENCRYPTED, _IS_UTF_8 = 1, 0x800  # flags of a zip's member
-_OF_DOS = 0  # system that packed a zip's member
+_OF_DOS = 0  # number of the system that packed a zip's member
 _MARK = b"PK\x03\x04"  # begins a zip's member
 _ENCRYPTED, _LINK, _SPARSE = -1, -2, -3  # in place of the packing of members that cannot be read
 _PROBLEMS = {
@@ -63,7 +63,7 @@ class Archive:
       starts: byte where a member begins, in a zip with its header, int64 (n,).
       packed: bytes of each member in the archive, int64 (n,).
       sizes: bytes of each member, int64 (n,).
-      packings: zip's number of how each member is packed, int64 (n,).
+      packings: zip's number for the compression method of each member, int64 (n,).
       crcs: CRC-32 of each member, -1 if the archive has none, int64 (n,).
     """
 
@@ -83,10 +83,10 @@ class Archive:
 
     @functools.cached_property
     def folders(self) -> dict[bytes, dict[bytes, int | None]]:
-        """{folder: {name in it: number of the member, the last of this name; None of a folder}}; of the top, empty.
+        """{folder, "" for the top: {name in it: number of the last member with this name; None for a folder}}.
 
         Raises:
-          DataError: a member is outside of the archive's top, or has the name of a folder.
+          DataError: a member is outside the archive's top folder, or has the name of a folder.
         """
         found: dict[bytes, dict[bytes, int | None]] = {b"": {}}
         names = self.names.to_pylist()
@@ -107,12 +107,12 @@ class Archive:
         return found
 
     def problem(self, member: int) -> str:
-        """Returns why a member cannot be read at all, as a link; "" if it can."""
+        """Returns why a member, such as a link, cannot be read at all; "" if it can."""
         kind = os.fsdecode(self.path[-3:].lower())
         return _PROBLEMS.get(int(self.packings[member]), "").format(kind=kind)
 
     def find(self, name: bytes) -> int | None:
-        """Returns the number of the member of a name, the last if there are several, as unpacking has it; or None."""
+        """Returns the number of the last member with a name, the one that unpacking leaves; None if there is none."""
         names, order = self._sorted
         end = bisect.bisect_right(range(len(names)), name, key=lambda row: names[row].as_py())
         if not end or names[end - 1].as_py() != name:
@@ -123,7 +123,7 @@ class Archive:
         """Returns the content of a member.
 
         Raises:
-          ValueError: it cannot be read; says why.
+          ValueError: it cannot be read; the message gives the reason.
           DataError: the archive has changed.
         """
         with streams.errors_of(os.fsdecode(self.path)), open(self.path, "rb", buffering=0, opener=opener) as stream:
@@ -154,7 +154,7 @@ class Archive:
 
 
 def parted(path: bytes) -> tuple[bytes, bytes]:
-    """Returns (path of the archive, name in it) of a path that leads into an archive; else (the path, empty)."""
+    """Returns (path of the archive, name in it) for a path into an archive; otherwise (the path, empty)."""
     for match in _PLACE.finditer(path):
         if _is_file(path[: match.end()]):
             return path[: match.end()], path[match.end() + 1 :]
@@ -162,7 +162,7 @@ def parted(path: bytes) -> tuple[bytes, bytes]:
 
 
 def is_archive(path: str) -> bool:
-    """Returns whether a path is that of an archive, or of a folder in one."""
+    """Returns whether a path is an archive or a folder in one."""
     return (_is_file(os.fsencode(path)) and path.lower().endswith(SUFFIXES)) or bool(parted(os.fsencode(path))[1])
 
 
@@ -174,7 +174,7 @@ class Entry:
       name: name in its folder.
       path: path of the archive, with the name in it.
       archive: the archive.
-      member: number of the member; None of a folder.
+      member: number of the member; None for a folder.
     """
 
     name: bytes
@@ -209,7 +209,7 @@ class Entry:
         """Returns the size of a file, and the modification time of the archive in ns.
 
         Raises:
-          DataError: it cannot be read at all, as a link.
+          DataError: it is a member, such as a link, that cannot be read at all.
         """
         member = self.member or 0
         if problem := self.archive.problem(member):
@@ -221,7 +221,7 @@ def entry(path: bytes) -> Entry | None:
     """Returns the entry at a path in an archive, or the archive itself; None if no archive is on the path.
 
     Raises:
-      DataError: the archive has nothing there, or is no archive.
+      DataError: the archive has nothing there, or is not an archive.
     """
     path = path.rstrip(b"/")
     place, inner = parted(path)
@@ -313,7 +313,7 @@ def _of_tar(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, 
 
 
 def _of_zip(path: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    del path  # the readers of both formats take it
+    del path  # only tar's reader needs it
     with zipfile.ZipFile(stream) as found:
         for info in found.infolist():
             if not info.is_dir():
@@ -327,7 +327,7 @@ def _name_in_zip(info: zipfile.ZipInfo) -> bytes:
     """Returns the name of a zip's member as `unzip` has it."""
     name = info.filename.encode(_UTF_8, "surrogateescape")
     if not info.flag_bits & _IS_UTF_8 and not name.isascii():
-        # The Finder of macOS writes UTF-8 without the flag that says so, and Python takes that for DOS' letters.
+        # macOS's Finder writes UTF-8 without setting its flag, and Python then decodes the name as cp437.
         with contextlib.suppress(UnicodeError):
             stored = info.filename.encode(_DOS)
             stored.decode(_UTF_8)

@@ -42,10 +42,10 @@ _INFO, _STATE, _DICT = "dataset_info.json", "state.json", "dataset_dict.json"  #
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-    """What an Arrow file says of itself.
+    """The layout of an Arrow file, from its own metadata.
 
     Attributes:
-      schema: its columns.
+      schema: columns of the file.
       is_stream: whether it has no footer.
       has_dictionaries: whether columns are encoded by dictionaries.
       batches: (offset, length, rows) of each record batch.
@@ -95,7 +95,7 @@ class _OpenArrow(OpenFile):
         return self.index.batches[group][2]
 
     def read(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the record batch with the columns that hold the given paths. Memory: of a stream, all columns."""
+        """Yields the record batch with the columns that hold the given paths. Memory: for a stream, all columns."""
         wanted = list(dict.fromkeys(self._column(name) for name in names))
         schema = self.index.schema
         if self.index.is_stream:
@@ -128,7 +128,7 @@ class _OpenArrow(OpenFile):
 
 @functools.lru_cache(maxsize=_INDEXES)
 def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
-    """Finds the messages of a file by their metadata; of their bodies, nothing is read."""
+    """Finds the messages of a file by their metadata, without reading their bodies."""
     del stamp  # part of the cache's key
     with path.open_native() as stream:
         size, start = stream.size(), stream.read_at(_START, 0)
@@ -144,12 +144,12 @@ def _index(path: StoragePath, stamp: tuple[int, int]) -> _Index:
                 if kind != _SCHEMA:
                     break
                 schema = pa.ipc.read_schema(pa.py_buffer(stream.read_at(length, offset)))
-                list(schema.names)  # raises an error here if a name is no text
+                list(schema.names)  # raises an error here if a name is not text
             elif kind == _BATCH:
                 batches.append((offset, length, rows))
             has_dictionaries |= kind == _DICTIONARY
     if schema is None:
-        raise DataError("is no Arrow file: it does not begin with a schema", path=path, advice=_KINDS)
+        raise DataError("is not an Arrow file: it does not begin with a schema", path=path, advice=_KINDS)
     if is_stream and has_dictionaries:
         advice = "write it as a file: pyarrow.feather.write_feather(pyarrow.ipc.open_stream(path).read_all(), other)"
         raise DataError(
@@ -168,7 +168,7 @@ def _messages(path: StoragePath, stream: pa.NativeFile, at: int, size: int) -> I
         if mark == _MARK and length == 0:
             return
         if mark != _MARK or not 0 < length <= _MAX_METADATA:
-            raise DataError(f"is no Arrow file: there is no message at byte {at:,}", path=path, advice=_KINDS)
+            raise DataError(f"is not an Arrow file: there is no message at byte {at:,}", path=path, advice=_KINDS)
         try:
             kind, rows, body = _header(stream.read_at(length, at + _PREFIX.size))
         except (struct.error, IndexError):
@@ -231,7 +231,7 @@ def _find(options: SourceOptions) -> tuple[StoragePath, dict[str, list[str]]]:
     is_given = options.split_column not in ("", splits.NO_COLUMN)
     states = {parent: _json(folder / parent / _STATE) for parent in {_parent(name) for name in names}}
     of_state = {parent: _listed(folder, parent, state) for parent, state in states.items() if "_data_files" in state}
-    # Beside its files lie caches of `map` and `filter`.
+    # Caches of `map` and `filter` are next to its files.
     names = [name for name in names if _parent(name) not in of_state or name in of_state[_parent(name)]]
     told = _json(folder / _DICT).get("splits")
     if is_given or not of_state:

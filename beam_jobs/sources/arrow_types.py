@@ -1,4 +1,4 @@
-"""Types of Arrow columns: their kinds, and the class names that Hugging Face's metadata has of them."""
+"""Types of Arrow columns: their kinds, and their class names in Hugging Face's metadata."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def lacks(schema: pa.Schema, text: str, name: str) -> str:
-    """Returns the end of an error about a file without the column `text`: those most like `name`, and all of them."""
+    """Returns the end of an error about a file without the column `text`: columns like `name`, then all columns."""
     near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"has no column {text!r}; {hint}columns: {listed(schema.names)}"
@@ -68,11 +68,11 @@ def lacks(schema: pa.Schema, text: str, name: str) -> str:
 def class_names(schema: pa.Schema, *path: str) -> tuple[str, ...]:
     """Returns the class names that Hugging Face's metadata declares for a column, or a field of it; empty if none.
 
-    Metadata of another form is ignored.
+    Metadata in any other form is ignored.
 
     Args:
       schema: columns of a file.
-      *path: name of the column, and of the fields in it. For lists it is their elements that have the names.
+      *path: names of the column and of nested fields. For lists, the names are those of the elements.
     """
     try:
         found: Any = json.loads((schema.metadata or {})[HUGGING_FACE])["info"]["features"]

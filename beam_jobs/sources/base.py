@@ -38,12 +38,12 @@ def _option(
     foreign: bool = False,
     repeated: bool = False,
 ) -> Any:
-    """Returns a field of `SourceOptions` for a flag that some sources take.
+    """Returns a field of `SourceOptions` for a flag that some sources accept.
 
     Args:
       default: value if the flag is not given.
       text: help text.
-      *takers: data sets that take the flag, by the names of `SOURCES`; all if there are none.
+      *takers: names, in `SOURCES`, of the data sets that accept the flag; none stands for all.
       parse: function that parses the value, from the flag's name and its value on the command line.
       shapes: whether the option shapes the bytes of the shards, so that the manifest records it.
       foreign: whether the option only concerns other programs' records, where a source has both kinds.
@@ -114,7 +114,7 @@ class SourceOptions:
     split_column: str = _option(
         "",
         f"{_TABLES_ARE}: the column of splits; default: split, if there is one; none: names of files and folders "
-        "tell the splits, also of tfrecord, whatever columns there are",
+        "give the splits, in tfrecord too, whatever columns there are",
         *(*_TABLES, "tfrecord"),
     )
     group_by: str = _option(
@@ -185,7 +185,7 @@ class SourceOptions:
     )
     mask_dir: str = _option(
         "",
-        "image_table: like --image_dir, of the masks' paths; default: the images' folder",
+        "image_table: like --image_dir, for the masks' paths; default: the images' folder",
         "image_table",
         shapes=False,
     )
@@ -197,7 +197,7 @@ class SourceOptions:
     image_dir: str = _option(
         "",
         "coco: folder of the images, or of the folders of images; image_table: folder that the paths are "
-        "relative to; default: the table's; with {} for the path also what follows it: images/{}.jpg",
+        "relative to; default: the table's; with {} in place of the path, text may follow: images/{}.jpg",
         *("image_table", "coco"),
         shapes=False,
     )
@@ -209,23 +209,23 @@ class SourceOptions:
     )
     delimiter: str = _option(
         "",
-        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
-        "',', tab, ';' and '|' that the first line has most often",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else whichever "
+        "of ',', tab, ';' and '|' is most frequent in the first line",
         "image_table",
         parse=flag_values.delimiter,
     )
     keep_columns: tuple[str, ...] = _option(
         (),
         f"{_TABLES_ARE}, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; in tables "
-        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, also beside boxes",
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text); coco: caption, with boxes too",
         *(*_TABLES, "tfrecord", "tfds:NAME", "coco"),
         parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )
     default: tuple[str, ...] = _option(
         (),
-        f"{_TABLES_ARE}: a value for the nulls of a column, which are invalid rows otherwise: NAME:VALUE, as "
-        "score:0.0, also of labels and splits; for CSV an empty field is a null",
+        f"{_TABLES_ARE}: a value for nulls of a column, which otherwise make rows invalid: NAME:VALUE, such as "
+        "score:0.0, for labels and splits too; in CSV an empty field is a null",
         *_TABLES,
         parse=flag_values.defaults,
         repeated=True,
@@ -254,11 +254,11 @@ class SourceOptions:
 
     @property
     def has_annotations(self) -> bool:
-        """Whether masks, boxes or points are named, with which images need no label."""
+        """Whether flags name masks, boxes or points, so that images need no label."""
         return bool(self.boxes_column or self.points_column or self.mask_column)
 
     def __reduce__(self) -> tuple[Callable[[], SourceOptions], tuple[()]]:
-        """Pickles only the options that were given: they are a good part of the pickle of a source."""
+        """Pickles only the options that were given: options make up much of a source's pickle."""
         fields = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
         given = {field.name: value for field, value in fields if value != field.default}
         return functools.partial(SourceOptions, **given), ()
@@ -282,7 +282,7 @@ class SourceKind:
 
 
 LABEL = "label"  # in flags that name a column: the classes, whatever their column is called
-CLASS = Feature("int64")  # the label of an image that is of one class
+CLASS = Feature("int64")  # label of an image with one class
 
 # By name of the data set or layout; a name that ends with `:NAME` stands for all names with that prefix.
 SOURCES: Registry[SourceKind] = Registry("beam_jobs.sources", SourceKind)
@@ -295,8 +295,8 @@ class Block:
     Attributes:
       images: pixels, uint8 (n, height, width, channels), or a list of n encoded files (PNG, JPEG, ...). Encoded images
         may be invalid; whoever reads the block checks them. The image of a bad row is any value of that type.
-      labels: int64 (n,), whose range is checked by whoever reads the block; or float32 (n,), or a value for each class
-        (n, classes), as the source's feature says.
+      labels: int64 (n,), with a range that whoever reads the block checks; or float32 (n,), or a value for each class
+        (n, classes), depending on the source's label feature.
       keys: dtype S (n,) without trailing NULs, or a list of n.
       extra: other features of the source: {name: values}, an array (n, ...) or a list of n: one-dimensional int64 or
         float32 arrays if the feature's shape is (None,), bytes if its dtype is string.
@@ -320,7 +320,7 @@ class Block:
         return Block(images, self.labels[rows], _taken(self.keys, rows), extra)
 
     def part(self, rows: NDArray[np.int64]) -> Block:
-        """Returns a block of the given rows, int64 (n,), each at most once, of which some may be bad."""
+        """Returns a block of the given rows, int64 (n,), each at most once; some may be bad."""
         places = {row: place for place, row in enumerate(rows.tolist())}
         bad = {places[row]: reason for row, reason in self.bad.items() if row in places}
         return dataclasses.replace(self.taken(_taken(self.images, rows), rows), bad=bad)
@@ -385,7 +385,7 @@ class Source(abc.ABC):
 
     @classmethod
     def like(cls, other: Source, **own: Any) -> Self:
-        """Returns a source with the fields of another one, but for its own."""
+        """Returns a source with the fields of another one, except for those given in `own`."""
         names = {field.name for field in dataclasses.fields(Source)} - own.keys()
         return cls(**{name: getattr(other, name) for name in names}, **own)
 
@@ -406,7 +406,7 @@ class Source(abc.ABC):
         return self.parts[split].hashes(start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made of the same."""
+        """Returns (file, row in that file) for messages; default keys, `<file>#<row>`, are made from it."""
         return self.parts[split].where(row)
 
     def invalid(self, split: str, row: int, reason: str) -> tuple[str, int, str]:
@@ -448,7 +448,7 @@ class Texts:
 
     Attributes:
       codes: index of each row's value in `values`, int64 (n,).
-      values: the different values; "" is that of rows without one.
+      values: distinct values; "" stands for rows without a value.
     """
 
     codes: NDArray[np.int64]
@@ -456,10 +456,10 @@ class Texts:
 
     @property
     def hashes(self) -> NDArray[np.int64]:
-        """A hash of each of `values`, int64: that of its text as people see it.
+        """A hash of each of `values`, int64, computed from its text as people see it.
 
-        A patient that one file calls `7`, and another, which pandas wrote, `7.0`, is one group. So is a day that is a
-        date in one, and a time in nanoseconds in another.
+        A patient called `7` in one file and `7.0` in another, which pandas wrote, is one group. So is a day stored as a
+        date in one file and as a time in nanoseconds in another.
         """
         seen = (labels.as_seen(value, ignore_case=True, as_numbers=True) for value in self.values)
         return hashes_of(value.encode(errors="surrogateescape") for value in seen)
@@ -566,7 +566,7 @@ def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.byte
 
 
 def renumbered(classes: NDArray[np.int64], numbers: Sequence[int]) -> NDArray[np.int64]:
-    """Returns the new numbers of some classes, given that of each class; -1 for what is no class."""
+    """Returns the new numbers of some classes, given the new number of each class; -1 if there is no such class."""
     is_class = (classes >= 0) & (classes < len(numbers))
     return np.where(is_class, np.array(numbers, np.int64)[np.where(is_class, classes, 0)], -1)
 
@@ -694,7 +694,7 @@ class DealtSource(Source):
         return name, int(rows[0])
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        # Of no rows the first split makes a block of the right form.
+        # Without rows, the first split makes a block of the right form.
         parts = list(self._by_inner_split(self._rows(split)[rows])) or [(next(iter(self.inner.splits)), rows, rows)]
         return Block.joined([(chosen, self.inner.read(name, own)) for name, chosen, own in parts])
 

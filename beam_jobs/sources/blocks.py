@@ -27,7 +27,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 @contextlib.contextmanager
 def arrow_errors(path: object, problem: str) -> Iterator[None]:
-    """Context that turns any pyarrow error into one of ours, in one line with the file and the problem."""
+    """Context manager that turns pyarrow's errors into ours, in one line with the file and the problem."""
     try:
         yield
     except PipelineError:
@@ -51,10 +51,10 @@ class BatchedBuilder(BlockBuilder):
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
 
     def put(self, positions: NDArray[np.int64], batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
-        """Puts rows of a batch, int64 (n,), to positions, int64 (n,).
+        """Writes rows of a batch, int64 (n,), to positions, int64 (n,).
 
         Raises:
-          ValueError, pyarrow.ArrowException: the values do not have the types that the footer says.
+          ValueError, pyarrow.ArrowException: the values do not have the types in the footer.
         """
         columns = self._columns
         nested = {each.column for each in columns.placed} - {columns.image}
@@ -85,7 +85,7 @@ class BatchedBuilder(BlockBuilder):
         self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
     def _of_boxes(self, positions: NDArray[np.int64], bad: dict[int, str]) -> NDArray[np.int64]:
-        """Returns 1 for each class that a box of the row has."""
+        """Returns, for each row, 1 for each class among its boxes."""
         made = np.zeros((len(positions), self._classes), np.int64)
         for row, position in enumerate(positions.tolist()):
             classes = self.extra[BOX_LABELS][position] if row not in bad else np.zeros(0, np.int64)
@@ -153,7 +153,7 @@ def _labels(array: pa.Array, name: str, class_names: pa.Array | None, bad: dict[
 
 
 def label_lists(array: pa.Array, separator: str) -> pa.Array:
-    """Returns the labels of each row as a list; `separator` is the text between those in one text, or empty."""
+    """Returns the labels of each row as a list; `separator` separates labels within a text, and is empty for lists."""
     if not separator:
         is_vector = pa.types.is_fixed_size_list(array.type)
         return array.cast(pa.list_(array.type.value_type)) if is_vector else array
@@ -186,7 +186,7 @@ def _several(
 
 def _float_labels(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.float32]:
     if pa.types.is_integer(array.type):
-        # A fraction is rounded, but of a whole number, such as an id, each digit counts.
+        # A fraction is rounded, but in a whole number, such as an id, every digit counts.
         whole = _integers(array, name, bad)
         values = whole.astype(np.float32)
         _refuse(bad, values.astype(np.int64) != whole, lambda row: f"{name} {whole[row]} is not exactly a float32")
@@ -212,7 +212,7 @@ def is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
-    """Returns the values of a kept column as its feature's, and adds the rows that have none to `bad`.
+    """Returns the values of a kept column in its feature's form, and adds rows without a value to `bad`.
 
     Args:
       array: values of the column.
@@ -247,7 +247,7 @@ def _texts(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object
 
 
 def _json(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    """Returns lists as JSON, whose numbers are exact; decimals, dates and times are texts in it."""
+    """Returns lists as JSON with exact numbers; decimals, dates and times become texts."""
     _refuse_nulls(bad, array, f"{name} is null")
     texts = [json.dumps(value, ensure_ascii=False, default=str).encode() for value in array.to_pylist()]
     return np.array(texts, object)

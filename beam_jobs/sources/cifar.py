@@ -39,7 +39,7 @@ SIDE, CHANNELS = 32, 3
 _PIXELS = CHANNELS * SIDE * SIDE  # 3,072 bytes: 1,024 red, 1,024 green, 1,024 blue
 _PLANE = SIDE * SIDE
 _AT_ONCE = 256  # rows, which stay in a core's cache between reading and transposing
-_ROWS = 1024  # written at once, 3 MB
+_ROWS = 1024  # rows written together, 3 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All files."""
+        """Names of all files."""
         return tuple(name for names in self.files.values() for name in names)
 
 
@@ -320,7 +320,7 @@ _CODES = {operation.name: ord(operation.code) for operation in pickletools.opcod
 
 
 class _RefusedError(Exception):
-    """A pickle that is refused; the message says why."""
+    """A pickle that is refused; the message gives the reason."""
 
 
 @dataclasses.dataclass
@@ -340,8 +340,8 @@ def load_pickle(handle: IO[bytes], where: str) -> Any:
     """Loads an untrusted pickle of dict, list, tuple, str, bytes, int, bool, None and `Array` objects.
 
     A pickle is a program for a stack machine. It runs on Python's own machine, restricted to the operations needed for
-    a dictionary of lists, strings and one array, with stand-ins for the four names that such files call. That is the
-    machine written in Python: six bytes of a pickle can make the one in C allocate gigabytes.
+    a dictionary of lists, strings and one array, with stand-ins for the four names that such files call. It is the
+    machine written in Python, because six bytes of a pickle can make the one in C allocate gigabytes.
 
     Raises:
       DataError: the file is damaged, too large, or contains or calls anything else. The message begins with `where`.

@@ -1,7 +1,7 @@
 """Images with the boxes or captions of COCO's annotation files: https://cocodataset.org/#format-data.
 
 Boxes of crowds (`iscrowd`) are left out: they surround many objects, and training on them as one is wrong. In masks
-their pixels are of no class.
+their pixels belong to no class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIX, _ROBOFLOW = "instances_", "_annotations.coco.json"
 _OF_PERSONS = "person_keypoints_"  # begins the names of files with keypoints
 _OF_CAPTIONS = "captions_"  # begins the names of files with captions
 _SUFFIX = ".json"
-_FOLDER = "annotations"  # COCO's files lie in it, beside the folders of images
+_FOLDER = "annotations"  # COCO's files are in it, next to the folders of images
 _KINDS = (
     f"--source of coco is a file like {_PREFIX}train2017{_SUFFIX} or {_OF_CAPTIONS}train2017{_SUFFIX}, a folder of "
     "them, or a glob"
@@ -46,16 +46,16 @@ _READ = frozenset([
     *("images", "annotations", "categories", "id", "file_name", "height", "width", "image_id", "category_id", "bbox"),
     *("iscrowd", "name", "caption"),
 ])  # fmt: skip
-_SEGMENTATION = "segmentation"  # field of annotations of which masks are drawn
+_SEGMENTATION = "segmentation"  # field of annotations that masks are drawn from
 _OF_MASKS = frozenset([_SEGMENTATION, "size", "counts"])
 _KEYPOINTS = "keypoints"  # field of annotations and of categories
 _CAPTION = "caption"  # field of annotations
 _OF_CAPTION = {_CAPTION: Feature("string", (None,))}
-# Of each point: its number in its category's list, the number of its box, and 1 if it is hidden or 2 if it is visible.
+# For each point: its number in its category's list, the number of its box, and 1 if it is hidden or 2 if it is visible.
 _OF_POINTS = {name: Feature("int64", (None,)) for name in (POINT_LABELS, "keypoint_box", "keypoint_visibility")}
 _COLUMNS = {"mask_column": _SEGMENTATION, "points_column": _KEYPOINTS, "keep_columns": _CAPTION}
 _SHOWN = 60  # characters of a value in errors
-_MOST_TRIED = 1000  # images that are looked for to find their folder
+_MOST_TRIED = 1000  # images tried to find their folder
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON's escapes may have it and UTF-8 may not
 
 
@@ -64,8 +64,8 @@ def open_source(options: SourceOptions) -> Source:
     """Reads the files of annotations, looks up the images and computes their digests.
 
     Raises:
-      UsageError: --image_dir is no folder, or --mask_column, --points_column or --keep_columns is another field.
-      DataError: a file cannot be read, or is none of COCO's; an annotation is of an unknown image or category; files
+      UsageError: --image_dir is not a folder, or --mask_column, --points_column or --keep_columns names another field.
+      DataError: a file cannot be read or is not in COCO's format; an annotation has an unknown image or category; files
         have different categories; none of the images exist.
     """
     placed_columns.check_needs(options)
@@ -79,7 +79,7 @@ def open_source(options: SourceOptions) -> Source:
     wanted = f"{_PREFIX}*{_SUFFIX}, {_OF_CAPTIONS}*{_SUFFIX} or {_ROBOFLOW}; name the files with a glob"
     found, names = listing.find(options.source, _is_coco, True, wanted, _KINDS)
     folder = LocalPath(str(found))
-    names = [name for name in names if not _has_captions(name)] or names  # the others may lie beside them
+    names = [name for name in names if not _has_captions(name)] or names  # caption files may lie next to the others
     by_split = splits.by_files(folder, names, options.splits)
     names = sorted(name for files in by_split.values() for name in files)
     if options.image_dir:
@@ -135,7 +135,7 @@ def _load(
 ) -> tuple[PathTable, list[str]]:
     """Returns the images of all files, and notes on what is left out.
 
-    `captions` are the files with the captions of each of `files`, or the same ones if these have nothing else, or none.
+    `captions` has the caption file for each of `files`; it equals `files` if they have only captions, and may be empty.
     """
     has_boxes = captions != files
     root = LocalPath(options.image_dir) if options.image_dir else folder
@@ -178,7 +178,7 @@ def _load(
     points = Feature("float32", (None, 2), convention="xy") if options.points_column else None
     notes = [f"{count_of(crowds, 'box', 'boxes')} of crowds left out (iscrowd)"] if crowds else []
     notes += [f"{count_of(others, 'caption')} of images that are not among those with boxes left out"] if others else []
-    if options.points_column and len(points_of) == 1:  # else a number is another point in each category
+    if options.points_column and len(points_of) == 1:  # otherwise a number means another point in each category
         lists[POINT_LABELS] = dataclasses.replace(lists[POINT_LABELS], class_names=points_of.pop())
     convention, kept = "xywh" if has_boxes else "", _KEPT | lists
     return annotated_files.table_of(
@@ -193,7 +193,7 @@ def _mask(path: StoragePath, classes: tuple[str, ...], options: SourceOptions) -
     names = (BACKGROUND, *classes)
     if BACKGROUND in classes or labels.alike(names):
         raise DataError(
-            f"a category is named {BACKGROUND!r}, as the pixels around objects are", advice="rename it", path=path
+            f"a category is named {BACKGROUND!r}, as pixels around objects are called", advice="rename it", path=path
         )
     return Feature("uint8", (None, None, 1), "png", names, convention="classes", fill=options.mask_fill or 0)
 
@@ -257,7 +257,7 @@ def _images(
         if item["id"] in rows:
             raise DataError(f"two images have the id {item['id']!r}", path=path)
         if not isinstance(item["id"], int):
-            raise DataError(f"an image has the id {item['id']!r}, which is no whole number", path=path)
+            raise DataError(f"an image has the id {item['id']!r}, which is not a whole number", path=path)
         height, width = item.get("height"), item.get("width")
         is_sized = isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0
         place = os.fsencode(os.path.join(below, str(item["file_name"])))
@@ -274,7 +274,7 @@ def _add_captions(path: StoragePath, content: dict[str, list[dict[str, Any]]], r
     for number in names.keys() & rows.keys():
         if os.path.basename(rows[number].path) != os.fsencode(os.path.basename(names[number])):
             problem = f"image {number} is {names[number]!r} here, and {shown(rows[number].path)!r} in the other file"
-            raise DataError(problem, path=path, advice="its captions are those of other images")
+            raise DataError(problem, path=path, advice="its captions describe other images")
     for item in content["annotations"]:
         said, text = f"annotation {item['id']!r}", item.get(_CAPTION)
         _check_image(item, names, path)
@@ -319,7 +319,7 @@ def _add_objects(
         if options.mask_column:
             if not isinstance(item["id"], int):
                 raise DataError(
-                    f"{said}: the id is no whole number, which decides what lies on top in masks", path=path
+                    f"{said}: the id is not a whole number, but decides what lies on top in masks", path=path
                 )
             value = IGNORED if is_crowd else numbers[item["category_id"]] + 1
             row.segmentations.append(Segmentation(item["id"], value, item.get(_SEGMENTATION)))
@@ -341,7 +341,7 @@ def _add_objects(
 
 
 def _names_of_points(content: dict[str, list[dict[str, Any]]]) -> set[tuple[str, ...]]:
-    """Returns the lists of keypoints of the categories whose objects have some; () for one without names."""
+    """Returns the keypoint names of each category whose objects have keypoints; () if it does not name them."""
     used = {item["category_id"] for item in content["annotations"] if item.get(_KEYPOINTS)}
     lists = [each.get(_KEYPOINTS) for each in content["categories"] if each["id"] in used]
     found = {tuple(map(str, names)) if isinstance(names, list) else () for names in lists}
@@ -349,9 +349,9 @@ def _names_of_points(content: dict[str, list[dict[str, Any]]]) -> set[tuple[str,
 
 
 def _add_points(row: Annotated, stored: Any, count: int | None) -> str:
-    """Adds the keypoints of a row's last box that are labelled; returns the reason if they cannot be.
+    """Adds the labelled keypoints of a row's last box; returns the reason if they are invalid.
 
-    `stored` has x, y and visibility of each of `count` keypoints, whose number a category need not say.
+    `stored` has x, y and visibility of each of `count` keypoints; `count` is None if the category does not give it.
     """
     if not isinstance(stored, list) or not all(_is_number(number) for number in stored):
         return f"its {_KEYPOINTS} are {str(stored)[:_SHOWN]}, not a list of numbers"

@@ -44,10 +44,10 @@ class Columns:
 
     Attributes:
       image: name of the image column.
-      nested: whether that is a struct with the field `bytes`.
+      nested: whether the image column is a struct with the field `bytes`.
       label: name of the label column; "" if there is none.
-      label_kind: `int`, `bool` or `string`; `float` for labels that are no classes; `boxes` for the classes that the
-        boxes of an image have; `none`: -1.
+      label_kind: `int`, `bool` or `string`; `float` for labels that are not classes; `boxes` for the classes of an
+        image's boxes; `none` for -1.
       key: name of the key column; "" if keys are made of file and row.
       kept: (name, feature) of each other column.
       given: kept columns whose type the user gave: they are converted to it, with rounding for float32.
@@ -76,7 +76,7 @@ class Columns:
 
     @property
     def instead(self) -> str:
-        """The flags to give where these labels are no classes."""
+        """Flags to give instead if these labels are not classes."""
         found = [] if self.has_lists else ["--float_labels predicts numbers"]
         if self.label_kind == "string" and not self.has_lists:
             found.insert(0, "--label_separator=' ' divides a text into classes")
@@ -91,7 +91,7 @@ class Columns:
 
     @property
     def features(self) -> dict[str, Feature]:
-        """The features beside image, label and key."""
+        """The features other than image, label and key."""
         return {**dict(self.kept), **{each.name: each.feature for each in self.placed}}
 
 
@@ -112,7 +112,7 @@ def resolved(
       options: options that the user gave.
       images, labels: usual names, in order of preference; `File Name` counts as `filename`.
       are_paths: whether the image column holds file paths.
-      folders: columns that the names of folders give, which are kept unless a flag names them.
+      folders: columns from the names of folders, which are kept unless a flag names them.
 
     Raises:
       UsageError: no column for images or labels is given and none has a usual name; a column is missing; the image
@@ -142,7 +142,7 @@ def resolved(
 
 
 def _of_new_splits(options: SourceOptions) -> list[tuple[str, str]]:
-    """Returns (flag, column) of the columns by which new splits are drawn, other than the label's."""
+    """Returns (flag, column) for the columns that new splits are drawn by, other than the label's."""
     given = (("group_by", options.group_by), ("stratify", options.stratify))
     return [(flag, name) for flag, name in given if name not in ("", LABEL) and path_pattern(name) is None]
 
@@ -251,7 +251,7 @@ def _label_kind(path: str, schema: pa.Schema, options: SourceOptions) -> tuple[s
 
 
 def _another_label(schema: pa.Schema, options: SourceOptions, kinds: Sequence[str]) -> str:
-    """Returns the advice to name another column of labels, the first of the kinds that is not in use."""
+    """Returns advice to name another label column: the first unused column of one of these kinds."""
     used = (options.image_column, options.label_column, options.key_column, options.split_column)
     others = [each.name for each in schema if each.name not in used and kind_of(plain(each.type)) in kinds]
     return f"name another column with --label_column={shlex.quote(listed(others[:1])) if others else 'NAME'}"
@@ -346,7 +346,7 @@ def feature_of(found: pa.DataType, wanted: str = "") -> Feature | None:
 
 
 def _has_bytes(found: pa.DataType) -> bool:
-    """Returns whether the values of lists, or what these hold, are bytes, which JSON does not have."""
+    """Returns whether lists or structs hold bytes, at any depth, which JSON cannot represent."""
     element = element_of(found)
     inner = [element] if element is not None else [each.type for each in found] if pa.types.is_struct(found) else []
     return any(kind_of(plain(each)) in ("bytes", "fixed") or _has_bytes(plain(each)) for each in inner)

@@ -3,7 +3,7 @@
 What is dealt is a unit: a row, or with `--group_by` all rows of one group. Without strata a unit's split follows from
 its hash alone. With `--stratify` the units of a stratum are dealt in the order in which they first appear, block after
 block, each in an order drawn from a hash: a block fills every split's share exactly. Neither depends on what comes
-later, so rows that are added behind the others change no row's split.
+later, so rows added at the end change no other row's split.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Dealing:
 
     @property
     def ends(self) -> NDArray[np.float64]:
-        """The sum of the fractions up to each split, and with it."""
+        """The sum of the fractions up to and including each split."""
         return np.cumsum([fraction for _, fraction in self.fractions])
 
 
@@ -84,11 +84,11 @@ def resplit(
       source: source of the rows.
       fractions: {split: fraction of the rows}.
       seed, group_by, stratify: see `Dealing`.
-      may_be_empty: whether a split may get no row, and is left out: a few rows are appended to a data set that has it.
+      may_be_empty: whether to leave out a split that gets no row, as when appending a few rows to a data set.
       flag: flag that gave the fractions, for errors.
 
     Raises:
-      UsageError: a split gets no row, or strata are labels that are no classes.
+      UsageError: a split gets no row, or strata are labels that are not classes.
       DataError: a row has no group.
     """
     if not fractions:
@@ -147,9 +147,9 @@ def _units(source: Source, dealing: Dealing) -> Iterator[tuple[int, NDArray[np.u
 
 
 def _by_strata(source: Source, dealing: Dealing) -> NDArray[np.int64]:
-    """Returns the number of the split of each row, where every stratum has its share in each split.
+    """Returns the number of the split of each row, so that every stratum has its share in each split.
 
-    A unit is of the stratum of its first row. Each split that the source has already is dealt on its own, so that a
+    A unit belongs to the stratum of its first row. Each of the source's own splits is dealt separately, so that a
     longer one changes nothing in the next.
     """
     strata = source.texts(dealing.stratify)
@@ -170,7 +170,7 @@ def _by_strata(source: Source, dealing: Dealing) -> NDArray[np.int64]:
 
 
 def _in_blocks(keys: NDArray[np.uint64], places: NDArray[np.int64], ends: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns the split's number of each unit, from its stratum's key, its place there and the `Dealing.ends`."""
+    """Returns the number of the split of each unit, from its stratum's key, its place there and `Dealing.ends`."""
     sizes = range(1, _LONGEST_BLOCK + 1)
     size = next((n for n in sizes if np.abs(ends * n - np.round(ends * n)).max() < _WHOLE), _LONGEST_BLOCK)
     block, slot = np.divmod(places, size)
@@ -178,7 +178,7 @@ def _in_blocks(keys: NDArray[np.uint64], places: NDArray[np.int64], ends: NDArra
     with np.errstate(over="ignore"):
         hashes = splitmix64(of_block[:, None] + np.arange(size, dtype=np.uint64))
     rank = (hashes < hashes[np.arange(len(slot)), slot][:, None]).sum(axis=1)
-    # Up to the end of a block, each split has the whole units of its share; between whole ones, of all blocks so far.
+    # At the end of each block, splits have their exact shares; fractional ones are rounded over all blocks so far.
     parts = np.round(ends[:-1] * _PARTS).astype(np.int64)
     bounds = (block[:, None] + 1) * size * parts // _PARTS - block[:, None] * size * parts // _PARTS
     if np.abs(ends * size - np.round(ends * size)).max() < _WHOLE:
@@ -188,7 +188,7 @@ def _in_blocks(keys: NDArray[np.uint64], places: NDArray[np.int64], ends: NDArra
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What a dealing by groups or strata came to.
+    """The result of dealing by groups or strata.
 
     Attributes:
       dealing: how rows were dealt.
@@ -208,7 +208,7 @@ class Shares:
 
     @property
     def total(self) -> int:
-        """Number of rows of all splits."""
+        """Number of rows in all splits."""
         return sum(self.rows.values())
 
     def lines(self, has_table: bool = False) -> list[str]:
@@ -272,7 +272,7 @@ def shares_of(source: Source) -> Shares | None:
         found = inner.texts(column)
         strata = found.values
         counts = {split: np.bincount(found.codes[own], minlength=len(strata)) for split, own in rows.items()}
-        there = np.flatnonzero(np.sum([*counts.values()], axis=0))  # others are of splits that are left out
+        there = np.flatnonzero(np.sum([*counts.values()], axis=0))  # others are in splits that are left out
         strata = tuple(strata[i] for i in there)
         counts = {split: of_split[there] for split, of_split in counts.items()}
     groups, largest = dict[str, int](), ("", 0)

@@ -1,4 +1,4 @@
-"""Values for nulls: `--default=score:0.0`. A default is a value of its column's type, exact, or refused at once."""
+"""Values for nulls: `--default=score:0.0`. Only exact values of the column's type are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.manifest import Feature
 from pipeline.records import labels, splits
 
 _MOST_NAMED = 8  # classes in an error
-_NO_NULLS = {"image_column": "an image", "key_column": "a key"}  # what only a row itself can have
+_NO_NULLS = {"image_column": "an image", "key_column": "a key"}  # values that a row must have itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +77,10 @@ def chosen(
       schema: columns of the file.
       used: the columns to read.
       options: options from `columns.resolved`.
-      class_names: names of the classes if labels are their numbers, where these are known.
+      class_names: names of the classes, if labels are their numbers and the names are known.
 
     Raises:
-      UsageError: see `named`; or a default is no value of its column that the shards hold exactly.
+      UsageError: see `named`; or a default is not a value of its column that shards can hold exactly.
     """
     kept = dict(used.kept)
     fills = []

@@ -1,6 +1,6 @@
 """Data sets in files of row groups, such as Parquet: a column of encoded images, one of labels, others as features.
 
-The unit of reading is the row group. A format says how its files are opened, and how many rows each group has; the
+The unit of reading is the row group. A format defines how its files are opened and how many rows each group has; the
 rules for columns, splits and classes are the same for all.
 """
 
@@ -73,7 +73,7 @@ class GroupedFile(KnownFile, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile(abc.ABC):
-    """An open file, its path for errors, the values of its partitions, and those that nulls become."""
+    """An open file, its path for errors, the values of its partitions, and the values that nulls become."""
 
     path: StoragePath
     partitions: dict[str, pa.Scalar]
@@ -91,7 +91,7 @@ class OpenFile(abc.ABC):
 
     @abc.abstractmethod
     def count(self, group: int) -> int:
-        """Returns the number of rows in a row group, as the file says."""
+        """Returns the number of rows in a row group, according to the file."""
 
     @abc.abstractmethod
     def read(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -146,9 +146,9 @@ class Format:
     """A format of files of row groups.
 
     Attributes:
-      find: function that returns (folder, {split: files in it}) of options.
+      find: function that returns (folder, {split: files in it}) for given options.
       open: function that opens a file for the first time.
-      describe: function that returns the manifest entries of files of a folder.
+      describe: function that returns the manifest entries of files in a folder.
     """
 
     find: Callable[[SourceOptions], tuple[StoragePath, dict[str, list[str]]]]
@@ -194,7 +194,7 @@ class GroupedTable(Table):
 def _take_of_group(
     file: OpenFile, group: int, names: Sequence[str], positions: NDArray[np.int64], rows: NDArray[np.int64], put: Put
 ) -> None:
-    """Puts rows of a row group, ascending, to their positions."""
+    """Writes rows of a row group, ascending, to their positions."""
     start = taken = 0
     for batch in file.batches(group, names):
         stop = int(np.searchsorted(rows, start + len(batch)))
@@ -211,7 +211,7 @@ class GroupedSource(TableSource):
     """A data set in files of row groups.
 
     Attributes:
-      stored: its rows.
+      stored: table with the rows.
     """
 
     stored: GroupedTable
@@ -232,7 +232,7 @@ class GroupedSource(TableSource):
 
 
 def by_names(folder: StoragePath, names: Sequence[str], options: SourceOptions) -> dict[str, list[str]]:
-    """Returns {split: files}, as words in their names and folders say; all as `train` if a column tells the splits."""
+    """Returns {split: files}, from words in file and folder names; all files are `train` if a column has the splits."""
     if options.split_column not in ("", splits.NO_COLUMN):
         return {splits.TRAIN: list(names)}
     return splits.by_files(folder, names, options.splits)
@@ -311,7 +311,7 @@ def _open_all(
 ) -> dict[str, _Opened]:
     names = list(told)
     first = _open(kind, folder / names[0], told[names[0]], options)
-    # By its names, not by whichever the names in another file would suggest.
+    # All files use the first one's column names, even if another file has more usual ones.
     given = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
 
     def another(name: str) -> _Opened:

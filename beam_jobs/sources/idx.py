@@ -60,12 +60,12 @@ class IdxSource(Source):
 def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the pairs of files in the folder `options.source`.
 
-    The split of a pair is a word of its names (train, validation, test, ...; MNIST's t10k is test). labels.txt in the
+    The split of a pair is a word in its names (train, validation, test, ...; MNIST's t10k is test). labels.txt in the
     folder names the classes; without it, they are "0", "1" and so on to the highest label.
 
     Raises:
       DataError: it is not such a folder, a file has no partner or is not a complete IDX file, pairs differ in image
-        size, two pairs are of the same split, or a label has no name.
+        size, two pairs belong to the same split, or a label has no name.
     """
     folder = LocalPath(options.source).absolute()
     if not folder.is_dir():
@@ -181,9 +181,9 @@ def _pairs(folder: LocalPath, wanted: Sequence[str]) -> dict[str, tuple[RowFile,
         split = _split_of(folder, head, is_only=len(heads) == 1)
         if split in by_split:
             raise DataError(
-                f"the files of {by_split[split]!r} and of {head!r} are both of split {split!r}",
+                f"the files of {by_split[split]!r} and of {head!r} are both in split {split!r}",
                 path=folder,
-                advice="move those of one to another folder",
+                advice="move one pair to another folder",
             )
         by_split[split] = head
     chosen = splits.among(splits.in_order(by_split), wanted)

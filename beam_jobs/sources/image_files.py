@@ -1,7 +1,7 @@
 """Rows whose image is a file: a table of paths, in memory, and the files as they were when it was made.
 
 Paths are bytes, as a file name need not be valid text. A worker makes the table again, as a million paths make a large
-pickle; a digest tells whether it finds the same.
+pickle; a digest shows whether it made the same table.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def extensions(text: str) -> frozenset[bytes]:
     return frozenset(b"." + name.encode() for name in text.split())
 
 
-# Images, whatever their content. No image of a class folder is left out: one that Pillow cannot read is an invalid row,
+# Images, whatever their content. No image in a class folder is left out: one that Pillow cannot read is an invalid row,
 # which --max_rejects counts and rejects.jsonl lists.
 IMAGES = extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
@@ -96,7 +96,7 @@ class FileColumn:
         """Returns the bytes of a row's file.
 
         Raises:
-          ValueError: it cannot be an image; says why.
+          ValueError: it cannot be an image; the message gives the reason.
           DataError: it has changed, or cannot be read.
         """
         size, time = int(self.sizes[row]), int(self.times[row])
@@ -116,17 +116,17 @@ class FileColumn:
         return archive.read(number)
 
     def named(self, row: int, reason: str) -> str:
-        """Returns a reason behind the path of a row's file, if it has one."""
+        """Returns a reason, preceded by the path of the row's file if it has one."""
         return f"{shown(path)}: {reason}" if (path := self.path(row)) else reason
 
     def described(self, entry: str, advance: Advance, rows: Sequence[int] | None = None) -> SourceFile:
-        """Returns the manifest's entry of the files of some rows, or of all that have one: see `describe`."""
+        """Returns the manifest entry for the files of some rows, or of all rows with a file: see `describe`."""
         chosen = np.flatnonzero(self.sizes >= 0).tolist() if rows is None else rows
         files = {path: int(self.sizes[row]) for row in chosen if (path := self.path(row))}
         return describe(self.root, entry, sorted(files.items()), advance)
 
     def parted(self, rows: Iterable[int]) -> tuple[list[int], set[bytes]]:
-        """Returns the rows whose files are no members of an archive, and the archives of the others."""
+        """Returns the rows whose files are not in an archive, and the archives of the others."""
         alone, places = [], set()
         for row in rows:
             place, member = archives.parted(os.path.join(self.root, self.path(row)))
@@ -168,7 +168,7 @@ class PathTable(LoadedTable):
         return digest.hexdigest()
 
     def told(self, rows: Sequence[int], reason: str) -> str:
-        """Returns a line about invalid rows of one kind, whose first has this reason."""
+        """Returns a line about invalid rows of one kind; `reason` is that of the first row."""
         where = self.refused(rows[0], "").where
         return f"{where}: {reason}; invalid rows of this kind: {len(rows):,} of {len(self.again):,}"
 

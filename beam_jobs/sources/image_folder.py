@@ -1,8 +1,8 @@
 """Images in folders named after their classes: `class/file.png`, or `train/class/file.png`; also within an archive.
 
-A folder is a table of paths and labels, whose files are the folders of splits. Links to files in the same folder are
-followed; other links, and links to folders, are refused unless the user asks to follow them, so that only what the user
-named is read.
+A folder is read as a table of paths and labels, with the folders of splits as its files. Links to files in the same
+folder are followed; other links, and links to folders, are refused unless the user asks to follow them, so that only
+what the user named is read.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _lists_of_splits(folder: bytes) -> list[str]:
 
 
 def _folders_of_only_class(table: PathTable) -> list[bytes]:
-    """Returns the subfolders of the class folder if there is one class, with images in two or more of them only."""
+    """Returns the subfolders of the only class folder if all its images are in two or more of them; else none."""
     found: dict[bytes, None] = {}
     if len(table.class_names) > 1:
         return []

@@ -67,7 +67,7 @@ def _read_table(path: StoragePath, choose: loaded.Choose, options: SourceOptions
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A kind of tables of images.
+    """A kind of image table.
 
     Attributes:
       find: function that returns the folder and the names of the tables.
@@ -201,7 +201,7 @@ def _read(
             schema = pa.schema([*schema, *((column, value.type) for column, value in added.items())], schema.metadata)
             given = dataclasses.replace(used, split_column=used.split_column or splits.NO_COLUMN) if found else options
             used = columns.resolved(path, schema, given, layout.images, layout.labels, are_paths=True, folders=added)
-            defaults.named(path, schema, used)  # raises
+            defaults.named(path, schema, used)  # raises UsageError if one is wrong
             suspects += columns.suspects(schema, options.split_column)
             wanted = dict.fromkeys([*columns.named(path, schema, used), *suspects])
             return [column for column in wanted if column not in added]
@@ -220,7 +220,7 @@ def _read(
         _check_alike(files[0], found[0].schema, file, found[-1].schema)
     rows = LoadedTable(folder, Files(names, tuple(map(len, found))), pa.concat_tables(found))
     if not len(rows.data):
-        raise DataError("has no row below its columns' names", path=rows.first_file)
+        raise DataError("has no row below its column names", path=rows.first_file)
     return rows, used
 
 
@@ -248,7 +248,7 @@ def _with_label_texts(rows: LoadedTable, used: SourceOptions, names: Sequence[st
 
 
 def _with_numbers(rows: LoadedTable, used: SourceOptions) -> tuple[LoadedTable, list[str]]:
-    """Returns the rows with numeric texts as numbers, in kept columns and whole numbers in the labels, and notes."""
+    """Returns the rows, with numbers for numeric texts in kept columns and for whole numbers in labels, and notes."""
     notes, label = [], used.label_column
     filled = defaults.named(str(rows.first_file), rows.data.schema, used)
     if label and not used.float_labels and not used.label_separator:
@@ -315,7 +315,7 @@ class _Finder:
         self._is_inside = functools.lru_cache(maxsize=_BLOCK)(self._leads_inside)  # once per folder, not per file
 
     def find(self, folder: bytes, name: str | None) -> tuple[bytes | None, int, int]:
-        """Returns (path relative to the root, size or a fault, time) of the file that a row names in a folder of it."""
+        """Returns (path relative to the root, size or fault, time) of a file that a row names, relative to a folder."""
         if not name or not name.strip():
             return name if name is None else b"", UNNAMED, 0
         written = name.strip().encode()
@@ -388,7 +388,7 @@ def _look_up(rows: LoadedTable, name: str, is_below_root: bool, finder: _Finder)
 
 
 def _describe(table: PathTable, read: Sequence[LocalPath]) -> tuple[SourceFile, ...]:
-    """Returns an entry of each archive that is not `read` as a table, one of all image files, and one of masks."""
+    """Returns an entry for each archive not `read` as a table, one for all image files, and one for masks."""
     images, masks = table.images, table.masks
     assert masks is None or isinstance(masks, FileColumn)
     rows, places = images.parted(np.flatnonzero((images.sizes >= 0) & ~table.again).tolist())
@@ -424,7 +424,7 @@ def _choice(table: PathTable, used: SourceOptions, options: SourceOptions) -> It
 
 
 def _fractions(table: PathTable, used: SourceOptions) -> Iterator[str]:
-    """Yields a line if all classes are numbers, some with a fraction: they may be numbers to predict."""
+    """Yields a line if all classes are numbers, some with a fraction: they may be values to predict."""
     named = [name for name in table.class_names if _FRACTION.fullmatch(name)]
     if named and all(re.fullmatch(loaded.DECIMAL, name) for name in table.class_names):
         yield (

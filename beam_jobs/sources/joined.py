@@ -45,7 +45,7 @@ class JoinedSource(Source):
         return f"{name}/{file}", in_file
 
     def texts(self, column: str, needed: str = "") -> Texts:
-        """Returns the values of a feature of all records; a value is the same in all data sets."""
+        """Returns a feature's values in all records; equal values of different data sets are one."""
         codes, rows = dict[str, int](), list[NDArray[np.int64]]()
         found = {name: source.texts(column, needed) for name, source in self.inner.items()}
         for split in self.splits:
@@ -59,7 +59,7 @@ class JoinedSource(Source):
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         found = []
         for name, positions, own in self._parts(split, rows):
-            block, prefix = self.inner[name].read(split, own), f"{name}/".encode()  # as if that were the keys' folder
+            block, prefix = self.inner[name].read(split, own), f"{name}/".encode()  # as if this were the keys' folder
             are_listed = isinstance(block.keys, list)
             keys: Any = [prefix + key for key in block.keys] if are_listed else np.char.add(prefix, block.keys)
             labels = base.renumbered(block.labels, self.numbers[name])

@@ -1,4 +1,4 @@
-"""The keys that a data set has, as a table of hashes in which rows to append look theirs up."""
+"""The keys of a data set, as a table of hashes in which the keys of rows to append are looked up."""
 
 from __future__ import annotations
 

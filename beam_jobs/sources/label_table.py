@@ -28,15 +28,15 @@ _SEPARATOR = ","  # between the classes in one text, if the data set's own label
 def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str, ...]]:
     """Returns {key: label, as the records of a data set hold it}, and the names of the classes.
 
-    Those that the data set does not have come behind those that it has.
+    New classes come after the data set's own.
 
     Args:
       path: path of a table (CSV, TSV, JSON, Parquet) with the columns `key` and `label`.
       made: manifest of the data set.
 
     Raises:
-      DataError: the file cannot be read, or a row has no key, the key of another, or no such label.
-      UsageError: the table lacks a column, or the data set has labels of a form that a table does not have.
+      DataError: the file cannot be read, or a row has no key, another row's key, or an invalid label.
+      UsageError: the table lacks a column, or the data set's labels have a form that tables cannot hold.
     """
 
     def choose(schema: pa.Schema) -> Sequence[str]:
@@ -47,12 +47,12 @@ def read(path: StoragePath, made: Manifest) -> tuple[dict[bytes, Any], tuple[str
     feature = made.features["label"]
     if feature.shape and (feature.dtype != "int64" or feature.shape != (len(made.class_names),)):
         raise UsageError(
-            f"--set_labels: labels are {feature.dtype} {shape_of(feature.shape)} there, which no table gives"
+            f"--set_labels: its labels are {feature.dtype} {shape_of(feature.shape)}, which a table cannot give"
         )
     table = loaded.read(path, choose)
     keys, given = (table.column(name).to_pylist() for name in (KEY, LABEL))
     parts = [_parts(value, feature, str(made.options.get("label_separator") or _SEPARATOR)) for value in given]
-    if feature.dtype != "float32":  # 1 for 1.0, as conversions read it, if all that name no class are whole numbers
+    if feature.dtype != "float32":  # read 1.0 as 1, as conversions do, if all new names are whole numbers
         whole = labels.as_one_number({text for texts in parts for text in texts}.difference(made.class_names))
         parts = [[whole.get(text, text) for text in texts] for texts in parts]
     names = made.class_names if feature.dtype == "float32" else _class_names(parts, made)
@@ -77,20 +77,20 @@ def _parts(value: Any, feature: Feature, separator: str) -> list[str]:
     if isinstance(value, list):
         return [str(each) for each in value]
     text = "" if value is None else str(value).strip()
-    text = text.lower() if isinstance(value, bool) else text  # as the classes of truth values are called
+    text = text.lower() if isinstance(value, bool) else text  # conversions name the classes of booleans in lower case
     if isinstance(value, float) and value.is_integer() and feature.dtype == "int64":
-        text = str(int(value))  # a column of whole numbers in which some are missing
+        text = str(int(value))  # a column of whole numbers with missing values
     if not feature.shape:
         return [text]
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
 def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, ...]:
-    """Returns the classes of a data set, and behind them those that labels name."""
+    """Returns the classes of a data set, followed by the new ones that labels name."""
     if made.features["label"].shape:  # all records have a value for each class
         return made.class_names
     there, given = made.class_names, {text for texts in parts for text in texts if text}
-    if _are_numbers(there):  # all up to the highest
+    if _are_numbers(there):  # classes are all numbers up to the highest
         most = max((int(text) for text in given if _is_number(text)), default=0)
         return tuple(map(str, range(max(len(there), most + 1)))) if most < MAX_CLASSES else there
     if not made.options.get("na_is_class"):
@@ -100,7 +100,7 @@ def _class_names(parts: Sequence[Sequence[str]], made: Manifest) -> tuple[str, .
 
 
 def _check_names(names: Sequence[str], there: Sequence[str], path: StoragePath) -> None:
-    """Raises DataError if a new class has a name that no conversion makes; prints one that differs only in case."""
+    """Raises DataError if a conversion would refuse a new class's name; prints names that differ only in case."""
     labels.check_lines(names, path)
     for pair in labels.alike(names, as_numbers=True):
         if not {*pair} <= {*there}:
@@ -121,12 +121,12 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 
 def _have_numbers(names: Sequence[str]) -> bool:
-    """Returns whether classes have numbers for names, which are not theirs: 1, 3 and 7."""
+    """Returns whether class names are numbers, but not the classes' own numbers: 1, 3 and 7."""
     return any(map(_is_number, names)) and not _are_numbers(names)
 
 
 class _Numbers:
-    """The numbers of classes, by name; or by number where no class of the data set is called by another's number."""
+    """The numbers of classes, by name, or by number unless another class of the data set has it as its name."""
 
     def __init__(self, names: Sequence[str], made: Manifest) -> None:
         self._of_names = {name: number for number, name in enumerate(names)}
@@ -140,8 +140,8 @@ class _Numbers:
         number = self._of_names.get(text, int(text) if _is_number(text) and not self._are_names else -1)
         if not 0 <= number < len(self):
             if text in labels.MISSING:
-                raise ValueError("a missing value, and no class of the data set")
-            raise ValueError(f"no class of the data set, which has {len(self):,}" if text else "it is empty")
+                raise ValueError("a missing value, and not a class of the data set")
+            raise ValueError(f"not a class of the data set, which has {len(self):,}" if text else "it is empty")
         return number
 
 
@@ -151,22 +151,22 @@ def _label(texts: Sequence[str], feature: Feature, numbers: _Numbers, is_null: b
     if not feature.shape:
         return numbers.of(texts[0])
     if is_null:
-        raise ValueError("it is null; a record of no class has an empty list, or text")
+        raise ValueError("it is null; a record without a class has an empty list, or text")
     label = np.zeros(len(numbers), np.int64)
     label[[numbers.of(text) for text in texts]] = 1
     return label
 
 
 def _number(text: str) -> np.float32:
-    """Returns a label that is a number, rounded; of a whole number, such as an id, each digit counts."""
+    """Returns a label that is a number, rounded; in a whole number, such as an id, every digit counts."""
     if not text:
         raise ValueError("it is empty")
     if not _FORM.fullmatch(text):
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     with np.errstate(over="ignore"):  # beyond float32: infinite
         value = np.float32(text)
     if not math.isfinite(value):
-        raise ValueError("it is no finite number that float32 holds")
+        raise ValueError("it is not a finite number in float32")
     if _WHOLE.fullmatch(text) and int(value) != int(text):
         raise ValueError("it is not exactly a float32")
     return value

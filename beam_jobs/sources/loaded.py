@@ -45,7 +45,7 @@ SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
 _ARRAY = b"["  # begins a JSON file that is one list of objects; no line of JSON lines begins so
 _DELIMITERS = ",\t;|"
 _LONGEST = 16 << 20  # 16 MiB: longest line of JSON, object of a JSON list, or line of column names
-_LINES_AT_ONCE = 1 << 14  # held as Python objects
+_LINES_AT_ONCE = 1 << 14  # lines held as Python objects
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
 _WHOLE = r"^-?(0|[1-9][0-9]*)$"
@@ -58,7 +58,7 @@ _NUMBER = rf"^{DECIMAL}$|^-?([nN][aA][nN]|[iI]nf)$"
 _AS_TEXT = "write larger numbers than int64 holds as strings"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ONE_LIST = "a JSON file is one list of objects, [{...}, {...}], or has one object on each line"
-_CODE = r"^[+-]?0[0-9]"  # leading zeros make a name of a number: 007
+_CODE = r"^[+-]?0[0-9]"  # a number with leading zeros, such as 007, is a name
 
 Choose = Callable[[pa.Schema], Sequence[str]]
 
@@ -127,7 +127,7 @@ def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
 
 
 def of_objects(path: StoragePath, batches: Iterable[Sequence[dict[str, Any]]], names: Sequence[str]) -> pa.Table:
-    """Returns columns of objects, of which one batch is in memory at a time, with its texts stripped of spaces.
+    """Returns columns of objects, with texts stripped of spaces; one batch of objects is in memory at a time.
 
     Raises:
       DataError: a column is not of one type.
@@ -157,9 +157,9 @@ def _objects(path: StoragePath, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 class _List:
-    """The elements of a JSON list, of which a part is in memory at a time.
+    """The elements of a JSON list, with one part in memory at a time.
 
-    `start` is what was read of the list after its opening bracket, and `stream` the file behind that.
+    `start` is the text read so far after the list's opening bracket, and `stream` has the rest of the file.
     """
 
     def __init__(self, path: StoragePath, start: bytes, stream: IO[bytes]) -> None:
@@ -185,14 +185,14 @@ class _List:
                         raise self._refused(number, problem, begin) from None
                     continue
                 if not isinstance(found, dict):
-                    raise self._refused(number, "is no object", begin)
+                    raise self._refused(number, "is not an object", begin)
                 yield found
                 break
 
     def _grown(self) -> Iterator[bool]:
-        """Reads on from step to step; yields whether no more can be read of the element, as it would be too long.
+        """Reads on step by step; yields True if no more is read of the element: it would be too long, or the file ends.
 
-        Each step reads twice as much, or parsing a long element again would take quadratic time.
+        Each step reads twice as much; otherwise, parsing a long element again would take quadratic time.
         """
         yield False
         size = streams.BLOCK
@@ -249,7 +249,7 @@ def schema_of(objects: Sequence[dict[str, Any]]) -> pa.Schema:
 def _object(path: StoragePath, part: str, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line.decode("utf-8-sig"), parse_float=number)
-        problem = "" if isinstance(found, dict) else "is no object"
+        problem = "" if isinstance(found, dict) else "is not an object"
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
     if problem:
@@ -269,7 +269,7 @@ def number(text: str) -> float | decimal.Decimal:
 
 
 def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column, of which the first has the row number `first`."""
+    """Returns the values of a column; `first` is the row number of the first one."""
     try:
         return pa.array(values)
     except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
@@ -307,10 +307,10 @@ def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
             is_tsv = suffix_of(path.name) == _TSV and "\t" in first
             delimiter = "\t" if is_tsv else max(_DELIMITERS, key=first.count)
         parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
-        in_order = pa.csv.ReadOptions(use_threads=False)  # or rows have no number
+        in_order = pa.csv.ReadOptions(use_threads=False)  # otherwise rows have no numbers
         try:
             problem = f"cannot be read as a table with {delimiter!r} between its columns"
-            with arrow_errors(path, problem), streams.errors_of(path):  # the second: of damaged gzip data
+            with arrow_errors(path, problem), streams.errors_of(path):  # the second handles damaged gzip data
                 stream.seek(0)
                 there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
                 plain = [name.strip() for name in there]

@@ -1,6 +1,6 @@
-"""Columns of a table that hold boxes, their classes, points and masks: which ones flags name, and what values mean.
+"""Columns of a table with boxes, their classes, points and masks: which ones flags name, and what values mean.
 
-A column is a field of a struct, too (`objects.bbox`), or of the structs of a list, as in Hugging Face's data sets.
+A column may also be a field of a struct (`objects.bbox`) or of structs in a list, as in Hugging Face's data sets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.records import labels
 
 _DEFAULTS = {BOXES: "rel_yxyx", POINTS: "rel_yx"}
 _FLAGS = {BOXES: "boxes_column", BOX_LABELS: "box_labels_column", POINTS: "points_column", MASK: "mask_column"}
-_NEEDS = {  # {flag: flag without which it means nothing}
+_NEEDS = {  # {flag: flag that it requires}
     "box_format": "boxes_column",
     "box_labels_column": "boxes_column",
     "point_format": "points_column",
@@ -37,7 +37,7 @@ class PlacedColumn:
 
     Attributes:
       name: name of the feature: `mask`, `boxes`, `box_labels` or `points`.
-      path: name of the column, and of the fields in it.
+      path: names of the column and of nested fields.
       feature: the source's feature.
       has_texts: whether the classes of boxes are names.
       is_path: whether masks are files that the column names.
@@ -61,7 +61,7 @@ class PlacedColumn:
           stored: value of the whole column, as Python objects.
 
         Raises:
-          ValueError: there is none, or it cannot be; says why.
+          ValueError: the value is missing or invalid; the message gives the reason.
         """
         found, named = at(stored, self.path[1:]), ".".join(self.path)
         if found is None:
@@ -86,7 +86,7 @@ class PlacedColumn:
 
 
 def at(value: Any, fields: Sequence[str]) -> Any:
-    """Returns a field of a value: of a struct, or of each of the structs of a list."""
+    """Returns a field of a value: of a struct, or of each struct in a list."""
     for number, field in enumerate(fields):
         if value is None:
             return None
@@ -97,7 +97,7 @@ def at(value: Any, fields: Sequence[str]) -> Any:
 
 
 def names(path: str, schema: pa.Schema, options: SourceOptions) -> list[str]:
-    """Returns the columns to read for the flags; raises UsageError if there is none of a name."""
+    """Returns the columns to read for the flags; raises UsageError if one is missing."""
     return [_path(path, schema, flag, text)[0] for flag, text, _ in _given(options)]
 
 
@@ -108,24 +108,24 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
       path: path of the file, for errors.
       schema: columns of the file.
       options: options of the source.
-      are_paths: whether the table names files, also those of masks.
+      are_paths: whether the table has paths of files, for masks too.
 
     Raises:
-      UsageError: a column is missing, or cannot hold what the flag says; a flag needs another one.
+      UsageError: a column is missing or has the wrong type; a flag needs another one.
     """
     check_needs(options)
     return tuple(_column(path, schema, options, are_paths, *given) for given in _given(options))
 
 
 def check_needs(options: SourceOptions) -> None:
-    """Raises UsageError if a flag is given without the one that it is about."""
+    """Raises UsageError if a flag is given without the flag that it requires."""
     for flag, needed in _NEEDS.items():
         if getattr(options, flag) not in ("", None) and not getattr(options, needed):
             raise UsageError(f"--{flag}={getattr(options, flag)}: needs --{needed}=NAME")
 
 
 def label_kind(placed: Sequence[PlacedColumn]) -> str:
-    """Returns the kind of the labels of a table without a column of them."""
+    """Returns the kind of labels in a table without a label column."""
     return "boxes" if any(each.name == BOX_LABELS for each in placed) else "none"
 
 
@@ -181,7 +181,7 @@ def _mask(
 
 
 def _type(path: str, found: pa.DataType, flag: str, parts: Sequence[str]) -> pa.DataType:
-    """Returns the type of a field; of a field of the structs of a list, a list of it."""
+    """Returns the type of a field; for a field of structs in a list, a list of that type."""
     for number, field in enumerate(parts[1:], 1):
         inner = element_of(found)
         if inner is not None:

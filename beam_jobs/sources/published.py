@@ -59,7 +59,7 @@ class Remote:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Context for dry runs in which a file that needs downloading raises a UsageError that says what to do."""
+    """Context manager for dry runs, in which a file that needs downloading raises a UsageError with advice."""
     token = _is_dry.set(True)
     try:
         yield
@@ -214,7 +214,7 @@ def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
 def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
     """Returns the `members` found in a tar file, plain or gzip, each as an unnamed temporary file.
 
-    Members are (folder, name); a file outside any folder is taken too.
+    Members are (folder, name); a file outside any folder is accepted, too.
 
     Raises:
       DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, or is larger than allowed.

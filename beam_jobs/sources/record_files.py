@@ -132,7 +132,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
             with _array_record(file.path) as reader:
                 found: list[bytes] = reader.read(rows.tolist())
             return found
-        if file.packing:  # it is read from its beginning up to the last of them
+        if file.packing:  # read from its beginning up to the last of these records
             wanted, walked = set(rows.tolist()), stream_records(file.path, file.packing)
             upto = zip(range(int(rows[-1]) + 1), walked, strict=False)
             records = {number: record for number, (_, _, record) in upto if number in wanted}
@@ -304,7 +304,7 @@ def block_of(columns: Schema, records: Sequence[bytes], keys: NDArray[np.bytes_]
 
 
 def _label_feature(columns: Schema) -> Feature:
-    """Returns the feature of the labels as they are in blocks: translated from what the records hold."""
+    """Returns the feature of the labels in blocks, translated from the form in the records."""
     return base.CLASS if columns.has_text_labels else Feature(columns.labels.dtype, columns.labels.shape)
 
 
@@ -381,9 +381,9 @@ class RecordSource(Source):
 
 @functools.lru_cache(maxsize=4)
 def _texts(files: tuple[RecordFile, ...], name: str) -> tuple[NDArray[np.int64], tuple[str, ...], list[str]]:
-    """Returns the values of a feature of all records, and the names of the other features that have one.
+    """Returns the fields of `Texts` for a feature of all records, and the names of other features with a single value.
 
-    The first are the fields of `Texts`. A record has one text or whole number at most.
+    A record must have at most one value, a text or a whole number.
     """
     codes, found, others = dict[str, int](), list[int](), set[str]()
     for file in files:

@@ -16,7 +16,7 @@ from pipeline import images
 from pipeline.commands.text import shape_of
 from pipeline.records.annotation import IGNORED
 
-_POINTS = 3  # the fewest that a polygon has
+_POINTS = 3  # fewest points of a polygon
 _LONGEST = 1 << 22  # 4 Mi pixels around a polygon: pycocotools takes 40 bytes for each
 _SHOWN = 60  # characters of a value in errors
 
@@ -41,27 +41,27 @@ class DrawnMasks:
     """Masks of a table's rows, drawn when they are read.
 
     Attributes:
-      sizes: (height, width) of each row's image; None if its file does not say it.
-      segmentations: what is on each row's image.
+      sizes: (height, width) of each row's image; None if its file does not give it.
+      segmentations: segmentations on each row's image.
     """
 
     sizes: Sequence[tuple[int, int] | None]
     segmentations: Sequence[Sequence[Segmentation]]
 
     def content(self, row: int) -> bytes:
-        """Returns a PNG file of a row's mask; raises ValueError, which says why, if it cannot be drawn."""
+        """Returns a PNG file of a row's mask; raises ValueError with the reason if it cannot be drawn."""
         size = self.sizes[row]
         if size is None:
             raise ValueError("its annotations do not name the height and width of the image")
         return images.encoded(drawn(self.segmentations[row], size)[..., None], "png")
 
     def named(self, row: int, reason: str) -> str:
-        del row  # the reason names the annotation
+        del row  # not needed: the reason names the annotation
         return reason
 
 
 def compact(shape: Any) -> Any:
-    """Returns a segmentation with arrays for its lists of numbers, in a third of their memory; others stay as they are.
+    """Returns a segmentation with its lists of numbers as arrays, which take a third of the memory; others as they are.
 
     Args:
       shape: value of `segmentation`: a list of polygons, or a dict of a run-length encoding.
@@ -85,14 +85,14 @@ def _array(value: Any, dtype: Any, types: set[type]) -> Any:
 def drawn(segmentations: Sequence[Segmentation], size: tuple[int, int]) -> NDArray[np.uint8]:
     """Returns the mask of an image, uint8 (height, width): smaller objects lie on larger ones, all of them on crowds.
 
-    Of objects with equally many pixels, the one with the higher id is on top.
+    Of two objects with equally many pixels, the one with the higher id is on top.
 
     Args:
-      segmentations: what is on the image.
+      segmentations: segmentations on the image.
       size: (height, width) of the image.
 
     Raises:
-      ValueError: a segmentation cannot be; names the annotation.
+      ValueError: a segmentation is invalid; the message names the annotation.
     """
     from pycocotools import mask as coco  # noqa: PLC0415 (a package that nothing else needs)
 
@@ -113,7 +113,7 @@ def drawn(segmentations: Sequence[Segmentation], size: tuple[int, int]) -> NDArr
 
 
 def _checked(shape: Any, size: tuple[int, int]) -> Any:
-    """Returns a segmentation as pycocotools takes it, which checks nothing; raises ValueError if it cannot be."""
+    """Returns a segmentation in pycocotools's form; raises ValueError if it is invalid: pycocotools checks nothing."""
     if isinstance(shape, dict):
         return {"size": size, "counts": _runs(shape, size)}
     if not isinstance(shape, list) or not shape:
@@ -125,7 +125,7 @@ def _checked(shape: Any, size: tuple[int, int]) -> Any:
         if len(polygon) % 2 or len(polygon) < 2 * _POINTS:
             raise ValueError(f"{named} has {len(polygon)} numbers, not x and y of {_POINTS} or more points")
         points, sides = polygon.reshape(-1, 2), np.array(size[::-1])
-        is_near = (points >= -sides) & (points <= 2 * sides)  # not for NaN
+        is_near = (points >= -sides) & (points <= 2 * sides)  # False for NaN
         if not is_near.all():
             x, y = points[np.flatnonzero(~is_near.all(axis=1))[0]]
             raise ValueError(f"{named} has the point ({x}, {y}), far outside of the image of {shape_of(size)}")
@@ -135,7 +135,7 @@ def _checked(shape: Any, size: tuple[int, int]) -> Any:
 
 
 def _runs(shape: dict[str, Any], size: tuple[int, int]) -> NDArray[np.int64]:
-    """Returns the lengths of the runs of a run-length encoding; raises ValueError if it is not of an image's size."""
+    """Returns the run lengths of a run-length encoding; raises ValueError if its size is not the image's."""
     own, runs = shape.get("size"), shape.get("counts")
     if own != [*size]:
         raise ValueError(f"its segmentation has the size {_text(own)}, and its image {[*size]}")
@@ -150,7 +150,7 @@ def _runs(shape: dict[str, Any], size: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def _unpacked(text: str) -> NDArray[np.int64] | None:
-    """Returns the numbers in a text of COCO's, from `rleFrString` of its maskApi.c; None if it is none."""
+    """Decodes COCO's text form of run lengths, as `rleFrString` in its maskApi.c does; None if it is invalid."""
     found: list[int] = []
     value = shift = 0
     for byte in text.encode():

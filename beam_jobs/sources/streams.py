@@ -186,7 +186,7 @@ def describe(files: Sequence[tuple[str, LocalPath]], unpacks: bool = False) -> t
 
     Args:
       files: names and paths.
-      unpacks: whether entries of gzipped files are those of their content, so that packing changes no manifest.
+      unpacks: whether entries of gzipped files describe the decompressed content, so that packing changes no manifest.
 
     Raises:
       DataError: a file is missing, is not a regular file, or cannot be read.
@@ -204,7 +204,7 @@ class Tally:
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """Takes the next bytes."""
+        """Adds the next bytes."""
         self._sha256.update(data)
         self._size += len(data)
         self._advance(len(data))

@@ -186,7 +186,7 @@ def partitions(
       folder: folder of the files.
       names: names of the files in it.
       split: column that the user named for splits.
-      are_texts: whether all values are texts, as fields of CSV are, in which no value is an empty one.
+      are_texts: whether all values are texts, as CSV fields are; a missing value is then an empty text.
 
     Raises:
       DataError: files differ in these columns.
@@ -212,7 +212,7 @@ def partitions(
 
 
 def by_files(table: Table, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns the fields of a `TableSource` that say which rows are in which split.
+    """Returns the fields of a `TableSource` that assign its rows to splits.
 
     Args:
       table: the table.
@@ -335,7 +335,7 @@ def check_suspects(table: Table, suspects: Sequence[str], named: Sequence[str]) 
     Args:
       table: the table.
       suspects: names of the columns that may hold splits.
-      named: splits that the files' names tell.
+      named: splits found in the files' names.
     """
     for name in suspects if len(named) < 2 else ():
 
@@ -376,7 +376,7 @@ def class_names(table: Table, columns: Columns, named: tuple[str, ...], na_is_cl
 
 
 def with_box_classes(table: Table, columns: Columns, na_is_class: bool) -> Columns:
-    """Returns the columns with the names of the boxes' classes, if texts or no one names them.
+    """Returns the columns with the class names of the boxes, taken from the values if nothing else gives them.
 
     Raises:
       DataError: no row has a box, there are more than 100,000 classes, or a file cannot be read.

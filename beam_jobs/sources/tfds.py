@@ -113,7 +113,7 @@ def _records(
 ) -> dict[str, tuple[RecordFile, ...]]:
     if file_format not in ("tfrecord", ARRAY_RECORD):
         raise DataError(
-            f"is of TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
+            f"is in TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
             "tfds build --file_format=array_record",
             path=root,
         )

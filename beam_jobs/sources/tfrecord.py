@@ -33,7 +33,7 @@ _CHOSEN = "shards"  # name of the manifest entry for some shards of a converted 
 
 @SOURCES.named("tfrecord", needs=_NEEDS, remote=True)
 def open_source(options: SourceOptions) -> Source:
-    """Opens TFRecords by the manifest if their folder has one, else by what their first records hold.
+    """Opens TFRecords by the manifest if their folder has one, else by the content of their first records.
 
     Several converted data sets in a glob are joined by class name.
 
@@ -42,7 +42,7 @@ def open_source(options: SourceOptions) -> Source:
       DataError: a file is missing, cut short, corrupt or cannot be read.
     """
     named, version = with_version(options.source)
-    if version is None or path_of(options.source).exists():  # a file may be called so
+    if version is None or path_of(options.source).exists():  # a file may have such a name
         named, version = options.source, None
     folder = path_of(named)
     splits.check_flag(options.split_column, options.dataset)
@@ -124,7 +124,7 @@ def _open_ours(
     placed = {name: feature for name, feature in made.features.items() if feature.convention}
     if placed and made.is_in_place:
         raise UsageError(
-            f"--source={folder}: has {', '.join(placed)}, which a conversion does not take along; use the records "
+            f"--source={folder}: has {', '.join(placed)}, which a conversion does not carry over; use the records "
             "where they are"
         )
     image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)
@@ -142,7 +142,7 @@ def _open_ours(
     convertible = made.labelled(name for name, info in made.splits.items() if info.num_examples)
     source = record_files.source_of(
         dataset=made.dataset,
-        class_names=made.class_names if has_labels else (),  # without labels they are those of the masks
+        class_names=made.class_names if has_labels else (),  # without labels, these are the masks' classes
         root=folder,
         columns=columns,
         records={
@@ -165,7 +165,7 @@ def _open_ours(
 
 
 def _as_stored(name: str, feature: Feature) -> Feature:
-    """Returns a feature as records hold it, which need not be what masks, boxes and points are for users."""
+    """Returns a feature as records store it; masks, boxes and points may have another form for users."""
     if not feature.convention:
         return feature
     return Feature("string") if name == MASK else Feature(feature.dtype, (None,))
@@ -203,7 +203,7 @@ def _open_foreign(
       root: folder that contains all files.
       by_split: files of each split, relative to `root`.
       options: options of the source.
-      is_by_name: whether file names told the splits, so that a feature may tell others.
+      is_by_name: whether splits come from file names, so that a feature may name others.
     """
     split_of = {root / name: split for split, names in by_split.items() for name in names}
     paths = sorted(split_of, key=lambda path: path.name_in(root).split("/" if not root.is_remote else None))

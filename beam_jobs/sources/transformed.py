@@ -1,9 +1,9 @@
-"""Rows that a user's function makes of a source's: `--transform=module:function`.
+"""Rows that a user's function makes from a source's rows: `--transform=module:function`.
 
-The function gets blocks of rows, whose cut follows from the source alone: at most `ROWS`, consecutive ones of one chunk
-if the source is read in chunks, else ones drawn from all over the split, so that a source sorted by class becomes
-mixed. It is called with every row before anything is planned, since only then are the number of rows, the classes and
-the features known. Workers call it again for the blocks that they read, and compare a checksum of what it returns.
+The function gets blocks of at most `ROWS` rows, which depend on the source alone: consecutive rows of one chunk if the
+source is read in chunks, otherwise rows drawn from the whole split, so that a source sorted by class becomes mixed. It
+is called with every row before anything is planned, as only its results show the number of rows, the classes and the
+features. Workers call it again for the blocks that they read, and compare checksums of the results.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _CODE, _TOLD, _DIGEST = "transform code", "transform rows", "transform SHA-256" 
 
 
 class _RaisedError(Exception):
-    """The function raised; the text says where and what."""
+    """The function raised an error; the text gives the place and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-    """How the rows of a split are cut into blocks.
+    """The division of a split's rows into blocks.
 
     Attributes:
-      starts, stops: first row of each block, and the row behind its last, int64 (n,).
+      starts, stops: first row of each block, and the row after its last, int64 (n,).
       chunks: number of each block's chunk, or of the region of rows that are permuted together, int64 (n,).
-      begins: first row of each chunk or region, and the row behind the last.
+      begins: first row of each chunk or region, and the row after the last.
       is_chunked: whether the source is read in chunks.
     """
 
@@ -99,12 +99,12 @@ def _cut(source: Source, split: str) -> _Cut:
 
 @dataclasses.dataclass(frozen=True)
 class _Calls:
-    """What the function made of a split.
+    """The results of the function for a split.
 
     Attributes:
-      counts: rows that each block became, with the invalid ones, int64 (n,).
-      checksums: checksum of what each block became, uint32 (n,).
-      told: number of rows that it got, returned and dropped, in words.
+      counts: number of rows made from each block, including invalid ones, int64 (n,).
+      checksums: checksum of the rows made from each block, uint32 (n,).
+      told: numbers of rows that the function got, returned and dropped, in words.
     """
 
     counts: NDArray[np.int64]
@@ -117,9 +117,9 @@ class TransformedSource(Source):
     """The rows that a function makes from a source's rows. A made row is in the split of the rows it was made from.
 
     Attributes:
-      inner: source of the rows that it gets.
+      inner: source of the rows that the function gets.
       function: the function, as `code.load_code` finds it.
-      calls: {split: what it made of it}.
+      calls: {split: results of the function}.
     """
 
     inner: Source
@@ -128,7 +128,7 @@ class TransformedSource(Source):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the function beside its name: its code, its rows, and a digest of them."""
+        """Options in the manifest about the function besides its name: its code, its rows, and a digest of them."""
         checksums = b"".join(calls.checksums.tobytes() for calls in self.calls.values())
         return {
             _CODE: _code_of(self.function),
@@ -162,7 +162,7 @@ class TransformedSource(Source):
         return Block.joined(found)
 
     def _block(self, made: UserColumns, bad: Mapping[int, str]) -> Block:
-        """Returns the rows that the function returned, and behind them those that are invalid."""
+        """Returns the rows that the function returned, followed by the invalid ones."""
         count = len(made.origins)
         builder = BlockBuilder(count + len(bad), self.features, self.image_shape, label=self.label)
         builder.bad = dict(enumerate(bad.values(), count))
@@ -185,9 +185,9 @@ class TransformedSource(Source):
         return builder.finished()
 
 
-@functools.lru_cache(maxsize=4)  # invalid rows are often of one block
+@functools.lru_cache(maxsize=4)  # invalid rows are often in one block
 def _origins(source: TransformedSource, split: str, number: int) -> NDArray[np.int64]:
-    """Returns the row of the source that each row of a block was made of, int64 (n,)."""
+    """Returns the row of the source that each row of a block was made from, int64 (n,)."""
     ((_, rows, block),) = _blocks(source.inner, split, [number])
     made, bad = _called(source.inner, source.function, block)
     return rows[np.concatenate([made.origins, np.array([*bad], np.int64)])]
@@ -231,7 +231,7 @@ def _returned(source: Source, function: str, block: Block, rows: NDArray[np.int6
     call, columns = _loaded(function), user_columns.given(source, block, rows)
     try:
         found = call(columns)
-    except (Exception, SystemExit) as error:  # a thread of Beam would end by the latter without a word
+    except (Exception, SystemExit) as error:  # SystemExit would silently end a thread of Beam
         raise _RaisedError(of_user(error)) from error
     with _refusing(function):
         return user_columns.returned(source, block, rows, found)
@@ -258,16 +258,16 @@ def _checksum(made: UserColumns, bad: Mapping[int, str]) -> int:
 
 
 def opened(source: Source, function: str, na_is_class: bool = False) -> TransformedSource:
-    """Returns the rows that a function makes of a source's, after calling it with all of them.
+    """Returns the rows that a function makes from a source's rows, after calling it with all of them.
 
     Args:
       source: source of the rows that the function gets.
       function: the function, as `code.load_code` finds it.
-      na_is_class: whether words for missing values are class names, also where the source has no such class.
+      na_is_class: whether words for missing values are class names, even if the source has no such class.
 
     Raises:
-      UsageError: there is no such function, or it returns what is no block of rows, other columns for some, or splits.
-      DataError: it returns no row of a split, or raises for rows together alone; a file cannot be read.
+      UsageError: there is no such function, or it returns no block of rows, varying columns, or a column of splits.
+      DataError: it drops all rows of a split, or raises an error only for rows together; a file cannot be read.
     """
     _loaded.cache_clear()
     _loaded(function)
@@ -275,8 +275,8 @@ def opened(source: Source, function: str, na_is_class: bool = False) -> Transfor
     calls = {split: _first_calls(source, function, split, seen) for split in source.splits}
     if column := splits.column_of([name for name in seen.columns.features if name not in source.features], ""):
         raise UsageError(
-            f"{_FLAG}={function} returns the column {column!r}, but what is made of a row is in the split of that row; "
-            "choose splits in the source or by --split, or give the column another name"
+            f"{_FLAG}={function} returns the column {column!r}, but new rows stay in the split of the row "
+            "they are made from; choose splits in the source or by --split, or give the column another name"
         )
     if seen.turned:
         print(
@@ -304,13 +304,13 @@ def opened(source: Source, function: str, na_is_class: bool = False) -> Transfor
 
 @dataclasses.dataclass
 class _Seen:
-    """What is known of the rows that the function has returned so far.
+    """Facts about the rows that the function has returned so far.
 
     Attributes:
       columns: their features, and which are open, without the rows.
       labels: names of the classes; "" if a row has none.
-      has_new_keys: whether a row has another key than the one that it was made of.
-      turned: number of images made of files that their EXIF data turn, while they have none.
+      has_new_keys: whether a row has another key than the row that it was made from.
+      turned: number of images without EXIF orientation that were made from files with one.
     """
 
     columns: UserColumns = dataclasses.field(default_factory=UserColumns)
@@ -358,7 +358,7 @@ def _first_calls(source: Source, function: str, split: str, seen: _Seen) -> _Cal
 
 
 def _class_names(source: Source, function: str, given: set[str], na_is_class: bool) -> tuple[str, ...]:
-    """Returns the classes that rows have: as the source orders them if it has all, else as texts are ordered."""
+    """Returns the classes of the rows: in the source's order if it has them all, otherwise in the order of texts."""
     if not has_label(source) or not source.label.is_class:
         return source.class_names
     known = {*source.class_names}
@@ -384,6 +384,6 @@ def edits(options: Mapping[str, Any]) -> list[str]:
 
 
 def lines(options: Mapping[str, Any]) -> list[str]:
-    """Returns a line about what was made of a data set's rows, given its options; none if no function made them."""
+    """Returns a line about the rows that a function made, given a data set's options; empty without a function."""
     told = [f"{split}: {rows}" for split, rows in options.get(_TOLD, {}).items()]
     return [f"  {options['transform']}: {'; '.join(told)}"] if told else []

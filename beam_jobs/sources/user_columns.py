@@ -1,4 +1,4 @@
-"""The rows of a block as a user's function gets them, and what it returns as columns of a block, exact or refused."""
+"""Converts rows of a block to a user function's arguments, and its results to columns of a block, exactly."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pipeline.errors import line_of
 from pipeline.manifest import Feature
 
 IMAGE, LABEL, KEY = "image", "label", "key"
-BELOW = b"/"  # between the key of a row and what tells apart the rows that are made of it
+BELOW = b"/"  # separates the key of a row from what distinguishes the rows made from it
 _FILES = Feature("uint8", (None, None, None))  # images of any size and format
 _MOST_NAMED = 8  # columns in an error
 
 
 class WrongColumnsError(Exception):
-    """What a function returned is no block of rows; the text follows `returns`."""
+    """A function's result is not a block of rows; the text follows `returns`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class UserColumns:
     Attributes:
       values: {column: values as in `Block`}; labels that are classes are a list of their names, "" where there is none.
         Without rows there are no columns.
-      features: {column: feature} of the image and of the columns beside label and key.
+      features: {column: feature} of the image and of the columns other than label and key.
       origins: row of the given block that each row was made of, int64 (n,).
-      open: columns whose lists are all empty, so that other rows decide on what they are lists of.
+      open: columns whose lists are all empty, so that other rows determine the type of their elements.
     """
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ def alike(parts: Sequence[UserColumns]) -> tuple[dict[str, Feature], frozenset[s
     for part in parts[1:]:
         for name in sorted(features.keys() | part.features.keys()):
             one, other = features.get(name), part.features.get(name)
-            is_open = name in still_open or name in part.open  # one of them has no value that says of what lists are
+            is_open = name in still_open or name in part.open  # one of them has no element that shows the type
             if one is None or other is None or (one != other and not (is_open and one.shape == other.shape == (None,))):
                 kinds = [str(each or "nothing") for each in (one, other)]
                 raise WrongColumnsError(f"{name!r} as {kinds[0]} for some rows and as {kinds[1]} for others")
@@ -100,7 +100,7 @@ def has_label(source: Source) -> bool:
 def given(source: Source, block: Block, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Returns rows of a block, none of them bad, as a function gets them: {column: values (n, ...)}.
 
-    Files are bytes, pixels uint8, texts str, and classes their names. The arrays are copies, which it may change.
+    Files are bytes, pixels uint8, texts str, and classes their names. The arrays are copies that it may change.
 
     Args:
       source: source of the block.
@@ -140,7 +140,7 @@ def _text(value: bytes) -> str | bytes:
 def objects(values: Sequence[Any]) -> NDArray[np.object_]:
     """Returns values as an object array (n,), whatever they are."""
     made = np.empty(len(values), object)
-    for row, value in enumerate(values):  # at once, arrays of one length would become further dimensions
+    for row, value in enumerate(values):  # assigned together, arrays of one length would add dimensions
         made[row] = value
     return made
 
@@ -149,11 +149,11 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
     """Converts the result of a user's function to columns of a block.
 
     Args:
-      source, block, rows: what it got, as in `given`.
-      found: what it returned.
+      source, block, rows: rows that the function got, as for `given`.
+      found: result of the function.
 
     Raises:
-      WrongColumnsError: it is no dict of columns of one length, lacks a column, or a value cannot be stored exactly.
+      WrongColumnsError: it is not a dict of equally long columns, lacks a column, or a value cannot be stored exactly.
     """
     if not isinstance(found, Mapping):
         raise WrongColumnsError(f"{type(found).__name__}, not a dict")
@@ -190,7 +190,7 @@ def returned(source: Source, block: Block, rows: NDArray[np.int64], found: Any) 
 
 
 def _origins(keys: Sequence[bytes], rows: Mapping[bytes, int]) -> NDArray[np.int64]:
-    """Returns the row that each of some keys is from, int64 (n,), given {key: row} of those that the function got."""
+    """Returns the row that each key comes from, int64 (n,), given {key: row} of the rows that the function got."""
     found, seen = [], set[bytes]()
     for key in keys:
         begins = key
@@ -249,7 +249,7 @@ def _column(name: str, values: Any, known: Feature | None) -> tuple[Feature, Any
     if not shape and len({isinstance(value, bytes) for value in values}) > 1:
         values = [_encoded(name, value) for value in values]
     array = pa.array(values.ravel() if shape else values)
-    is_open = array.type == pa.list_(pa.null())  # all of them are empty
+    is_open = array.type == pa.list_(pa.null())  # all lists are empty
     if is_open:
         array = array.cast(pa.list_(pa.string() if known is not None and known.dtype == "string" else pa.float32()))
     feature, bad = columns.feature_of(array.type), dict[int, str]()

@@ -27,7 +27,7 @@ from pipeline.records.annotation import BACKGROUND
 _SETS, _XML, _IMAGES, _MASKS = "ImageSets", "Annotations", "JPEGImages", "SegmentationClass"
 DETECTION, SEGMENTATION = "Main", "Segmentation"
 _LISTS = {"train": "train", "val": "validation", "test": "test"}  # {list of images: split}
-_BOTH = "trainval"  # list that is read if there is none of the two
+_BOTH = "trainval"  # list that is read if both others are missing
 # In the order of the masks' classes, which begin at 1.
 _NAMES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -44,7 +44,7 @@ def open_source(options: SourceOptions) -> Source:
 
     Raises:
       UsageError: --image_set names no folder of lists.
-      DataError: a file cannot be read, a list is missing or empty, or an annotation is none of VOC's.
+      DataError: a file cannot be read, a list is missing or empty, or an annotation is not in VOC's format.
     """
     folder = LocalPath(os.path.abspath(str(path_of(options.source))))
     for name in (_SETS, _XML, _IMAGES):
@@ -160,4 +160,4 @@ def _parsed(path: LocalPath, data: bytes) -> ElementTree.Element:
             raise ValueError("it has a document type, which VOC's files do not need")
         return ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as error:
-        raise DataError(f"is no annotation of VOC in UTF-8: {' '.join(str(error).split())}", path=path) from None
+        raise DataError(f"is not a VOC annotation in UTF-8: {' '.join(str(error).split())}", path=path) from None

@@ -1,7 +1,7 @@
-"""WebDataset's tar files: members of equal names before the first point, such as `1.jpg` and `1.cls`, are one sample.
+"""WebDataset's tar files: members with equal names before the first dot, such as `1.jpg` and `1.cls`, are one sample.
 
 A tar is a table: a row for each sample, a column for each ending and for each field of the `.json` members. The image
-is a path into the tar, so that a tar is read as any other table of images is.
+is a path into the tar, so that a tar is read like any other table of images.
 Format: https://github.com/webdataset/webdataset
 """
 
@@ -34,7 +34,7 @@ _NAME = re.compile(r"(?P<key>(?:.*/)?[^/.]+)\.(?P<ending>[^/]+)", re.DOTALL)
 _IMAGE, _KEY, _JSON, _CLASS = "image", "__key__", "json", "cls"
 _TEXTS = (_CLASS, "txt", "text", "caption")  # endings whose content is text
 _LABELS = (_CLASS, "label", "class", "category", "target")  # in order of preference
-_HIDDEN = (".", "__")  # begin names of members that are no part of a sample
+_HIDDEN = (".", "__")  # prefixes of members that are not part of a sample
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
 _MAX_VALUE = 16 << 20  # 16 MiB: most bytes of a member other than the image
 _AT_ONCE = 1 << 12  # samples whose JSON is held as Python objects
@@ -75,9 +75,9 @@ class _Samples:
 
     Attributes:
       path: path of the tar.
-      archive: its members.
+      archive: archive with the members of the tar.
       keys: key of each sample.
-      members: {ending: number of the sample's member of that ending, by number of the sample}.
+      members: {ending: {number of a sample: number of its member with that ending}}.
     """
 
     path: StoragePath
@@ -148,7 +148,7 @@ def _read(path: StoragePath, choose: Choose, options: SourceOptions) -> pa.Table
 
 
 def _schema(samples: _Samples, paths: Collection[str], has_numbers: bool) -> pa.Schema:
-    """Returns all columns: of the image and the key, of endings, and of fields of the first JSON members."""
+    """Returns all columns: image and key, the endings, and the fields of the first JSON members."""
     types = {_IMAGE: pa.string(), _KEY: pa.string()}
     for ending in samples.members:
         types[ending] = pa.string() if ending in _TEXTS or ending in paths else pa.binary()
@@ -209,7 +209,7 @@ def _texts(samples: _Samples, ending: str) -> pa.Array:
 
 
 def _classes(samples: _Samples, has_numbers: bool) -> pa.Array:
-    """Returns the labels of samples: whole numbers as such if all are; else texts, or numbers where they are such."""
+    """Returns the labels of samples: int64 if all are whole numbers, else texts, or float64 with `has_numbers`."""
     texts = _texts(samples, _CLASS)
     given = [text for text in texts.unique().drop_null().to_pylist() if text]
     if all(map(_WHOLE.fullmatch, given)):
@@ -218,12 +218,12 @@ def _classes(samples: _Samples, has_numbers: bool) -> pa.Array:
         return texts
     for row, text in enumerate(texts.to_pylist()):
         if text and not re.fullmatch(loaded.DECIMAL, text):
-            raise samples.refused(samples.members[_CLASS][row], f"is no number: {text[:SHOWN]!r}")
+            raise samples.refused(samples.members[_CLASS][row], f"is not a number: {text[:SHOWN]!r}")
     return pa.array([float(text) if text else None for text in texts.to_pylist()], pa.float64())
 
 
 def _objects(samples: _Samples) -> Iterator[list[dict[str, Any]]]:
-    """Yields the objects in the JSON members of all samples, some at a time; empty where a sample has none."""
+    """Yields the objects in the JSON members of all samples, some at a time; empty for a sample without one."""
     members, rows = samples.members.get(_JSON, {}), iter(_rows(samples))
     while some := list(itertools.islice(rows, _AT_ONCE)):
         yield [_object(samples, members[row]) if row in members else {} for row in some]
@@ -236,7 +236,7 @@ def _object(samples: _Samples, member: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         raise samples.refused(member, f"is not JSON ({' '.join(str(error).split())}): {data[:SHOWN]!r}") from None
     if not isinstance(found, dict):
-        raise samples.refused(member, f"is no JSON object: {data[:SHOWN]!r}")
+        raise samples.refused(member, f"is not a JSON object: {data[:SHOWN]!r}")
     return found
 
 

@@ -48,8 +48,8 @@ class ValidateConfig:
     )
     card: bool = flag(
         False,
-        "whether to write croissant.json again from the manifest and, if nothing is wrong, card.html, the data set on "
-        "one page; a conversion writes both itself; with deep the page shows equal images, too",
+        "whether to rewrite croissant.json from the manifest and, if nothing is wrong, card.html, the data set on one "
+        "page; a conversion writes both itself; with deep the page shows equal images, too",
     )
     near: bool = flag(
         False,
@@ -59,13 +59,13 @@ class ValidateConfig:
     )
     fail_on: str = flag(
         "",
-        f"what makes the command fail, and is listed: {', '.join(KINDS)} (equal images in two splits, in one split, "
-        "with different labels; nearly equal ones in two splits; drift from the data set of --compare); several with "
-        "commas; all but drift need deep",
+        f"findings that make the command fail, and are listed: {', '.join(KINDS)} (equal images in two splits, in one "
+        "split, with different labels; nearly equal ones in two splits; drift from the data set of --compare); several "
+        "with commas; all but drift need deep",
     )
     compare: str = flag(
         "",
-        "another data set, or a version, DIR@1, to say what has drifted from it: classes, sizes, brightness, contrast "
+        "another data set, or a version, DIR@1, to show what has drifted from it: classes, sizes, brightness, contrast "
         "and columns, by split; with deep also which images are in both",
         metavar="DIR",
     )
@@ -75,7 +75,7 @@ class ValidateConfig:
         "data have drifted",
         needs="compare",
     )
-    report: str = flag("", "file to write the report to as JSON, too; on a cluster, one that all its machines reach")
+    report: str = flag("", "file to also write the report to, as JSON; on a cluster, all its machines must reach it")
 
     def __post_init__(self) -> None:
         check_all(
@@ -201,7 +201,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 
 
 def _finding_lines(report: Report, listed: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each finding, with some of its records; for kinds in `listed` with all that the report has."""
+    """Yields a line for each finding, with some of its records; for kinds in `listed`, all records in the report."""
     for finding in report.findings:
         yield f"{COMPARED if finding.kind == COMPARED else 'found'}: {finding.text}"
         most = len(finding.places) if finding.kind in listed else _SHOWN_PLACES

@@ -1,10 +1,10 @@
 """What has drifted between two data sets, or versions of one: classes, sizes, pixels, columns, and images in both.
 
 Classes, sizes and the values of columns are compared by the population stability index (PSI), the sum over bins of
-(p - q) ln(p / q). By the rule in use above 0.25 is "significant change, action required" (Yurdakul and Naranjo,
-"Statistical properties of the population stability index", Journal of Risk Model Validation, who also give what chance
-alone makes of it). Means of pixels may be apart by 0.25 standard deviations, and variances by a factor of two
-(Rubin, "Using propensity scores to help design observational studies", 2001). Manifests have nearly all of it.
+(p - q) ln(p / q). By common practice, above 0.25 is "significant change, action required" (Yurdakul and Naranjo,
+"Statistical properties of the population stability index", Journal of Risk Model Validation, which also gives its
+distribution by chance). Means of pixels may differ by 0.25 standard deviations, and variances by a factor of two
+(Rubin, "Using propensity scores to help design observational studies", 2001). Nearly all data are in manifests.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pipeline.manifest.manifest import rounded_up, sizes_in
 from pipeline.manifest.splits import select
 
 MOST_DRIFT = 0.25
-COMPARED, SHARED = "compared", "shared"  # kinds of findings that are no drift: what was compared, images in both
+COMPARED, SHARED = "compared", "shared"  # kinds of findings other than drift: what was compared, images in both
 _VARIANCES = 2.0
 _CHANCE = 3.1  # standard deviations: chance alone goes beyond it once in a thousand comparisons
-_SURE = 7  # records of a class that are expected: chance alone leaves out all of them once in a thousand times
+_SURE = 7  # expected records of a class: chance alone leaves out all of them once in a thousand times
 _BINS = 10  # bins of a column's numbers: the other data set's deciles
 _EXACT_SIZES = 10  # distinct sizes in both data sets; beyond it they are compared by area, in half octaves of the side
-_NAMED = 3  # bins, and columns
+_NAMED = 3  # bins and columns named in a line
 _MISSING = "missing"
-_MANY = 100  # values that are all apart are numbers of records, such as ids
+_MANY = 100  # at least this many values, all different, are ids of records
 
 Bins = Mapping[str, int]  # {bin: records}
 
@@ -47,10 +47,10 @@ class Other:
     """The data set to compare with.
 
     Attributes:
-      data_dir: its folder.
-      manifest: its manifest.
-      shown: its folder, and version if there is one, as the user named it.
-      most: most PSI, and most standard deviations between means, that is no drift.
+      data_dir: folder of the data set.
+      manifest: manifest of the data set.
+      shown: folder, and version if given, as the user named it.
+      most: largest PSI, and largest distance of means in standard deviations, that does not count as drift.
     """
 
     data_dir: StoragePath
@@ -60,10 +60,10 @@ class Other:
 
 
 def psi(ours: Bins, other: Bins) -> tuple[float, float, list[str]]:
-    """Returns the population stability index of two histograms, what chance makes of it, and the bins by their parts.
+    """Returns the population stability index of two histograms, its limit by chance, and the bins that add most first.
 
-    Half a record is added to each bin, so that an empty one has a finite part. If both were drawn from one population
-    the index of n and m records in b bins is (1/n + 1/m) times a chi-square variable of b - 1 degrees of freedom.
+    Half a record is added to each bin, so that an empty one adds a finite amount. For samples of one population, the
+    index of n and m records in b bins is (1/n + 1/m) times a chi-square variable with b - 1 degrees of freedom.
     """
     bins = sorted(one for one in ours.keys() | other.keys() if ours.get(one) or other.get(one))
     counts = np.array([[each.get(one, 0) for one in bins] for each in (ours, other)], np.float64)
@@ -75,7 +75,7 @@ def psi(ours: Bins, other: Bins) -> tuple[float, float, list[str]]:
 
 
 def of_data(data_dir: StoragePath, made: Manifest, other: Other) -> Iterator[Finding]:
-    """Yields what has drifted, by manifests and columns, and a finding of kind `COMPARED` with the figures of a split.
+    """Yields findings about drift in manifests and columns, and one of kind `COMPARED` with the figures of each split.
 
     Args:
       data_dir: folder of the data set.
@@ -127,10 +127,10 @@ def _of_split(data_dir: StoragePath, made: Manifest, split: str, other: Other) -
 
 
 def _of_classes(split: str, what: str, there: tuple[Bins, float], missing: Bins, other: Other) -> Iterator[Finding]:
-    """Yields a finding about classes that are in one data set alone, and not missing from the other by chance.
+    """Yields a finding about classes that only one data set has, and that the other does not lack by chance.
 
-    `there` has the histogram of the one, and how many times more records the other one has; `missing` is the histogram
-    of that, in which a class of 0 records is one that it knows.
+    `there` has the first one's histogram and the ratio of the other's records to its own; `missing` is the other's
+    histogram, in which known classes may have 0 records.
     """
     counts, factor = there
     only = {name: n for name, n in counts.items() if n and not missing.get(name, 0)}
@@ -158,7 +158,7 @@ def _sizes(ours: SplitInfo, theirs: SplitInfo) -> tuple[Bins, Bins]:
 def _areas(split: SplitInfo) -> Bins:
     found: Counter[str] = Counter()
     for size, count in sizes_in(split.image_sizes).items():
-        height, width = map(rounded_up, size)  # as a manifest of many sizes has them
+        height, width = map(rounded_up, size)  # as in a manifest with many sizes
         found[f"about {2 ** (round(math.log2(height * width)) / 2):.0f} pixels"] += count
     return found
 
@@ -168,7 +168,7 @@ def _columns(
 ) -> Iterator[tuple[str, tuple[Bins, Bins]]]:
     """Yields (name, histograms) of each column of a split that both have; ids have none."""
     for name in sorted(made.columns.keys() & other.manifest.columns.keys()):
-        if name == "label" and made.features["label"].is_class:  # as classes
+        if name == "label" and made.features["label"].is_class:  # compared as classes
             continue
         sets = (data_dir, made), (other.data_dir, other.manifest)
         one, two = (Columns(place.url, each, select(each, split)) for place, each in sets)
@@ -241,7 +241,7 @@ def _listed(values: Iterable[float], form: str = ".1f") -> str:
 def of_shared(found: Iterable[Twins], made: Manifest, other: Other) -> Iterator[tuple[Finding, Places]]:
     """Yields findings about equal images in both data sets, each with its pairs of (shard, record).
 
-    Shards of the other data set are numbered behind those of this one, and so are its splits.
+    Shards and splits of the other data set are numbered after those of this one.
     """
     total = sum({part.bucket: part for part in found}.values(), Twins())
     splits = [*made.splits.items(), *other.manifest.splits.items()]

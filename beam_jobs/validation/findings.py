@@ -1,4 +1,4 @@
-"""What may be wrong with the data although they are what the manifest says: equal images, rare classes, odd images."""
+"""Possible problems with data that match their manifest: equal images, rare classes, odd images."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from pipeline.random_access import RandomAccess
 from pipeline.records.annotation import ShardAnnotations
 
 LEAKS, DUPLICATES, LABELS, NEAR, DRIFT = "leaks", "duplicates", "labels", "near", "drift"
-KINDS = (LEAKS, DUPLICATES, LABELS, NEAR, DRIFT)  # that --fail_on takes
+KINDS = (LEAKS, DUPLICATES, LABELS, NEAR, DRIFT)  # values of --fail_on
 Places = Sequence[tuple[tuple[int, int], ...]]  # (number of the shard, number of the record) of each of a group
-_PICTURED = 12  # pairs on the card, of each finding
+_PICTURED = 12  # pairs on the card, for each finding
 _FEW = 10  # records of a class in a split
 _RARE = 0.1  # share of the classes' median count
-_MOST_NAMED = 5  # classes
+_MOST_NAMED = 5  # classes in one line
 _KEPT_EXTREMES = 3  # extremes per kind and side, kept per shard and listed
 _MANY_NEAR = 0.1  # pairs per record
-_ENOUGH = 100  # images of which some may be odd
+_ENOUGH = 100  # images needed to tell which ones are odd
 _FENCE = 3  # interquartile ranges beyond the quartiles: Tukey's outer fences
-_LEAST_RANGE = 8  # grey levels: of images that are nearly all alike, the quartiles are as good as one
+_LEAST_RANGE = 8  # grey levels: if images are nearly all alike, the quartiles are practically equal
 _SMALL = 4  # times smaller or larger than the median, by the side of a square of the same area
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A record: base name of its shard, its number there, its key and its label as text; "" for what is unknown."""
+    """A record: base name of its shard, its number there, its key and its label as text; "" for unknown ones."""
 
     file: str
     record: int
@@ -65,7 +65,7 @@ class Finding:
         `compared` (figures, as they are).
       text: description, with figures.
       count: number of records or classes concerned.
-      places: records as examples, each a pair of records with equal images or a single record.
+      places: example records, each a pair of records with equal images or a single record.
     """
 
     kind: str
@@ -141,7 +141,7 @@ def of_near(found: NearTwins | None, manifest: Manifest) -> Iterator[tuple[Findi
 
 
 def places_of(total: Twins, pair: tuple[int, int], splits: Iterable[SplitInfo]) -> Places:
-    """Returns the first records whose images are in both of two of the splits, which are numbered."""
+    """Returns the first records whose images are in both splits of `pair`, given by their numbers."""
     split_of = split_of_shards(splits)
     return _places(p for p in total.pairs if p.is_leak and {split_of[p.first[0]], split_of[p.second[0]]} == {*pair})
 
@@ -206,7 +206,7 @@ def of_sizes(sizes: Counter[tuple[int, int]], extremes: Extremes) -> Iterator[tu
 
 
 def of_placed(shards: Sequence[tuple[ShardAnnotations, Mapping[str, Extremes]]]) -> Iterator[tuple[Finding, Any]]:
-    """Yields findings about boxes and points that have no part in their image.
+    """Yields findings about boxes and points that lie outside their image.
 
     Args:
       shards: counts of each shard, and the records with the most of these.
@@ -228,11 +228,11 @@ def side_of(height: int, width: int) -> float:
 def located(
     data_sets: Sequence[tuple[str, StoragePath, Manifest]], found: Iterable[tuple[Finding, Places]]
 ) -> tuple[Finding, ...]:
-    """Returns findings with their records, of which each is read once for its key and label, where it can be found.
+    """Returns findings with their records; each record is read once for its key and label, if it can be read.
 
     Args:
-      data_sets: (what to write before names of files, folder, manifest) of the data sets that were looked at, whose
-        shards are numbered in this order.
+      data_sets: (prefix for names of files, folder, manifest) of each data set that was checked; shards are numbered in
+        this order.
       found: findings and their records.
     """
     pairs = list(found)
@@ -273,7 +273,7 @@ def doubts_of(data_dir: StoragePath, manifest: Manifest, findings: Iterable[Find
     for finding in findings:
         groups = []
         for places in finding.places[:_PICTURED]:
-            if not all(place.file in split_of for place in places):  # in the data set that it was compared with
+            if not all(place.file in split_of for place in places):  # some are in the other data set
                 continue
             with contextlib.suppress(PipelineError):  # compressed as one stream, without access by number
                 examples = [opened(split_of[place.file])[first_of[place.file] + place.record] for place in places]

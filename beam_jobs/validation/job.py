@@ -53,7 +53,7 @@ class Validation(ShardJob):
       report: path of the report.
       finds_near: whether to look for nearly equal images, too, if the pixels are checked.
       marks: local folder that gets an empty file, named by number, for each finished shard.
-      other: data set to compare with, whose pixels are looked at, too, if those of this one are; None for none.
+      other: data set to compare with; its pixels are checked if this one's are. None if there is none.
     """
 
     data_dir: StoragePath
@@ -96,7 +96,7 @@ class Validation(ShardJob):
                 yield bucket, of_another(hashes, number)
 
     def repeated(self, hashes: Iterable[Any]) -> Sequence[Repeated | Twins | NearTwins | Shared]:
-        """Returns all pairs of equal keys, as they are counted, or the equal or nearly equal images."""
+        """Returns all pairs of equal keys, because they are counted, or the equal or nearly equal images."""
         first, *others = hashes
         if isinstance(first, ImageHashes):
             own = [one for one in (first, *others) if one.shard < len(self.manifest.shards)]
@@ -291,7 +291,7 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
     """Yields problems with the files for TensorFlow Datasets, unless they are another program's."""
     if not manifest.has_images or manifest.is_in_place or not versions.is_newest(data_dir, manifest):
-        return  # those in the folder, if there are any, are of the newest version
+        return  # files in the folder, if any, describe the newest version
     made = manifest_writer.tfds_files(manifest)
     for name in naming.TFDS_FILES:
         found, text = _content_of(data_dir / name)
@@ -328,9 +328,9 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> 
 
 
 def _croissant_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
-    """Yields problems with `croissant.json`, which is of the newest version; data sets of earlier releases lack it.
+    """Yields problems with `croissant.json`, which describes the newest version; earlier releases did not write it.
 
-    Beside records of other writers it may be another program's, about its own files.
+    Next to another program's records it may be that program's own, about its own files.
     """
     found, text = _content_of(data_dir / naming.CROISSANT)
     if found is not None and versions.is_newest(data_dir, manifest):
@@ -355,7 +355,7 @@ def _content_of(path: StoragePath) -> tuple[bytes | None, str | None]:
 
 
 def _deletion_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[FileProblem]:
-    """Yields the shards that held deleted records and are there, as the command was killed before it removed them."""
+    """Yields shards with deleted records that still exist because the command was killed before it removed them."""
     for name in manifest.edit.removed if manifest.edit else ():
         if (data_dir / name).exists():
             yield name, f"holds records that version {manifest.version} deleted; the same edit, run again, removes it"

@@ -1,7 +1,7 @@
 """Records that hold nearly equal images, found by a perceptual hash of 64 bits (pHash, by the package imagehash).
 
-Two images are near if at most 3 bits of their hashes differ. Of four quarters of such hashes at least one is equal, so
-images are compared only with those that share a quarter. An image costs 20 bytes.
+Two images are near if at most 3 bits of their hashes differ. Such hashes have at least one of four quarters in common,
+so images are compared only with those that share a quarter. An image costs 20 bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from beam_jobs.validation.twins import MOST_PAIRS, Packed, Twin, of_records
 
-MOST_BITS = 3  # that differ: of 60,000 images of CIFAR-10, all of the 157 pairs were of one picture
+MOST_BITS = 3  # bits that may differ: all 157 pairs in the 60,000 images of CIFAR-10 showed one picture
 _QUARTERS, _QUARTER_BITS = 4, 16
-BUCKET = 512  # behind those of keys and of images; one, as a hash has several quarters
-_MOST_BEHIND = 1000  # images that share a quarter with one and are compared with it: of drawings, thousands do
+BUCKET = 512  # after the buckets of keys and images; only one, as a hash has several quarters
+_MOST_BEHIND = 1000  # images compared with one whose quarter they share: with drawings, thousands do
 _MOST_FOUND = 1 << 20  # pairs kept in memory
 _HASHED = np.dtype([("near", "<u8"), ("exact", "<u8"), ("record", "<u4")])
 
@@ -68,7 +68,7 @@ class NearTwins:
 
     Attributes:
       counts: {(split number, the same or a later one): pairs}.
-      pairs: the nearest pairs, `MOST_PAIRS` of different splits and as many of one.
+      pairs: the nearest pairs, `MOST_PAIRS` in different splits and as many in one split.
       is_cut: whether there may be more pairs than `counts` says.
     """
 

@@ -42,7 +42,7 @@ _FORMATS = {"png": ("png",), "jpeg": ("jpeg",), "any": ("png", "jpeg")}
 _Listed = TypeVar("_Listed")
 
 MOST_LISTED = 100  # problems, per shard and for the data set
-_OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they did not record it
+_OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they record no origin
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
 
@@ -85,7 +85,7 @@ class ShardReport:
       levels: {mean of an image's pixels, rounded: number of images}, if images are decoded.
       brightness, sides: extreme means of pixels, and sides of squares with the images' areas, if images are decoded.
       placed: counts of boxes and points, if images are decoded.
-      unseen: {feature: records with the most of those without a part in their image}, if images are decoded.
+      unseen: {feature: records with the most boxes or points outside their image}, if images are decoded.
     """
 
     shard: int
@@ -147,7 +147,7 @@ class _Check:
         self.key_records: list[int] = []
         self._is_compressed = bool(self._info.compression)
         self._begins = array("Q")  # offsets of the records, before compression
-        self._end = 0  # the last record's
+        self._end = 0  # end of the last record
         self._crcs = array("I")  # CRCs of the records; 0 for a damaged one
         self._known: NDArray[np.int64] | None = None  # offsets in the shard's sidecar
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is damaged
@@ -444,7 +444,7 @@ class ExampleCheck:
         problems = []
         for name, feature in self._features.items():
             if name not in found:
-                if self._is_in_place and None in feature.shape and name != "image":  # then it has no values
+                if self._is_in_place and None in feature.shape and name != "image":  # the feature has no values
                     continue
                 problems.append(f"feature {name!r} is missing")
             elif problem := self._problem(name, feature, found[name]):

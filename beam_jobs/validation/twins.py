@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.manifest import SplitInfo
 
 MOST_PAIRS = 100  # listed, of each kind
-_FIRST_BUCKET = 256  # behind those of keys
+_FIRST_BUCKET = 256  # after those of keys
 _BUCKETS = 64  # buckets, by the upper bits of the hash's first byte
 _HASH_BYTES = 16  # any two of 60 million images share a hash with probability 5e-24
 _HASHED = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4"), ("label", "<u4")])
@@ -223,7 +223,7 @@ def _pairs(
     """Yields the pairs of records, by image, that follow each other; `later` are positions of the second of each."""
     ordered = np.lexsort((record[later], shard[later]))
     for kind in (is_leak, differ, ~is_leak & ~differ):
-        # Twice as many as are listed, of which the first ones remain, by the order of their first record.
+        # Twice as many as are listed; the first ones remain, in the order of their first records.
         for i in ordered[kind[ordered]][: 2 * MOST_PAIRS].tolist():
             first, second = ((int(shard[at]), int(record[at])) for at in (later[i] - 1, later[i]))
             yield Twin(first, second, bool(is_leak[i]), bool(differ[i]))

@@ -44,11 +44,11 @@ ADAPTERS = (
 class ConformanceConfig:
     """What is tested."""
 
-    only: str = flag("", "some of the adapters, with commas between them; default: all")
+    only: str = flag("", "adapters to run, separated by commas; default: all")
     python: str = flag(
-        "", "NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; commas between them"
+        "", "NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; separated by commas"
     )
-    seconds: float = flag(60.0, "in which a rank must give its next batch; else it hangs", least=0.1)
+    seconds: float = flag(60.0, "seconds in which a rank must give its next batch; otherwise it hangs", least=0.1)
     json: str = flag("", "a file for the verdicts")
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Job:
 
     @property
     def own(self) -> str:
-        """The file that this rank saved; with fewer ranks before, that of another rank."""
+        """The file that this rank saved, or another rank's if there were fewer ranks before."""
         return self.saved[self.rank % len(self.saved)]
 
 

@@ -130,7 +130,7 @@ def _counts(outcome: Outcome) -> tuple[int, int]:
 
 
 def _counts_endless(outcome: Outcome) -> tuple[int, int]:
-    """The same over all epochs; the last batch may contain records of the next one."""
+    """Returns the same as `_counts`, over all epochs; the last batch may contain records of the next one."""
     epochs = len(outcome.steps)
     seen = _seen(batch for epoch in outcome.steps for batch in outcome.batches(epoch))
     lost = sum(max(0, epochs - seen[number]) for number in range(records.COUNT))
@@ -209,7 +209,7 @@ def flipped(outcome: Outcome, file: str) -> Verdict:
 def skipped(outcome: Outcome, whole: Outcome) -> Verdict:
     """Returns whether skipping damaged records kept the steps even, and lost no more records than the whole run.
 
-    A peer that draws records with replacement loses and repeats some in every run, each time others.
+    A peer that draws records with replacement loses and repeats some in every run, and different ones each time.
     """
     if trouble := _trouble(outcome):
         return Verdict(False, trouble, outcome.error or outcome.hung)

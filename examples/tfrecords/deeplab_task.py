@@ -1,4 +1,4 @@
-"""Segmentation as a task of the trainer: masks in the place of labels, moved with their images by the recipes."""
+"""Segmentation as a task of the trainer: masks instead of labels, moved with their images by the recipes."""
 
 import keras
 import tensorflow as tf
@@ -7,7 +7,7 @@ from trainer import Task
 
 
 class Segmentation(Task):
-    """Finds the class of each pixel by a small U-Net."""
+    """Predicts the class of each pixel with a small U-Net."""
 
     label = "mask"
 

@@ -1,4 +1,4 @@
-"""SIIM's melanoma: few of many images are malignant, so that the script weighs the classes."""
+"""SIIM's melanoma: few of the images are malignant, so the script weights the classes."""
 
 import keras
 import tensorflow as tf

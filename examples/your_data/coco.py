@@ -1,6 +1,6 @@
 """COCO's annotations: boxes and masks of two objects per image, checked and drawn after each recipe that moves them.
 
-The picture is recipes.png: a line per recipe, the first as the images are stored.
+The picture is recipes.png: a row per recipe; the first row shows the images as stored.
 """
 
 import json

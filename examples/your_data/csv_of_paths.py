@@ -28,7 +28,7 @@ with open("photos.csv", "w", newline="") as file:
             path.write_bytes({"cut": path.read_bytes()[:-200], "page": b"<html>404"}.get(fault, b""))
         table.writerow([path, "" if fault == "unlabelled" else ("red", "green", "blue")[kind]])
 
-# Nothing is published as long as rows are broken: the error says how many there are, and where they are listed.
+# Nothing is published as long as rows are broken: the error gives their number and the file that lists them.
 convert = "stepfeed convert --dataset=image_table --source=photos.csv --data_dir=data --split=train:0.9,test:0.1"
 refused = subprocess.run(convert.split(), capture_output=True, text=True, check=False)
 assert refused.returncode == 1

@@ -1,6 +1,6 @@
-"""Data that live: a run is killed, rows are appended, it goes on with them, is killed again, and records are deleted.
+"""Data that change: a run is killed, rows are appended, it resumes with them, is killed again, and records are deleted.
 
-Beside it an undisturbed run trains on the same versions. Both end with the same weights, to the bit.
+An uninterrupted run trains on the same versions. Both end with the same weights, to the bit.
 """
 
 import pathlib
@@ -49,7 +49,7 @@ write("more", range(100, 160))
 stepfeed("convert --dataset=image_folder --source=photos --data_dir=data")
 shutil.copytree("data", "still")
 
-# Killed, and 60 rows later it goes on: to the end of its epoch on version 1, then on version 2. Killed there again.
+# Killed; with 60 more rows it resumes: to the end of its epoch on version 1, then on version 2. Killed there again.
 train = f"train --model_dir=run --train_steps=400 {TRAIN}"
 killed(f"{train} --data_dir=data", step=10)
 stepfeed("convert --dataset=image_folder --source=more --data_dir=data --append")
@@ -58,7 +58,7 @@ said = stepfeed(f"{train} --data_dir=data")
 moved = int(re.findall(r"trains on version 1, from step (\d+) on version 2", said)[0])
 print(f"moved to version 2 at step {moved}")
 
-# Two records are deleted. A run that has seen them does not go on as if nothing had happened, unless it is told to.
+# Two records are deleted. A run that has seen them refuses to resume as if nothing had happened, unless told to.
 stepfeed("edit data --delete=a/0.png,b/101.png")
 train = train.replace("400", "600")
 refused = subprocess.run(["stepfeed", *train.split()], capture_output=True, text=True, check=False)

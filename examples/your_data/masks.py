@@ -13,7 +13,7 @@ from stepfeed import Task, input_fn
 
 
 class Segmentation(Task):
-    """Says of each pixel which class it is of."""
+    """Predicts the class of each pixel."""
 
     label = "mask"
 
@@ -53,7 +53,7 @@ def main() -> None:
     convert = "stepfeed convert --dataset=image_table --source=photos.csv --image_dir=photos --mask_column=mask"
     subprocess.run(f"{convert} --mask_dir=masks --data_dir=data".split(), check=True)
 
-    # By each draw a pixel of class 1 or 2 has the colour of its class, and no other pixel has.
+    # However images are drawn, the pixels of class 1 or 2 have the colour of their class, and no others do.
     options = {"global_batch_size": 20, "training": True, "epochs": 3, "augment": "flip | affine(rotate=0, shift=0.3)"}
     same = either = 0
     for images, masks, _ in input_fn("data", label="mask", **options).as_numpy_iterator():

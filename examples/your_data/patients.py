@@ -16,7 +16,7 @@ CONVERT = (
 
 
 def write(table: str, numbers: range, patients: int) -> None:
-    """Writes scans and their table: of each of some patients several, with more or less of a finding."""
+    """Writes scans and their table: several scans for each patient, with more or less of a finding."""
     draw = np.random.default_rng(numbers.start)
     with open(table, "w", newline="") as file:
         rows = csv.writer(file)
@@ -42,7 +42,7 @@ before = patients_of("data")
 print({split: f"{len(found)} patients" for split, found in before.items()})
 assert sum(map(len, before.values())) == len(set.union(*before.values())) == 119
 
-# Scans of the same patients and of new ones: each of the same patients stays where it is.
+# Scans of the same patients and of new ones: known patients keep their splits.
 write("later.csv", range(600, 700), patients=150)
 subprocess.run([*CONVERT.split(), "--source=later.csv", "--data_dir=data", "--append"], check=True)
 after = patients_of("data")

@@ -14,7 +14,7 @@ TAGS = np.array(["beach", "boat", "sky"])  # each of them makes one of the three
 
 
 class SeveralClasses(Task):
-    """Says of each class whether an image has it."""
+    """Predicts for each class whether an image has it."""
 
     def loss(self, labels, outputs):
         losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(labels, tf.float32), outputs)

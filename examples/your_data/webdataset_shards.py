@@ -1,4 +1,4 @@
-"""Two tar shards of WebDataset: an image, its class and what a JSON file tells of it, sample after sample."""
+"""Two tar shards of WebDataset: an image, its class and a JSON file about it, sample after sample."""
 
 import io
 import json
@@ -37,7 +37,7 @@ subprocess.run(convert.split(), check=True)
 train = "stepfeed train data --model_dir=run --model=lenet --train_steps=30 --train_split=train[:500]"
 subprocess.run([*train.split(), "--eval_split=train[500:]"], check=True)
 
-# The fields of the JSON files are features, and columns by which records are chosen.
+# The fields of the JSON files are features, and columns to select records by.
 seen = []
 batches = input_fn(
     "data", global_batch_size=50, training=False, features=("number",), where="camera == 'c1'", remainder="pad"

@@ -283,7 +283,7 @@ def test_a_version_that_came_in_between_is_not_lost(bucket: RemotePath, images: 
 
 
 def test_hdfs_has_no_versions() -> None:
-    said = r"=hdfs://name/data: HDFS replaces no manifest in one step, .*, then copy all"
+    said = r"=hdfs://name/data: HDFS cannot replace a manifest in one step, .*, then copy all"
     with pytest.raises(UsageError, match=said):
         convert.main(["--dataset=digits", "--data_dir=hdfs://name/data", "--append"])
     with pytest.raises(UsageError, match=said):

@@ -14,7 +14,7 @@ from pipeline import manifest
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
 AUGMENTS = "random_resized_crop, randaugment, normalize by the data set's mean"
-_WINDOWS, _STREAMS = 4, 8  # per epoch; at most
+_WINDOWS, _STREAMS = 4, 8  # windows per epoch; most streams
 
 
 def prepare(setting: Setting) -> None:

@@ -133,7 +133,9 @@ def test_a_package_that_was_installed_over_ours_is_named_in_one_line(arguments, 
     program = [sys.executable, "-m", *arguments, "--data_dir=d"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"'pipeline', but {file} is of another package of that name, installed over ours; uninstall" in done.stderr
+    assert (
+        f"'pipeline', but {file} belongs to another package of that name, installed over ours; uninstall" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("module", ["trainer.run", "trainer.evaluate", "beam_jobs.convert"])

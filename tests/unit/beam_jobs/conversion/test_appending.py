@@ -523,7 +523,7 @@ def test_groups_that_strata_shared_out_do_not_grow(convert, grow, tmp_path):
     more, before = write_images(tmp_path / "b", range(40, 47), splits=["x"]), files_of(data)
     for flags in ((), options):
         found = grow(more, data, *flags)
-        assert (found.code, "could come into another split" in found.err) == (2, True), found.err
+        assert (found.code, "could get into another split" in found.err) == (2, True), found.err
     assert files_of(data) == before
 
 
@@ -570,8 +570,8 @@ def test_a_data_set_that_no_conversion_made_does_not_grow(data, grow, tmp_path):
 
 def test_a_version_is_no_folder_to_write_to(data, grow, convert, tmp_path):
     source = write_images(tmp_path / "b", range(20, 26))
-    assert "names a version; write to the folder of all" in grow(source, f"{data}@1").err
-    assert "names a version" in convert("--dataset=digits", f"--data_dir={data}@1", "--dry_run").err
+    assert "names one version; write to the data set's folder" in grow(source, f"{data}@1").err
+    assert "names one version" in convert("--dataset=digits", f"--data_dir={data}@1", "--dry_run").err
 
 
 @pytest.mark.slow

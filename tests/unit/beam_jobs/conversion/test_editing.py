@@ -286,16 +286,19 @@ def test_a_shard_without_records_is_left_out(data, edit):
 
 
 REFUSED = {
-    "unknown": (["--delete=train/cat/0.png,no,nor"], "--delete: 2 of 3 keys in no record of the data set: 'no', 'nor'"),
+    "unknown": (["--delete=train/cat/0.png,no,nor"], "--delete: the data set lacks 2 of 3 keys: 'no', 'nor'"),
     "unknown of a table": (
         ["--set_labels=TABLE:no,cat"],
-        "--set_labels: 1 of 1 key in no record of the data set: 'no'",
+        "--set_labels: the data set lacks 1 of 1 key: 'no'",
     ),
     "in both": (
         ["--set_labels=TABLE:train/cat/0.png,dog", "--delete=train/cat/0.png"],
         "1 key in both, such as 'train",
     ),
-    "a number": (["--set_labels=TABLE:train/cat/0.png,2"], "row 0: has the label '2': no class of the data set, which"),
+    "a number": (
+        ["--set_labels=TABLE:train/cat/0.png,2"],
+        "row 0: has the label '2': not a class of the data set, which",
+    ),
     "no label": (["--set_labels=TABLE:train/cat/0.png,"], "row 0: has the label '': it is empty"),
     "twice": (["--set_labels=TABLE:a,dog\na,cat"], "row 1: has the key 'a' of an earlier row"),
     "no column": (["--set_labels=NAMES:train/cat/0.png,dog"], "has no column 'key'"),
@@ -337,7 +340,7 @@ def test_no_split_becomes_empty(data, edit):
 def test_folders_that_an_edit_cannot_write_are_refused(data, edit, tmp_path):
     flags = ["--delete=train/cat/0.png"]
     assert "an edit follows the newest version; give" in edit(f"{data}@1", *flags)[2]
-    assert "HDFS replaces no manifest in one step" in edit("hdfs://name/data", *flags)[2]
+    assert "HDFS cannot replace a manifest in one step" in edit("hdfs://name/data", *flags)[2]
     assert "there is no such folder" in edit(tmp_path / "no", *flags)[2]
     with sink_of(str(data)).locked():
         code, _, err = edit(data, *flags)
@@ -384,7 +387,7 @@ def test_numbered_classes_numbers_and_several_labels(convert_without_beam, edit,
             assert before.splits["train"].label_histogram == (3, 9)
             assert made.splits["train"].label_histogram == (4, 8)
             code, _, err = edit(data, f"--set_labels={table(tmp_path / 'labels.csv', ['k1,green'])}")
-            assert (code, "has the label 'green': no class of the data set" in err) == (1, True)
+            assert (code, "has the label 'green': not a class of the data set" in err) == (1, True)
 
 
 def test_an_edit_is_a_digest_of_what_it_changes(data, edit):

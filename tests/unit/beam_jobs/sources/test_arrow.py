@@ -177,7 +177,7 @@ def test_damaged_metadata_is_an_error_and_nothing_worse(tmp_path, name):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.arrow").write_bytes(b"hello, world, hello")
-    with pytest.raises(DataError, check=at("a.arrow", "no Arrow file")):
+    with pytest.raises(DataError, check=at("a.arrow", "not an Arrow file")):
         opened(tmp_path / "a.arrow")
     (tmp_path / "a.arrow").write_bytes(b"FEA1" + bytes(100))
     with pytest.raises(DataError, check=at("a.arrow", "Feather version 1")):

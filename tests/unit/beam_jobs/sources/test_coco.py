@@ -316,7 +316,7 @@ def test_a_segmentation_that_cannot_be_is_an_invalid_row(converted, coco, only_r
     [
         (lambda c: None, ["--mask_column=mask"], "--mask_column"),
         (lambda c: None, ["--mask_fill=255"], "--mask_fill=255: needs --mask_column=NAME"),
-        (lambda c: c["annotations"][0].update(id="a"), [MASKS], "annotation 'a': the id is no whole number"),
+        (lambda c: c["annotations"][0].update(id="a"), [MASKS], "annotation 'a': the id is not a whole number"),
         (lambda c: c["categories"][0].update(name="background"), [MASKS], "a category is named 'background'"),
         (
             lambda c: c["categories"].extend({"id": n, "name": str(n)} for n in range(100, 352)),

@@ -328,7 +328,7 @@ NOT_UTF8 = STREAM.getvalue().replace(b"?.png", b"\xe4.png")
     ("name", "content", "message"),
     [
         ("a.xlsx", "x", "ends in none of .csv"),
-        ("a.jsonl", '"a.png"\n', "line 1: is no object: .*each line must be one object"),
+        ("a.jsonl", '"a.png"\n', "line 1: is not an object: .*each line must be one object"),
         ("a.jsonl", '\n{"file_name": "a.png", "label": 1}\n{"file_n', "line 3: is not JSON"),
         ("a.jsonl", "null" + '{"file_name": "a.png"}', "line 1: is not JSON"),  # at which pyarrow's parser crashes
         ("a.jsonl", "[" * 100_000, "row 0: is not JSON"),

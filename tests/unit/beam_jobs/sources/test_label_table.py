@@ -50,9 +50,9 @@ def test_names_come_before_numbers_and_new_ones_behind(made, path):
 def test_where_classes_are_numbers_all_up_to_a_higher_one_are_classes(made, path):
     found, names = label_table.read(csv(path, "4,a", "0,b"), made(("0", "1", "2")))
     assert (found, names) == ({b"a": 4, b"b": 0}, ("0", "1", "2", "3", "4"))
-    with pytest.raises(DataError, match="row 0: has the label 'cat': no class of the data set, which has 3"):
+    with pytest.raises(DataError, match="row 0: has the label 'cat': not a class of the data set, which has 3"):
         label_table.read(csv(path, "cat,a"), made(("0", "1", "2")))
-    with pytest.raises(DataError, match="row 0: has the label '999999999': no class"):
+    with pytest.raises(DataError, match="row 0: has the label '999999999': not a class"):
         label_table.read(csv(path, "999999999,a"), made(("0", "1", "2")))
 
 
@@ -64,7 +64,7 @@ def test_where_classes_have_other_numbers_for_names_a_number_is_a_name(made, pat
     assert label_table.read(csv(path, "2,a"), made(("cat", "7")))[1] == ("cat", "7", "2")
     several = made(("1", "3", "7"), Feature("int64", (3,)))
     assert label_table.read(csv(path, '"3,7",a'), several)[0][b"a"].tolist() == [0, 1, 1]
-    with pytest.raises(DataError, match="row 0: has the label '2': no class of the data set, which has 3"):
+    with pytest.raises(DataError, match="row 0: has the label '2': not a class of the data set, which has 3"):
         label_table.read(csv(path, "2,a"), several)
 
 
@@ -89,17 +89,17 @@ def test_numbers_that_pandas_writes_with_a_point_are_those_without(made, path):
     assert label_table.read(csv(path, "1.0,a", "0.0,b"), made(("0", "1", "2")))[0] == {b"a": 1, b"b": 0}
     found, names = label_table.read(csv(path, "1.0,a", "cat,b"), made(("cat", "dog")))
     assert (found, names) == ({b"a": 1, b"b": 0}, ("cat", "dog"))
-    with pytest.raises(DataError, match=r"row 0: has the label '5\.0': no class of the data set, which has 2"):
+    with pytest.raises(DataError, match=r"row 0: has the label '5\.0': not a class of the data set, which has 2"):
         label_table.read(csv(path, "5.0,a"), made(("cat", "dog")))
 
 
 @pytest.mark.parametrize("text", ["nan", "NA", "None", "null", "N/A"])
 def test_a_missing_value_is_no_new_class(text, made, path):
-    with pytest.raises(DataError, match=f"row 1: has the label '{text}': a missing value, and no class"):
+    with pytest.raises(DataError, match=f"row 1: has the label '{text}': a missing value, and not a class"):
         label_table.read(csv(path, "cat,a", f"{text},b"), made(("cat", "dog")))
     assert label_table.read(csv(path, f"{text},b"), made(("cat", text)))[0] == {b"b": 1}
     (path / "labels.json").write_text(json.dumps([{"key": "a", "label": ["cat", None]}]))
-    with pytest.raises(DataError, match="a missing value, and no class"):
+    with pytest.raises(DataError, match="a missing value, and not a class"):
         label_table.read(path / "labels.json", made(("cat", "dog"), Feature("int64", (2,))))
 
 
@@ -139,14 +139,14 @@ def test_several_classes_have_the_separator_of_the_data_set_or_are_lists(made, p
     assert label_table.read(path / "labels.json", several)[0][b"a"].tolist() == [1, 1, 0]
     (path / "labels.json").write_text(json.dumps([{"key": "b", "label": ["red"]}, {"key": "a", "label": None}]))
     with pytest.raises(
-        DataError, match="row 1: has the label None: it is null; a record of no class has an empty list"
+        DataError, match="row 1: has the label None: it is null; a record without a class has an empty list"
     ):
         label_table.read(path / "labels.json", several)
     plain = made(("red", "green", "blue"), Feature("int64", (3,)))
     assert label_table.read(csv(path, '"red, green",a'), plain)[0][b"a"].tolist() == [1, 1, 0]
-    with pytest.raises(DataError, match="has the label 'pink': no class of the data set, which has 3"):
+    with pytest.raises(DataError, match="has the label 'pink': not a class of the data set, which has 3"):
         label_table.read(csv(path, "pink,a"), several)
-    with pytest.raises(UsageError, match="labels are float32 4 there, which no table gives"):
+    with pytest.raises(UsageError, match="its labels are float32 4, which a table cannot give"):
         label_table.read(csv(path, "1,a"), made((), Feature("float32", (4,))))
 
 

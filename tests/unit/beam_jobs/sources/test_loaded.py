@@ -82,7 +82,7 @@ def test_damaged_gzip_data_is_named(root, form, fault):
     ("text", "part", "facts"),
     [
         ("[]", "", ["no object"]),
-        ('[{"file": "0.png"}, 3]', "row 1", ["no object", "3"]),
+        ('[{"file": "0.png"}, 3]', "row 1", ["not an object", "3"]),
         ('[{"file": "0.png"} {"file": "1.png"}]', "row 1", ["comma", "1.png"]),
         ('[{"file": "0.png"}, ]', "row 1", ["is not JSON", "]"]),
         ('[{"file": "0.png"}', "row 1", ["is missing", "the file ends"]),
@@ -90,7 +90,7 @@ def test_damaged_gzip_data_is_named(root, form, fault):
         ('[{"file": "0.png"}]\n[', "row 1", ["continues after its list", "["]),
         (b'[{"file": "\xff"}]', "", ["not UTF-8", "xff"]),
         (b'[{"file": "\xc3', "", ["not UTF-8", "xc3"]),
-        ('["0.png"]', "row 0", ["no object", "0.png"]),
+        ('["0.png"]', "row 0", ["not an object", "0.png"]),
         ('[{"file": "' + "x" * (1 << 25) + '"}]', "row 0", ["16,777,216 characters"]),
     ],
 )

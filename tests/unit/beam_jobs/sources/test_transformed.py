@@ -203,7 +203,7 @@ def test_words_for_missing_values_are_no_classes(converted, code, pixels, tmp_pa
 
 def test_a_column_of_splits_is_refused_since_rows_have_theirs(converted, code, pixels):
     flag = code("return {**rows, 'Split': ['test'] * len(rows['label'])}")
-    with pytest.raises(UsageError, match="returns the column 'Split', but what is made of a row is in the split of"):
+    with pytest.raises(UsageError, match="returns the column 'Split', but new rows stay in the split of"):
         converted(splits(pixels), flag)
 
 

@@ -97,7 +97,7 @@ def annotation(voc, change, number=1):
         (lambda t: t.replace("<name>", "<nom>").replace("</name>", "</nom>"), "object 0: has no name"),
         (lambda t: '<!DOCTYPE a [<!ENTITY b "c">]>' + t, "it has a document type, which VOC's files do not need"),
         (lambda t: '<!DOCTYPE a SYSTEM "b.dtd">' + t, "it has a document type, which VOC's files do not need"),
-        (lambda t: t[:-5], "is no annotation of VOC in UTF-8: unclosed token"),
+        (lambda t: t[:-5], "is not a VOC annotation in UTF-8: unclosed token"),
     ],
 )
 def test_annotations_that_cannot_be_read_are_refused(converted, voc, refused, change, text):

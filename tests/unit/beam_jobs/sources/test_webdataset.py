@@ -143,7 +143,7 @@ def test_numbers_to_predict_may_have_fractions_and_a_number_below_0_is_no_class(
     assert (block.labels.tolist(), block.bad) == ([1.5, 2.0], {})
     assert opened(tmp_path).class_names == ("1.5", "2")
     tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", "1,5"), ("b.png", picture(2)), ("b.cls", 2)])
-    with pytest.raises(DataError, check=at("a.tar", "is no number: '1,5'", part="member a.cls")):
+    with pytest.raises(DataError, check=at("a.tar", "is not a number: '1,5'", part="member a.cls")):
         opened(tmp_path, float_labels=True)
     tar(tmp_path / "a.tar", [("a.png", picture(1)), ("a.cls", 3), ("b.png", picture(2)), ("b.cls", -1)])
     block = everything(opened(tmp_path))  # and not the class 1 of the names -1 and 3
@@ -175,7 +175,7 @@ def test_samples_without_a_label_or_an_image_are_invalid_rows_or_have_a_default(
         ([("a.txt", "x"), ("b.cls", 1)], "", ["no member that is an image", "a.txt"]),
         ([], "", ["no member that is an image"]),
         ([("a.jpg", b""), ("a.json", b"{")], "member a.json", ["is not JSON", "{"]),
-        ([("a.jpg", b""), ("a.json", [1])], "member a.json", ["no JSON object", "[1]"]),
+        ([("a.jpg", b""), ("a.json", [1])], "member a.json", ["not a JSON object", "[1]"]),
         ([("a.jpg", b""), ("a.cls", b"\xff")], "member a.cls", ["not UTF-8", "xff"]),
         ([("a.jpg", b""), ("b.jpg", b""), ("a.cls", 1)], "member a.cls", ["'a'", "not next to it"]),
         ([("a.jpg", b""), ("a.cls", 1), ("a.CLS", 1)], "member a.CLS", ["second .cls", "'a'"]),
