@@ -13,7 +13,7 @@ import filelock
 import pytest
 
 from pipeline.files.remote import RemotePath
-from tests.converting import convert_in_process
+from tests.helpers.converting import convert_in_process
 
 _NUMBERS = itertools.count()
 

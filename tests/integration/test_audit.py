@@ -17,8 +17,8 @@ from pipeline.order.key_log import Header, KeyLogWriter
 from pipeline.records import framing
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

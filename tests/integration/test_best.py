@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from tests import forked
-from tests.runs import RECORD_KEY, checkpoint_bytes, finish, start, start_workers
+from tests.helpers import forked
+from tests.helpers.runs import RECORD_KEY, checkpoint_bytes, finish, start, start_workers
 
 # Losses go up and down at this rate. Training ends early; checkpoints, lines and evaluations are at unrelated steps.
 FLAGS = (

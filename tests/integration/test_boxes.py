@@ -7,10 +7,10 @@ import pytest
 
 from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
-from tests import annotated, forked
-from tests.annotated import COLOURS
+from tests.helpers import annotated, forked
+from tests.helpers.annotated import COLOURS
+from tests.helpers.runs import checkpoint_bytes, finish, wait_for_step
 from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
-from tests.runs import checkpoint_bytes, finish, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")

@@ -25,8 +25,8 @@ from pipeline import RandomAccess, StepIterator, input_fn, manifest, skipped_rec
 from pipeline.files.remote import RemotePath
 from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.shard_cache import cache_counts
-from tests import forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import evaluate, export, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

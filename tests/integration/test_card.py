@@ -18,8 +18,8 @@ from beam_jobs.report import card
 from beam_jobs.report.summary import facts_of_manifest
 from pipeline import manifest
 from pipeline.files.paths import path_of
-from tests import forked
-from tests.converting import convert_in_process
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 

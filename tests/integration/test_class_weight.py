@@ -12,9 +12,9 @@ from pipeline import Shard, StepIterator, distribute, input_fn
 from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
 from pipeline.records import framing, tf_example
-from tests import forked
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes
 
 COUNT, CLASSES = 13, 3
 NUMBERS = np.arange(COUNT)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import manifest
 from pipeline.manifest import naming
-from tests import forked
+from tests.helpers import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import manifest
 from pipeline.records import framing, tf_example
-from tests import forked
+from tests.helpers import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"

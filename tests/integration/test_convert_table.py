@@ -9,8 +9,8 @@ import PIL.Image
 import pytest
 
 from pipeline import manifest
-from tests import forked
-from tests.datasets import examples_in
+from tests.helpers import forked
+from tests.helpers.datasets import examples_in
 
 ROWS, CLASSES = 240, ("bird", "cat", "dog")
 

@@ -12,9 +12,9 @@ from pipeline import manifest
 from pipeline.errors import PipelineError
 from pipeline.index import __main__ as index
 from pipeline.manifest import naming
-from tests import annotated, foreign
-from tests.converting import convert_in_process
-from tests.validated import pixels_of, png
+from tests.helpers import annotated, foreign
+from tests.helpers.converting import convert_in_process
+from tests.helpers.validated import pixels_of, png
 
 
 def described(folder):

@@ -8,11 +8,11 @@ import pytest
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.lanes import some_slow
+from tests.helpers.runs import checkpoint_bytes, finish, start, wait_for_step
 from tests.integration.test_versions import FLAGS, convert, ends, files_of, write_images
-from tests.lanes import some_slow
-from tests.runs import checkpoint_bytes, finish, start, wait_for_step
 
 LABELS = {"train/a/0.png": "b", "train/b/1.png": "a", "train/a/34.png": "c"}
 GONE = ["train/a/2.png", "train/b/1.png", "test/b/3.png"]  # of one, the label was set before

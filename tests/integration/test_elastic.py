@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
-from tests.datasets import key_of, write_dataset
-from tests.runs import finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import key_of, write_dataset
+from tests.helpers.runs import finish, start, start_workers, wait_for_step
 
 COUNTS = (23, 0, 41, 17, 30, 12, 40)  # 163 records
 BATCH, STREAMS, RECORD_BYTES = 12, 6, 144

@@ -10,13 +10,13 @@ import time
 import pytest
 
 from pipeline import manifest
-from tests import forked
-from tests.converting import convert_in_process, write_data_set
 from tests.engines import commands
 from tests.engines.failing import MESSAGE
 from tests.engines.sources import SOURCES
-from tests.lanes import some_slow
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process, write_data_set
+from tests.helpers.forked import free_ports
+from tests.helpers.lanes import some_slow
 
 WORKER_PROCESSES = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 IN_MEMORY = ["--direct_running_mode=in_memory", "--direct_num_workers=2"]

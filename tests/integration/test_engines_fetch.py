@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from tests.engines import fetch
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc", as published
 

@@ -19,7 +19,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.job import Conversion
 from beam_jobs.plan import make_plan
 from beam_jobs.runs.run import OverShards
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
 OURS = "beam:dofn:pickled_python_info:v1"

@@ -14,7 +14,7 @@ import pytest
 from tests.engines import commands, fetch
 from tests.engines.flink_cluster import Flink
 from tests.engines.spark_cluster import Spark
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 ROWS = 200_000

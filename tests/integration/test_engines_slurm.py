@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests import forked
 from tests.engines.slurm_cluster import SlurmCluster, missing
-from tests.runs import checkpoint_bytes, finish, start_workers
+from tests.helpers import forked
+from tests.helpers.runs import checkpoint_bytes, finish, start_workers
 
 STEPS = 600
 FLAGS = ("--model=mlp", "--log_every=25", "--steps_per_loop=10")

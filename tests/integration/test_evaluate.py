@@ -14,9 +14,9 @@ from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.index import __main__ as index
-from tests import forked, runs
-from tests.datasets import edit_manifest
-from tests.runs import finish, scalars
+from tests.helpers import forked, runs
+from tests.helpers.datasets import edit_manifest
+from tests.helpers.runs import finish, scalars
 from trainer import inference as built
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
@@ -271,7 +271,7 @@ def test_it_ends_quietly_where_nobody_reads_on(copy):
 
 
 def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
-    from tests.datasets import write_dataset
+    from tests.helpers.datasets import write_dataset
 
     write_dataset(tmp_path / "other", classes=3)
     other = evaluate(f"--model_dir={copy}", f"--data_dir={tmp_path / 'other'}")
@@ -288,7 +288,7 @@ def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
 @pytest.mark.slow
 def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
     """A relative --data_dir counts from the folder in which the run was started, or else from here."""
-    from tests.datasets import write_dataset
+    from tests.helpers.datasets import write_dataset
 
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
@@ -332,7 +332,7 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
 
 
 def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, tmp_path):
-    from tests.datasets import write_dataset
+    from tests.helpers.datasets import write_dataset
 
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     shutil.copytree(digits, here / "data")

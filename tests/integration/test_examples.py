@@ -16,9 +16,9 @@ import time
 import numpy as np
 import pytest
 
-from tests import forked
-from tests.loopback import free_ports
-from tests.runs import checkpoint_bytes
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
+from tests.helpers.runs import checkpoint_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")

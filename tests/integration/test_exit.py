@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = """

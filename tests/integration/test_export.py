@@ -14,8 +14,9 @@ import pytest
 
 from pipeline import RandomAccess, images
 from pipeline.errors import DataError, UsageError
-from tests import environment, forked
-from tests.datasets import Kind, write_dataset
+from tests import environment
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import Predictor
 from trainer.export import main
 from trainer.exporting import command

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import pytest
 
 from beam_jobs import convert
-from tests import forked
-from tests.runs import STOPS, checkpoint_bytes, finish, start, start_workers, tf_configs, wait_for_step
+from tests.helpers import forked
+from tests.helpers.runs import STOPS, checkpoint_bytes, finish, start, start_workers, tf_configs, wait_for_step
 
 BOUND = 60  # seconds on a loaded machine; docs/faults.md has the times on an idle one
 LONG = (

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 LIMITED = """
 import resource, runpy, sys

@@ -12,8 +12,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests import forked
-from tests.runs import checkpoint_bytes, finish, start, tf_configs
+from tests.helpers import forked
+from tests.helpers.runs import checkpoint_bytes, finish, start, tf_configs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "keras:MobileNetV3Small"

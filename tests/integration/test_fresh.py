@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests import forked
-from tests.datasets import write_dataset
-from tests.launches import Launch, left_within
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 FLAGS = (
     *("--model=softmax_regression", "--optimizer=momentum", "--global_batch_size=24", "--virtual_replicas=12"),

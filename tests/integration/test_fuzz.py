@@ -1,5 +1,6 @@
 """Mutated inputs: every outcome is the right data or one line, never a traceback, a hang or a wrong record."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -15,14 +16,54 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
+from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import PipelineError
-from tests import forked
-from tests.datasets import Kind, write_dataset
-from tests.loading import load
+from pipeline.manifest.splits import select
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.rows_reader import RowsReader, all_pieces
+from pipeline.read.shards import Shards
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A split's examples: uint8 (n, height, width, channels), int64 (n,), n keys."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    keys: list[bytes]
+
+
+def load(data_dir: pathlib.Path, split: str) -> Loaded:
+    """Returns a split of raw images that are not compressed, after checking that all readers agree on it.
+
+    Raises:
+      PipelineError: of the first reader that refuses.
+    """
+    examples = RandomAccess(data_dir, split)[:]
+    loaded = Loaded(
+        np.stack([example["image"] for example in examples]),
+        np.array([example["label"] for example in examples]),
+        [example["key"] for example in examples],
+    )
+    manifest = manifests.load(data_dir)
+    selection = select(manifest, split)
+    shards = Shards.found(data_dir, selection.segments, Corruption(str(data_dir)))
+    records = RecordsReader(shards).read(all_pieces(selection)).as_bytes()
+    assert all(key in record for key, record in zip(loaded.keys, records, strict=True))
+    reader = RowsReader.fit(manifest, shards, with_keys=True)
+    if reader is not None:
+        rows = reader.read(all_pieces(selection))
+        assert np.array_equal(rows.images.reshape(loaded.images.shape), loaded.images)
+        assert rows.labels.tolist() == loaded.labels.tolist()
+        assert rows.keys.tolist() == loaded.keys
+    return loaded
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:

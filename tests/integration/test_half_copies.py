@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from pipeline.errors import DataError, RerunError, UsageError
-from tests.lanes import some_slow
-from tests.runs import checkpoint_bytes
+from tests.helpers.lanes import some_slow
+from tests.helpers.runs import checkpoint_bytes
 from trainer import evaluate, predict, run
 from trainer.checkpoint.manager import CheckpointManager
 

@@ -12,10 +12,10 @@ from beam_jobs import validate
 from pipeline import RandomAccess, input_fn, manifest
 from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
-from tests import foreign, forked
-from tests.converting import convert_in_process
-from tests.raised import at
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import foreign, forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 from trainer.exporting.predictions import pixels_of
 
 RECIPE = "--augment=random_resized_crop(size=32, normalize=False) | flip | randaugment | normalize"

@@ -21,8 +21,8 @@ from pipeline import images, manifest
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import members
-from tests.converting import convert_in_process
-from tests.datasets import Kind, write_dataset
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import Kind, write_dataset
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (28, 28, 1)

@@ -15,9 +15,9 @@ import pytest
 
 from pipeline import manifest
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
-from tests.lanes import some_slow
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.lanes import some_slow
 
 CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests import forked, parameter_servers
-from tests.runs import STOPS, checkpoint_bytes, finish, start, tf_configs, wait_for_step
+from tests.helpers import forked, parameter_servers
+from tests.helpers.runs import STOPS, checkpoint_bytes, finish, start, tf_configs, wait_for_step
 
 STEPS = 240
 # Checkpoints, lines and epochs at unrelated steps; augmentations, so that their randomness has to come back too.

@@ -22,11 +22,11 @@ import urllib.request
 
 import pytest
 
-from tests import forked
-from tests.datasets import write_dataset
-from tests.forked import ROOT
-from tests.lanes import some_slow
-from tests.launches import CODE, FAKE, TIME, Launch, is_running, left_within
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import ROOT
+from tests.helpers.lanes import some_slow
+from tests.helpers.launches import CODE, FAKE, TIME, Launch, is_running, left_within
 
 QUICK = ("--restart_delay=0.1",)
 UNSAVED = r"no checkpoint was saved; at least \d+ steps? (?:is|are) lost"

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from tests.forked import ROOT
-from tests.loopback import free_ports
-from tests.runs import checkpoint_bytes, finish, start_workers
-from tests.slurm import Slurm
+from tests.helpers.forked import ROOT, free_ports
+from tests.helpers.runs import checkpoint_bytes, finish, start_workers
+from tests.helpers.slurm import Slurm
 from trainer import launch
 
 STEPS = 600

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from tests.datasets import write_dataset
-from tests.launches import Launch, left_within
-from tests.runs import checkpoint_bytes, finish, start
+from tests.helpers.datasets import write_dataset
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import checkpoint_bytes, finish, start
 
 FLAGS = (
     "--model=softmax_regression",

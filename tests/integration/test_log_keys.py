@@ -8,8 +8,8 @@ import pytest
 from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
-from tests.datasets import Kind, write_dataset
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 from trainer import run
 
 COUNTS = (30, 0, 25, 44)  # 99 records

@@ -10,8 +10,8 @@ from pipeline.audit.contract import Contract
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes, finish, start, start_workers
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers
 from trainer import Task, loss_log, run
 
 COUNTS = (30, 0, 25, 44)  # 99 records

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.runs import finish, scalars, start, start_workers
+from tests.helpers.runs import finish, scalars, start, start_workers
 
 STEPS = 50
 FLAGS = ["--augment=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1", "--summary_every=1"]

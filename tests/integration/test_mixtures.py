@@ -11,8 +11,8 @@ import pytest
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import edit_manifest, write_dataset
-from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.datasets import edit_manifest, write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
 from trainer import evaluate, run
 
 STEPS = 10

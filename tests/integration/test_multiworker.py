@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tests import forked
-from tests.runs import (
+from tests.helpers import forked
+from tests.helpers.runs import (
     STOPS,
     checkpoint_bytes,
     finish,

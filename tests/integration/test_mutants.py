@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 cosmic_ray = pytest.importorskip("cosmic_ray", reason="needs cosmic-ray, which makes the faults: pip install '.[dev]'")

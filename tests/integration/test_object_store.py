@@ -31,10 +31,10 @@ from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import convert_in_process, killed_in
-from tests.lanes import some_slow
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process, killed_in
+from tests.helpers.forked import free_ports
+from tests.helpers.lanes import some_slow
 
 
 def digits(data_dir: object, *flags: str) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import pytest
 import setuptools  # noqa: F401 (which builds them)
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from tests.kernels import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

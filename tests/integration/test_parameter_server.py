@@ -15,11 +15,11 @@ from tensorboard.backend.event_processing import event_accumulator
 from benchmarks import straggler
 from pipeline import input_fn
 from pipeline.index.__main__ import main as index
-from tests import augmenting_tasks, forked
-from tests.converting import convert_in_process
+from tests.helpers import augmenting_tasks, forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
+from tests.helpers.runs import ON_ONE_CORE, STOPS, finish, scalars, start, wait_for_step
 from tests.integration import parameter_server_tasks as tasks
-from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
-from tests.runs import ON_ONE_CORE, STOPS, finish, scalars, start, wait_for_step
 
 DATA = forked.ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
@@ -122,7 +122,7 @@ def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns,
 
 @pytest.mark.slow
 def test_workers_augment_by_layers_of_keras_as_any_other_input_does(digits, tmp_path):
-    flags = ("--task=tests.augmenting_tasks:Tells", "--model=softmax_regression", "--augment=none")
+    flags = ("--task=tests.helpers.augmenting_tasks:Tells", "--model=softmax_regression", "--augment=none")
     steps = ("--global_batch_size=48", "--train_steps=36", "--eval_every=0")  # of 30 per epoch
     outcomes = Job(2, 1, digits, tmp_path, *flags, *steps).finish()
     assert_all_ended(outcomes)
@@ -137,7 +137,7 @@ def test_workers_augment_by_layers_of_keras_as_any_other_input_does(digits, tmp_
 
 @pytest.mark.slow
 def test_a_function_that_calls_python_ends_all_processes_before_they_connect(digits, tmp_path):
-    flags = ("--task=tests.augmenting_tasks:InPython", "--model=softmax_regression", "--augment=none")
+    flags = ("--task=tests.helpers.augmenting_tasks:InPython", "--model=softmax_regression", "--augment=none")
     outcomes = Job(2, 1, digits, tmp_path, *flags, "--global_batch_size=48", "--train_steps=6").finish()
     assert {name: end[0] for name, end in outcomes.items()} == dict.fromkeys(outcomes, 2)
     why = "Task.augment: the function calls Python (the op PyFuncStateless), but the workers of --strat"

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks import straggler
 from pipeline.index.__main__ import main as index
+from tests.helpers.parameter_servers import Job, ledger_of, wait_for_line
+from tests.helpers.runs import STOPS, wait_for_step
 from tests.integration import parameter_server_tasks as tasks
-from tests.parameter_servers import Job, ledger_of, wait_for_line
-from tests.runs import STOPS, wait_for_step
 from trainer.callbacks import heartbeat
 
 ROWS, BATCH = 120, 12

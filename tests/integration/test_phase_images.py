@@ -16,8 +16,8 @@ from pipeline import input_fn, order_spec
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import Kind, write_dataset
-from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
 from trainer import Task, TrainConfig, export, replay, run
 from trainer import plan as plans
 from trainer.step import state

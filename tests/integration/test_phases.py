@@ -14,8 +14,8 @@ import tensorflow as tf
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
 from trainer import TrainConfig, fuse_layers, replay, run
 from trainer import plan as plans
 

@@ -8,7 +8,7 @@ import shlex
 import PIL.Image
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))

@@ -17,9 +17,9 @@ from pipeline import RandomAccess, images, input_fn, manifest
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import DataError
 from pipeline.manifest import PixelRule
-from tests import forked
-from tests.converting import convert_in_process
-from tests.lanes import some_slow
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.lanes import some_slow
 from trainer import Predictor
 
 OLD = PixelRule("stored", "fast")

@@ -9,8 +9,8 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.errors import UsageError
 from pipeline.index.__main__ import main as index
-from tests import forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 
 ARGUMENTS = {"global_batch_size": 4, "training": True, "streams": 2, "seed": 3, "epochs": 2, "record_ids": True}
 STEPS = 2 * 9

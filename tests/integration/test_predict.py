@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import RandomAccess, images
 from pipeline.errors import DataError, UsageError
-from tests import forked
+from tests.helpers import forked
 from trainer import Predictor
 from trainer.exporting.inputs import image_files
 

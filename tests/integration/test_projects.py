@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests import foreign, forked
-from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+from tests.helpers import foreign, forked
+from tests.helpers.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "tfrecords"

@@ -16,9 +16,9 @@ import pytest
 
 from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
-from tests import foreign, forked
-from tests.datasets import write_dataset
-from tests.loopback import free_ports
+from tests.helpers import foreign, forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import Shard, StepIterator, skipped_records
 from pipeline.manifest import naming
-from tests.datasets import Kind, to_memory, write_dataset
+from tests.helpers.datasets import Kind, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 5)
 SHAPE = (8, 6, 3)

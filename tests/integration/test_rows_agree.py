@@ -20,7 +20,7 @@ from pipeline import RandomAccess, Shard, StepIterator, augment_fn, distribute, 
 from pipeline.distribution import copied_ahead, on_devices
 from pipeline.manifest import naming
 from pipeline.request import Request
-from tests.datasets import GREY_STEP, Kind, extra_of, image_of, to_memory, write_dataset
+from tests.helpers.datasets import GREY_STEP, Kind, extra_of, image_of, to_memory, write_dataset
 
 COUNTS, SHAPE = (20, 0, 9, 8), (12, 10, 3)
 LONG = (

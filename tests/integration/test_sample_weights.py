@@ -11,8 +11,8 @@ from pipeline import Shard, StepIterator, distribute, input_fn
 from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
 from pipeline.records import framing, tf_example
-from tests import forked
-from tests.lanes import some_slow
+from tests.helpers import forked
+from tests.helpers.lanes import some_slow
 
 COUNT, SIZE = 13, 8
 FACTORS = {"mask": 1.0, "mean": SIZE / (COUNT - SIZE)}  # of a real row of the second step

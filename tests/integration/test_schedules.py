@@ -12,8 +12,8 @@ from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 from trainer import loss_log, replay, run, watch
 from trainer.watching.batch import drawn
 

@@ -8,7 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 FULL, READ_ONLY = "full", "read-only"
 CANNOT = 77  # exit code where the system mounts nothing for its users

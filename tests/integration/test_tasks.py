@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from tests import forked
-from tests.lanes import some_slow
-from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+from tests.helpers import forked
+from tests.helpers.lanes import some_slow
+from tests.helpers.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REGRESSION = ROOT / "examples" / "regression" / "diabetes.py"

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
-from tests import forked, launches
-from tests.runs import checkpoint_bytes, scalars
+from tests.helpers import forked, launches
+from tests.helpers.runs import checkpoint_bytes, scalars
 from trainer import evaluate, run, training
 from trainer.checkpoint import reader
 from trainer.evaluation import command

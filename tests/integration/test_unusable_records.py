@@ -14,8 +14,8 @@ from pipeline import StepIterator, images, input_fn, manifest, skipped_records
 from pipeline.errors import DataError
 from pipeline.files.paths import folder as folder_of
 from pipeline.records import tf_example
-from tests import forked
-from tests.converting import convert_in_process
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
 
 RESIDENT, WINDOWS = 1 << 30, 60_000
 COUNT, SIDE = 48, 40

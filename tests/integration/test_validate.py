@@ -20,9 +20,9 @@ from pipeline.errors import PipelineError
 from pipeline.files.paths import path_of
 from pipeline.index import __main__ as index
 from pipeline.manifest import naming
-from tests import forked
-from tests.lanes import some_slow
-from tests.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
+from tests.helpers import forked
+from tests.helpers.lanes import some_slow
+from tests.helpers.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from tests import forked
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import forked
+from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 TASKS = """
 import time

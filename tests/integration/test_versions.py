@@ -10,11 +10,11 @@ import pytest
 
 from pipeline import input_fn, manifest
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
-from tests.lanes import some_slow
-from tests.parameter_servers import Job
-from tests.runs import checkpoint_bytes, finish, start, wait_for_step
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.lanes import some_slow
+from tests.helpers.parameter_servers import Job
+from tests.helpers.runs import checkpoint_bytes, finish, start, wait_for_step
 
 
 def write_images(folder, numbers, splits=("train",)):

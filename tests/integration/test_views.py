@@ -11,7 +11,7 @@ from pipeline import RandomAccess, manifest
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
-from tests.runs import finish, start
+from tests.helpers.runs import finish, start
 from trainer import Predictor, evaluate, run
 
 

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from tests import forked
-from tests.datasets import Kind, write_dataset
-from tests.parameter_servers import Job, ledger_of
-from tests.runs import ON_ONE_CORE, checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.parameter_servers import Job, ledger_of
+from tests.helpers.runs import ON_ONE_CORE, checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding

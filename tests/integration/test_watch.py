@@ -16,10 +16,10 @@ import pytest
 
 from pipeline import images, input_fn
 from pipeline.index.__main__ import main as index
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import finish, scalars, start, start_workers
 from tests.integration import parameter_server_tasks, slow_task
-from tests.launches import Launch, left_within
-from tests.runs import finish, scalars, start, start_workers
 from trainer.callbacks.tensorboard import EventFile
 from trainer.watching import batch
 from trainer.watching.snapshot import straggler_of

@@ -21,8 +21,8 @@ import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from pipeline.commands import commandline
-from tests import validated
-from tests.datasets import write_dataset
+from tests.helpers import validated
+from tests.helpers.datasets import write_dataset
 
 BATCH = "--global_batch_size=8"
 TABLE = "--dataset=image_table --source={tmp}/photos.csv"

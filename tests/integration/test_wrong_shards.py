@@ -16,8 +16,8 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.records import framing
-from tests.converting import convert_in_process
-from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import Kind, edit_manifest, write_dataset
 
 SHAPE, FIRST = (8, 6, 3), 2  # the record of the first shard that changes places with the next one
 KINDS = {"raw": Kind(), "png": Kind("png"), "offsets": Kind(unequal_keys=True), "gzip": Kind(compression="GZIP")}

@@ -10,7 +10,7 @@ from tensorflow.python.framework import kernels  # public nowhere
 from pipeline import distribution
 from pipeline.distribution import DeviceGroups, in_groups, in_host_memory, of_worker
 from pipeline.request import Request
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 STEPS = 15  # from step 3 to the end; an epoch has 2
 OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "record_ids": True, "epochs": 9}

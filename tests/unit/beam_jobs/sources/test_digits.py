@@ -7,7 +7,7 @@ from beam_jobs import sources
 from beam_jobs.sources import digits
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
-from tests.raised import said
+from tests.helpers.raised import said
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 

@@ -14,7 +14,7 @@ from beam_jobs.conversion.command import convert
 from beam_jobs.validation import drift
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from tests.raised import said
+from tests.helpers.raised import said
 
 OLD, NEW = ("a", "b"), ("a", "b", "b", "b", "b", "b", "b", "b", "b", "c")
 

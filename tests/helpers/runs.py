@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tests import forked
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
 
 Path = str | os.PathLike[str]
 RECORD_KEY = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TextIO
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT = 300.0  # seconds
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.preload"])
+_context.set_forkserver_preload(["tests.helpers.preload"])
 
 
 class Process:
@@ -116,9 +117,20 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def free_ports(count: int) -> list[int]:
+    """Returns ports that were free a moment ago, all different, for processes that stand in for machines."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
 def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
     """Runs a program in this process, which the server has just forked, like the interpreter."""
-    assert "tests.preload" in sys.modules, "the server could not load what tests/preload.py imports"
+    assert "tests.helpers.preload" in sys.modules, "the server could not load what tests/helpers/preload.py imports"
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)

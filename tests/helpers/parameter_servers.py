@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 
-from tests import forked
-from tests.loopback import free_ports
-from tests.runs import Path
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
+from tests.helpers.runs import Path
 
 LEDGER = re.compile(
     r"^ledger: of ([\d,]+) steps, ([\d,]+) applied once, ([\d,]+) twice, ([\d,]+) not at all(.*)$", re.M

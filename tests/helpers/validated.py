@@ -18,7 +18,7 @@ from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.manifest import size_histogram
 from pipeline.read.statistics import PixelSums, entropy, moments
 from pipeline.records import framing, tf_example
-from tests.datasets import edit_manifest, examples_in
+from tests.helpers.datasets import edit_manifest, examples_in
 
 CLASSES = 4
 KINDS = ("raw", "png", "gzip")  # raw with a stride; PNG with offsets, of many sizes; the same, compressed
