@@ -128,6 +128,25 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def output(
+    program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
+) -> str:
+    """Returns the stdout of a program, which must end with exit code 0."""
+    done = run(program, environment, cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fresh(
+    program: Sequence[object], environment: Mapping[str, str] | None = None, cwd: str | os.PathLike[str] = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in an interpreter of its own; `environment` is all of it, or that of the tests."""
+    command = [sys.executable, *map(str, program)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
 def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
     """Runs a program in this process, which the server has just forked, like the interpreter."""
     assert "tests.helpers.preload" in sys.modules, "the server could not load what tests/helpers/preload.py imports"

@@ -20,10 +20,9 @@ CLASSES = ["ape", "bee", "cat", "dog"]
 
 
 def convert(dataset, source, out, *flags):
-    done = forked.run(
+    forked.output(
         ["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
     )
-    assert done.returncode == 0, done.stderr
     return manifest.load(out)
 
 

@@ -11,15 +11,15 @@ from pipeline.manifest import naming
 from tests.helpers import forked
 from tests.helpers.converting import killed_in
 from tests.helpers.lanes import some_slow
-from tests.helpers.runs import checkpoint_bytes, finish, start, wait_for_step
-from tests.integration.test_versions import FLAGS, convert, ends, files_of, write_images
+from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
+from tests.integration.test_versions import FLAGS, convert, files_of, write_images
 
 LABELS = {"train/a/0.png": "b", "train/b/1.png": "a", "train/a/34.png": "c"}
 GONE = ["train/a/2.png", "train/b/1.png", "test/b/3.png"]  # of one, the label was set before
 
 
 def edit(data, *flags):
-    return ends(forked.Process(["-m", "beam_jobs.edit", str(data), *flags]))
+    return forked.output(["-m", "beam_jobs.edit", data, *flags])
 
 
 def bytes_of(data, key):
@@ -103,21 +103,20 @@ def test_bytes_of_deleted_records_are_in_no_file(edited):
     left = [record["key"] for split in ("train", "test") for record in RandomAccess(edited / "deleted", split)]
     assert (len(left), len({*left})) == (137, 137)
     process = forked.Process(["-m", "beam_jobs.validate", str(edited / "deleted"), "--deep"])
-    assert "the data set matches its manifest: 137 records" in ends(process)
+    assert "the data set matches its manifest: 137 records" in succeed(process)[0]
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, tmp_path):
     data, still = shutil.copytree(edited / "old", tmp_path / "data"), edited / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"
-    ends(start(still, calm, *FLAGS, "--train_steps=30"))
+    train(still, calm, *FLAGS, "--train_steps=30")
     killed = start(data, run, *FLAGS, "--train_steps=30")
     wait_for_step(killed, 8)
-    killed.kill()
-    finish(killed)
+    kill(killed)
     (tmp_path / "labels.csv").write_text("key,label\ntrain/a/0.png,b\ntrain/b/1.png,a\n")
     edit(data, f"--set_labels={tmp_path / 'labels.csv'}")
-    out = ends(start(data, run, *FLAGS, "--train_steps=30"))
+    out = train(data, run, *FLAGS, "--train_steps=30")
     assert f"trains on version 1 of {data}\n" in out
     assert (
         f"the newest is version 2, of as many examples; to move to it at the end of an epoch: --data_dir={data}@2"
@@ -125,7 +124,7 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
     )
     assert checkpoint_bytes(run, 30) == checkpoint_bytes(calm, 30)
 
-    out = ends(start(f"{data}@2", shutil.copytree(run, tmp_path / "moved"), *FLAGS, "--train_steps=40"))
+    out = train(f"{data}@2", shutil.copytree(run, tmp_path / "moved"), *FLAGS, "--train_steps=40")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     edit(data, f"--delete={GONE[0]},{GONE[2]}")
     said = f"{data}: version 1 held records that were deleted on 20"
@@ -150,5 +149,5 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
     assert "another --model_dir and --initialize_from for its weights" in found["run"][2]
     assert f"; use {data}@3" in found["evaluate"][2]
     process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}", f"--data_dir={data}@3"])
-    assert "(69 examples" in ends(process)
-    assert "step 45" in ends(start(data, run, *FLAGS, "--train_steps=45", "--allow_order_change"))
+    assert "(69 examples" in succeed(process)[0]
+    assert "step 45" in train(data, run, *FLAGS, "--train_steps=45", "--allow_order_change")

@@ -77,12 +77,9 @@ FLAGS = ("--augment=shift", "--global_batch_size=64", "--checkpoint_every=20", "
 def trained(digits, tmp_path_factory):
     """A run of 60 steps with averaged weights, and the line of its last evaluation."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    [(code, out, err)] = finish(
-        runs.start(
-            digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", "--streams=4", *FLAGS
-        )
+    out = runs.train(
+        digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", "--streams=4", *FLAGS
     )
-    assert code == 0, err
     return folder, [line for line in out.splitlines() if line.startswith("test accuracy")][-1]
 
 
@@ -159,8 +156,7 @@ def test_another_data_set_is_evaluated_on_by_the_run_and_after_it(digits, tmp_pa
         [str(new), "--split=held_out:*", "--feature_map=image:image,label:label,key:key", "--image_shape=28x28x1"]
     )
     flags = ("--model=mlp", "--train_steps=4", "--train_split=train+test", f"--eval_data_dir={new}", *FLAGS)
-    [(code, out, err)] = finish(runs.start(digits, folder, *flags))
-    assert code == 0, err
+    out = runs.train(digits, folder, *flags)
     last = [line for line in out.splitlines() if line.startswith("held_out accuracy")][-1]
     assert "(368 examples; averaged weights)" in last
     found = json_of(f"--model_dir={folder}")
@@ -198,10 +194,9 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
-    ran = forked.run(flags, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    out = forked.output(flags, cwd=tmp_path)
     found = json_of("--model_dir=run", cwd=tmp_path)
-    assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in ran.stdout
+    assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in out
     assert found["report"]["accuracy"] == pytest.approx(found["metrics"]["accuracy"], abs=1e-6)
     assert found["report"]["loss"] == pytest.approx(found["loss"], rel=1e-4)
 
@@ -209,12 +204,11 @@ def test_a_model_of_the_users(model, digits, tmp_path):
 def test_a_task_without_classes_has_its_metrics_alone(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["--task=models:Ink", "--augment=shift", "--train_steps=20", "--learning_rate=0.001"]
-    ran = forked.run(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    out = forked.output(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
     done = evaluate("--model_dir=run", "--output=out", cwd=tmp_path)
     assert done.stdout.splitlines() == [
         "models:Ink at step 20 (run/ckpt-20)",
-        ran.stdout.splitlines()[-2],
+        out.splitlines()[-2],
         "written: out/report.json",
     ]
     elsewhere = evaluate(f"--model_dir={tmp_path}/run")
@@ -339,8 +333,7 @@ def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, t
     flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--train_steps=2")
     for run in ("run", "other"):
         own = f"--model_dir={run}", f"--metrics_jsonl={run}.jsonl"
-        done = forked.run(["-m", "trainer.run", *flags, *own], cwd=here)
-        assert done.returncode == 0, done.stderr
+        forked.output(["-m", "trainer.run", *flags, *own], cwd=here)
     wanted = forked.run(["-m", "trainer.run", "--model_dir=run", "--train_steps=4"], cwd=here)
     write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
     found = forked.run(["-m", "trainer.run", "--model_dir=../here/other", "--train_steps=4"], cwd=elsewhere)
@@ -430,8 +423,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
         shutil.copytree(digits, folder)
     edit_manifest(other, lambda content: content["image_mean"].__setitem__(0, content["image_mean"][0] / 4))
     flags = ("--model=softmax_regression", "--augment=pad_crop_flip(pad=0, flip=False)", "--train_steps=20")
-    [(code, _, err)] = finish(runs.start(own, run, *flags))
-    assert code == 0, err
+    runs.train(own, run, *flags)
     as_trained = json_of(f"--model_dir={run}")["loss"]
     assert json_of(f"--model_dir={run}", f"--data_dir={other}")["loss"] == as_trained
     assert json_of(f"--model_dir={run}", f"--data_dir={other}", f"--statistics={other}")["loss"] != as_trained
@@ -450,8 +442,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
 @pytest.mark.slow
 def test_mirrored_images_count_in_evaluations(digits, tmp_path):
     run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--augment=shift", "--train_steps=40")
-    [(code, out, err)] = finish(runs.start(digits, run, *flags))
-    assert code == 0, err
+    out = runs.train(digits, run, *flags)
     model = built.build(reader.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
     right, examples = 0, 0
     for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, augment="shift"):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers import forked
 from tests.helpers.forked import free_ports
-from tests.helpers.runs import checkpoint_bytes
+from tests.helpers.runs import checkpoint_bytes, saved_steps
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
@@ -334,4 +334,4 @@ def final_state(path):
 
         saved = torch.load(path)
         return json.dumps(saved, default=lambda tensor: tensor.numpy().tobytes().hex(), sort_keys=True)
-    return checkpoint_bytes(path, max(int(p.stem.split("-")[1]) for p in path.glob("ckpt-*.index")))
+    return checkpoint_bytes(path, saved_steps(path)[-1])

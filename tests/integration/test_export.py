@@ -67,8 +67,7 @@ def eleven(shape, classes):
 def train(data_dir, model_dir, *flags, cwd=None):
     more = {"cwd": cwd} if cwd else {}
     program = ["-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", "--log_every=0", *flags]
-    done = forked.run(program, **more)
-    assert done.returncode == 0, done.stderr
+    forked.output(program, **more)
     return model_dir
 
 

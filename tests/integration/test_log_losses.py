@@ -11,7 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.helpers.datasets import write_dataset
-from tests.helpers.runs import checkpoint_bytes, finish, start, start_workers
+from tests.helpers.runs import checkpoint_bytes, start_workers, succeed, train
 from trainer import Task, loss_log, run
 
 COUNTS = (30, 0, 25, 44)  # 99 records
@@ -63,7 +63,7 @@ def test_each_row_has_its_loss_and_training_is_the_same_with_it(strategy, data, 
         if strategy != "virtual":
             run.main(given)
         else:  # sets TensorFlow's threads
-            assert finish(start(data, tmp_path / model, *given[2:]))[0][0] == 0
+            train(data, tmp_path / model, *given[2:])
     assert checkpoint_bytes(tmp_path / "logged", 20) == checkpoint_bytes(tmp_path / "plain", 20)
     rows = loss_log.read(log)
     assert sorted(rows[["step", "record"]].tolist()) == records_of(data, 20)
@@ -146,8 +146,7 @@ def test_a_task_with_its_own_parse_function(data, tmp_path):
 def test_two_worker_processes(data, tmp_path):
     log = tmp_path / "log"
     flags = [*ORDER, "--eval_split=none", "--train_steps=22", f"--log_losses={log}"]
-    ended = finish(*start_workers(data, [tmp_path / "run"] * 2, *flags))
-    assert [code for code, _, _ in ended] == [0, 0], ended
+    succeed(*start_workers(data, [tmp_path / "run"] * 2, *flags))
     assert sorted(path.name for path in log.iterdir()) == ["losses.json", "worker-00000.losses", "worker-00001.losses"]
     assert sorted(loss_log.read(log)[["step", "record"]].tolist()) == records_of(data, 22)
     run.main(flags_of(data, tmp_path / "run", f"--log_losses={log}", "--train_steps=26"))

@@ -12,7 +12,15 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import edit_manifest, write_dataset
-from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.runs import (
+    checkpoint_bytes,
+    kill,
+    scalars,
+    start_workers,
+    succeed,
+    train,
+    wait_for_step,
+)
 from trainer import evaluate, run
 
 STEPS = 10
@@ -187,18 +195,13 @@ def test_killed_and_resumed_on_other_processes_it_ends_with_the_same_bits(mixtur
         "--log_every=2",
         "--steps_per_loop=2",
     )
-    [(code, _, err)] = finish(start(mixture, tmp_path / "whole", *flags))
-    assert (code, err) == (0, "")
+    train(mixture, tmp_path / "whole", *flags)
     workers = start_workers(mixture, [tmp_path / "run"] * 2, *flags)
     wait_for_step(workers[0], 8)
     time.sleep(random.Random(8).uniform(0, 0.3))
-    for worker in workers:
-        worker.kill()
-    finish(*workers)
-    [(code, out, err)] = finish(start(mixture, tmp_path / "run", *flags))
-    assert (code, err) == (0, "")
+    kill(*workers)
+    out = train(mixture, tmp_path / "run", *flags)
     assert re.search(r"resumed from .*ckpt-\d+", out)
     assert checkpoint_bytes(tmp_path / "run", 40) == checkpoint_bytes(tmp_path / "whole", 40)
-    outputs = finish(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
-    assert {code for code, _, _ in outputs} == {0}, outputs
+    succeed(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
     assert checkpoint_bytes(tmp_path / "two", 40) == checkpoint_bytes(tmp_path / "whole", 40)

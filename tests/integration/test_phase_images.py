@@ -17,7 +17,7 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import Kind, write_dataset
-from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.runs import checkpoint_bytes, kill, scalars, start, start_workers, succeed, wait_for_step
 from trainer import Task, TrainConfig, export, replay, run
 from trainer import plan as plans
 from trainer.step import state
@@ -334,8 +334,7 @@ VIRTUAL = (*MODEL, *FLAGS, f"--phases={PHASES}", "--virtual_replicas=2")
 def on_any_devices(data, tmp_path_factory):
     """A run that has the same bits on one device and on two."""
     folder = tmp_path_factory.mktemp("virtual") / "run"
-    [(code, _, err)] = finish(start(data, folder, *VIRTUAL, "--checkpoint_every=1", "--max_to_keep=20"))
-    assert (code, err) == (0, "")
+    succeed(start(data, folder, *VIRTUAL, "--checkpoint_every=1", "--max_to_keep=20"))
     return folder
 
 
@@ -351,10 +350,8 @@ def test_killed_at_random_moments(seed, data, on_any_devices, tmp_path):
         process = start(data, folder, *more, *on)
         wait_for_step(process, step)
         time.sleep(draw.uniform(0, 0.1))
-        process.kill()
-        finish(process)
-    [(code, out, err)] = finish(start(data, folder, *more))
-    assert (code, err) == (0, ""), out
+        kill(process)
+    succeed(start(data, folder, *more))
     assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
 
 
@@ -365,9 +362,6 @@ def test_two_processes_that_are_killed_end_with_the_same_bits(step, data, on_any
     more = (*VIRTUAL, "--checkpoint_every=1", "--log_every=1", "--steps_per_loop=1")
     workers = start_workers(data, [folder] * 2, *more)
     wait_for_step(workers[0], step)
-    for worker in workers:
-        worker.kill()
-    finish(*workers)
-    outputs = finish(*start_workers(data, [folder] * 2, *more))
-    assert {code for code, _, _ in outputs} == {0}, outputs
+    kill(*workers)
+    succeed(*start_workers(data, [folder] * 2, *more))
     assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)

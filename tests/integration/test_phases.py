@@ -15,7 +15,7 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import write_dataset
-from tests.helpers.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.runs import checkpoint_bytes, kill, scalars, start, start_workers, succeed, wait_for_step
 from trainer import TrainConfig, fuse_layers, replay, run
 from trainer import plan as plans
 
@@ -239,8 +239,7 @@ VIRTUAL = (*MODEL, *FLAGS, f"--phases={PHASES}", "--virtual_replicas=2")
 def on_any_devices(data, tmp_path_factory):
     """A run that has the same bits on one device and on two."""
     folder = tmp_path_factory.mktemp("virtual") / "run"
-    [(code, _, err)] = finish(start(data, folder, *VIRTUAL, "--checkpoint_every=1", "--max_to_keep=20"))
-    assert (code, err) == (0, "")
+    succeed(start(data, folder, *VIRTUAL, "--checkpoint_every=1", "--max_to_keep=20"))
     return folder
 
 
@@ -255,10 +254,8 @@ def test_killed_at_random_moments(seed, data, on_any_devices, tmp_path):
         process = start(data, folder, *more, *on)
         wait_for_step(process, step)
         time.sleep(draw.uniform(0, 0.1))
-        process.kill()
-        finish(process)
-    [(code, out, err)] = finish(start(data, folder, *more))
-    assert (code, err) == (0, ""), out
+        kill(process)
+    succeed(start(data, folder, *more))
     assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
 
 
@@ -266,8 +263,7 @@ def test_killed_at_random_moments(seed, data, on_any_devices, tmp_path):
 @pytest.mark.parametrize("step", [4, 6, 8])
 def test_two_processes_end_with_the_same_bits(step, data, on_any_devices, tmp_path):
     folder = upto(on_any_devices, tmp_path / "two", step)
-    outputs = finish(*start_workers(data, [folder] * 2, *VIRTUAL))
-    assert {code for code, _, _ in outputs} == {0}, outputs
+    succeed(*start_workers(data, [folder] * 2, *VIRTUAL))
     assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
 
 

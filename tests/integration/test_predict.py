@@ -32,8 +32,7 @@ def run(tmp_path_factory, digits):
         "--ema=0.5",
         "--log_every=0",
     ]
-    done = forked.run(["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={folder}", *flags])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={folder}", *flags])
     return folder
 
 
@@ -276,25 +275,21 @@ def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_ther
 def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on_a_split(tmp_path, digits, photos):
     """Training and conversion themselves advise --eval_split=none if there is a single split."""
     flags = [f"--data_dir={digits}", "--model=lenet", "--train_steps=20", "--log_every=0", "--eval_split=none"]
-    done = forked.run(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
     path = next(iter(photos[1]))
     of_run = Predictor.of_run(tmp_path / "run").predict([path])[0]
     done = predict(path, f"--model_dir={tmp_path}/run")
     assert (done.returncode, list(answers(done.stdout))) == (0, [path]), done.stderr
-    done = forked.run(
+    out = forked.output(
         ["-m", "trainer.export", f"--model_dir={tmp_path}/run", f"--output={tmp_path}/out", "--format=keras"]
     )
-    assert done.returncode == 0, done.stderr
-    assert "keras: reloaded, on 200 examples of train: largest difference" in done.stdout
+    assert "keras: reloaded, on 200 examples of train: largest difference" in out
     of_export = Predictor.of_export(tmp_path / "out").predict([path])[0]
     assert [name for _, name, _ in of_export.best] == [name for _, name, _ in of_run.best]
-    done = forked.run(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
     done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"])
     assert (done.returncode, done.stdout) == (2, "")
     assert "--split is missing: " in done.stderr
     assert "(test, train)" in done.stderr
-    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test accuracy = ") == 1
+    printed = forked.output(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
+    assert printed.count("test accuracy = ") == 1

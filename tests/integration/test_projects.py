@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import foreign, forked
-from tests.helpers.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+from tests.helpers.runs import checkpoint_bytes, kill, succeed, tf_configs, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "tfrecords"
@@ -116,9 +116,8 @@ def make(project, folder):
 
 
 def run(folder, *arguments):
-    done = forked.run(arguments, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    out = forked.output(arguments, cwd=folder)
+    return out
 
 
 def filled(text):
@@ -208,15 +207,12 @@ def test_killed_and_resumed_a_run_ends_with_the_same_bits(project, processes, tm
         configs = tf_configs(processes) if processes > 1 else [None]
         return [forked.Process(arguments, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": c}, tmp_path) for c in configs]
 
-    assert [code for code, _, _ in finish(*begin("whole"))] == [0] * processes
+    succeed(*begin("whole"))
     killed = begin("killed")
     wait_for_step(killed[0], 20)
-    for process in killed:
-        process.kill()
-    finish(*killed)
-    resumed = finish(*begin("killed"))
-    assert [code for code, _, _ in resumed] == [0] * processes
-    assert "resumed from" in resumed[0][1]
+    kill(*killed)
+    resumed, *_ = succeed(*begin("killed"))
+    assert "resumed from" in resumed
     assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
 
 

@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import signal
 from collections.abc import Collection
 
 import numpy as np
@@ -21,7 +20,7 @@ from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.helpers import forked
 from tests.helpers.datasets import write_shard
-from tests.helpers.runs import finish, start, start_workers_by_flags, wait_for_step
+from tests.helpers.runs import kill, saved_steps, start, start_workers_by_flags, succeed, train, wait_for_step
 from trainer import loss_log, replay, run
 
 COUNT, BATCH, BAD_STEP = 1900, 100, 17  # 19 steps per epoch
@@ -312,8 +311,7 @@ def test_losses_that_stand_out():
 
 def said(*flags):
     """Returns the object that the command prints in a separate process, where TensorFlow has not made threads yet."""
-    [(code, out, error)] = finish(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
-    assert (code, error) == (0, "")
+    [out] = succeed(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
     return json.loads(out)
 
 
@@ -324,14 +322,10 @@ def test_a_run_that_was_killed_and_resumed_on_other_replicas_agrees(trained, tmp
     flags += ["--virtual_replicas=4", "--max_to_keep=99", "--log_every=2", f"--log_losses={tmp_path / 'losses'}"]
     process = start(data, model, *flags, "--train_steps=100000")
     wait_for_step(process, 24)
-    process.kill()
-    assert finish(process)[0][0] == -signal.SIGKILL
-    saved = max(int(path.stem.split("-")[1]) for path in model.glob("ckpt-*.index"))
+    kill(process)
+    saved = saved_steps(model)[-1]
     last = saved + 15
-    [(code, _, error)] = finish(
-        start(data, model, *flags, f"--train_steps={last}", "--strategy=mirrored", "--num_replicas=2")
-    )
-    assert (code, error) == (0, "")
+    train(data, model, *flags, f"--train_steps={last}", "--strategy=mirrored", "--num_replicas=2")
     assert np.bincount(loss_log.read(tmp_path / "losses")["step"]).tolist() == [BATCH] * last
     for topology in (["--strategy=one_device", "--num_replicas=1"], []):
         found = said(f"--model_dir={model}", f"--verify=0:{last}", *topology)
@@ -360,7 +354,7 @@ def test_runs_of_other_strategies(strategy, says, trained, tmp_path):
         processes = start_workers_by_flags(trained / "data", [tmp_path / "run"] * 2, *flags)
     else:
         processes = [start(trained / "data", tmp_path / "run", *flags, f"--strategy={strategy}", "--num_replicas=2")]
-    assert {code for code, _, _ in finish(*processes)} == {0}
+    succeed(*processes)
     found = said(f"--model_dir={tmp_path / 'run'}", "--step=11")
     assert found["replicas"] == says
     assert len(found["rows"]) == BATCH

@@ -160,8 +160,7 @@ def made(tmp_path_factory, digits):
             [f"--data_dir={digits}", f"--model_dir={folder}/run", "--model=softmax_regression", "--train_steps=1"],
         ),
     ):
-        done = forked.run(["-m", module, *arguments])
-        assert done.returncode == 0, done.stderr
+        forked.output(["-m", module, *arguments])
     return {"held": folder / "held", "run": folder / "run", "more": folder / "more", "digits": digits}
 
 

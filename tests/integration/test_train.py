@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
 from tests.helpers import forked, launches
-from tests.helpers.runs import checkpoint_bytes, scalars
+from tests.helpers.runs import checkpoint_bytes, saved_steps, scalars
 from trainer import evaluate, run, training
 from trainer.checkpoint import reader
 from trainer.evaluation import command
@@ -177,14 +177,13 @@ def test_what_a_resume_trains_with_differently_is_one_line(train):
 
 def test_checkpoints_at_the_end_only(train, tmp_path):
     train("--train_steps=40", "--checkpoint_every=0", "--eval_split=none")
-    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-40.index"]
+    assert saved_steps(tmp_path) == [40]
 
 
 @pytest.mark.slow
 def test_besides_the_newest_checkpoints_older_ones_are_kept(train, tmp_path):
     train("--train_steps=50", "--checkpoint_every=1", "--max_to_keep=2", "--eval_split=none")
-    kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index"))
-    assert kept == [31, 46, 49, 50]  # 15 steps are an epoch
+    assert saved_steps(tmp_path) == [31, 46, 49, 50]  # 15 steps are an epoch
 
 
 def test_scalars_have_their_own_steps_and_each_split_its_tags(train, tmp_path):
@@ -202,7 +201,7 @@ def test_what_happens_every_so_many_epochs(train, tmp_path):
     flags = ("--train_steps=50", "--max_to_keep=9", "--summary_every=0.5 epochs", "--checkpoint_every=2 epochs")
     lines = train(*flags, "--log_every=1 epoch", "--eval_every=1.5 epochs", "--steps_per_loop=4")
     assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [15, 30, 45]
-    assert sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index")) == [30, 50]
+    assert saved_steps(tmp_path) == [30, 50]
     found = scalars(tmp_path / "logs")
     assert [step for tag, step in found if tag == "train/loss"] == [8, 15, 23, 30, 38, 45]
     assert [step for tag, step in found if tag == "eval/test/loss"] == [23, 45, 50]
@@ -253,13 +252,13 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
     flags = ("--train_steps=20", "--steps_per_loop=1", "--eval_split=none", "--max_to_keep=20", "--log_every=0")
     train(*flags, "--summary_every=0", "--summary_secs=0.0001", "--checkpoint_every=0", "--checkpoint_secs=0.0001")
     steps = {step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"}
-    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")}
+    saved = set(saved_steps(tmp_path))
     assert len(steps) >= 7  # after every second loop: what is due by the clock is agreed after one
     assert len(saved) >= 7
     shorter = ("--summary_every=0.0001s", "--checkpoint_every=0.0001s", "--eval_every=0.0001s", "--eval_split=test")
     lines = train(*flags[1:], "--train_steps=40", *shorter)
     steps = {step for tag, step in scalars(tmp_path / "logs") if step > 20 and tag == "train/loss"}
-    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")} - saved
+    saved = set(saved_steps(tmp_path)) - saved
     evaluated = [line for line in lines if re.match(r"step \d+, test ", line)]
     assert min(len(steps), len(saved), len(evaluated)) >= 7
 
@@ -318,11 +317,9 @@ def test_batches_copied_in_groups_train_to_the_same_weights(virtual, digits, tmp
     flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", "--augment_on=both"]
     folders = tmp_path / "groups", tmp_path / "host"
     common = [f"--data_dir={digits}", "--model=softmax_regression", *flags, *virtual]
-    done = forked.run(["-c", IN_GROUPS, *common, f"--model_dir={folders[0]}"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "in groups of 64 64"
-    done = forked.run(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
-    assert done.returncode == 0, done.stderr
+    out = forked.output(["-c", IN_GROUPS, *common, f"--model_dir={folders[0]}"])
+    assert out.splitlines()[-1] == "in groups of 64 64"
+    forked.output(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
     assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)
 
 
@@ -349,9 +346,8 @@ print(*(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glo
 @pytest.mark.slow
 def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=1", "--eval_split=none"]
-    done = forked.run(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].split().count("tf_XLAEigen") == 3
+    out = forked.output(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
+    assert out.splitlines()[-1].split().count("tf_XLAEigen") == 3
 
 
 @pytest.mark.slow

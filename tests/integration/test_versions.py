@@ -14,7 +14,7 @@ from tests.helpers import forked
 from tests.helpers.converting import killed_in
 from tests.helpers.lanes import some_slow
 from tests.helpers.parameter_servers import Job
-from tests.helpers.runs import checkpoint_bytes, finish, start, wait_for_step
+from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
 
 
 def write_images(folder, numbers, splits=("train",)):
@@ -112,24 +112,17 @@ FLAGS = (
 IN_EPOCH = 4  # of 70 records; of version 2, 5
 
 
-def ends(process):
-    code, out, err = finish(process)[0]
-    assert (code, err) == (0, "")
-    return out
-
-
 @pytest.mark.parametrize("deaths", [(40,), pytest.param((31, 40, 52), marks=pytest.mark.slow)])
 def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, grown, tmp_path):
     data, still = shutil.copytree(grown / "old", tmp_path / "data"), grown / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"
-    ends(start(still, calm, *FLAGS, "--train_steps=30"))
+    train(still, calm, *FLAGS, "--train_steps=30")
 
     killed = start(data, run, *FLAGS, "--train_steps=30")
     wait_for_step(killed, 12)
-    killed.kill()
-    finish(killed)
+    kill(killed)
     convert(grown / "more", data, "--append", "--num_shards=2")
-    out = ends(start(data, run, *FLAGS, "--train_steps=30"))
+    out = train(data, run, *FLAGS, "--train_steps=30")
     assert f"trains on version 1 of {data}\n" in out
     assert (
         f"the newest is version 2, of 30 more examples; to move to it at the end of an epoch: --data_dir={data}@2"
@@ -138,14 +131,13 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, gro
     assert checkpoint_bytes(run, 30) == checkpoint_bytes(calm, 30)
 
     twin = shutil.copytree(run, tmp_path / "twin")
-    out = ends(start(f"{data}@2", twin, *FLAGS, "--train_steps=60"))
+    out = train(f"{data}@2", twin, *FLAGS, "--train_steps=60")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     for step in deaths:
         killed = start(f"{data}@2" if step < 50 else data, run, *FLAGS, "--train_steps=60")
         wait_for_step(killed, step)
-        killed.kill()
-        finish(killed)
-    out = ends(start(data, run, *FLAGS, "--train_steps=60"))
+        kill(killed)
+    out = train(data, run, *FLAGS, "--train_steps=60")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     assert "the newest" not in out
     assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
@@ -173,9 +165,7 @@ def test_a_run_with_parameter_servers_moves_at_the_end_of_an_epoch(grown, tmp_pa
         return Job(1, 1, given, place, *flags)
 
     def chief_of(ended):
-        outcomes = ended.finish()
-        assert [(code, err) for code, _, err in outcomes.values()] == [(0, "")] * 3
-        return outcomes["chief 0"][1]
+        return ended.succeed()["chief 0"]
 
     chief_of(job(data, run, 6))
     convert(grown / "more", data, "--append", "--num_shards=2")
@@ -216,10 +206,10 @@ def test_each_version_has_its_records_once_per_epoch(grown):
 @pytest.mark.slow
 def test_another_command_reads_the_version_that_a_run_was_trained_on(grown, tmp_path):
     data, run = shutil.copytree(grown / "old", tmp_path / "data"), tmp_path / "run"
-    ends(start(data, run, *FLAGS, "--train_steps=10"))
+    train(data, run, *FLAGS, "--train_steps=10")
     more = write_images(tmp_path / "tests", range(200, 210), ["test"])
     convert(more, data, "--append")
     process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}"])
-    assert "(70 examples" in ends(process)
+    assert "(70 examples" in succeed(process)[0]
     process = forked.Process(["-m", "trainer.replay", f"--model_dir={run}", "--step=7"])
-    ends(process)
+    succeed(process)

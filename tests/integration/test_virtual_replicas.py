@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import forked
 from tests.helpers.datasets import Kind, write_dataset
 from tests.helpers.parameter_servers import Job, ledger_of
-from tests.helpers.runs import ON_ONE_CORE, checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers.runs import ON_ONE_CORE, checkpoint_bytes, finish, kill, start, start_workers, wait_for_step
 
 LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
@@ -53,9 +53,9 @@ def start_on(data, model_dir, topology, *flags):
 
 def train(data, model_dir, topology, *flags):
     """Trains to the end and returns the chief's output."""
-    outputs = finish(*start_on(data, model_dir, topology, *flags), timeout=LONGEST)
-    assert {code for code, _, _ in outputs} == {0}, outputs
-    return outputs[0][1]
+    ends = finish(*start_on(data, model_dir, topology, *flags), timeout=LONGEST)
+    assert {code for code, _, _ in ends} == {0}, ends
+    return ends[0][1]
 
 
 def results(output):
@@ -113,8 +113,7 @@ def test_a_gpu_repeats_its_bits_after_a_kill_too(data, tmp_path):
     assert checkpoint_bytes(tmp_path / "mirrored", steps) == expected
     killed = start(data, tmp_path / "killed", *flags)
     wait_for_step(killed, steps // 4)
-    killed.kill()
-    finish(killed)
+    kill(killed)
     assert not (tmp_path / "killed" / f"ckpt-{steps}.index").exists()
     train(data, tmp_path / "killed", "one", *flags)
     assert checkpoint_bytes(tmp_path / "killed", steps) == expected
@@ -211,9 +210,7 @@ def test_resnet50_trains_on_photographs_with_every_strategy(tmp_path):
     [(code, output, error)] = finish(start(photographs, tmp_path / "central", *central), timeout=LONGEST)
     assert (code, len(results(output))) == (0, 2), error
     job = Job(2, 1, photographs, tmp_path / "servers", *flags, "--train_steps=2", "--eval_split=none")
-    outcomes = job.finish(LONGEST)
-    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
-    assert ledger_of(outcomes["chief 0"][1]) == (2, 2, 0, 0)
+    assert ledger_of(job.succeed(LONGEST)["chief 0"]) == (2, 2, 0, 0)
 
 
 @pytest.mark.parametrize(
