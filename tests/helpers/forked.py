@@ -2,7 +2,7 @@
 
 Loading them takes 5 CPU seconds; a fork takes a few hundredths. Forking is safe because the server only loads them:
 TensorFlow starts its threads, and reads its environment, at the first operation. A test that is about a fresh
-interpreter (what it loads, how soon it answers, how it exits) starts one with `subprocess` instead.
+interpreter (what it loads, how soon it answers, how it exits) starts one with `fresh` instead.
 """
 
 from __future__ import annotations
@@ -138,12 +138,15 @@ def output(
 
 
 def fresh(
-    program: Sequence[object], environment: Mapping[str, str] | None = None, cwd: str | os.PathLike[str] = ROOT
+    program: Sequence[object],
+    environment: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] = ROOT,
+    timeout: float = TIMEOUT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in an interpreter of its own; `environment` is all of it, or that of the tests."""
+    """Runs a program in an interpreter of its own, with these variables alone, or those of the tests."""
     command = [sys.executable, *map(str, program)]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
 
 

@@ -1,7 +1,6 @@
 """The audit as a process: its proofs of large jobs, its exit codes, and runs of the real input."""
 
 import json
-import pathlib
 import re
 import signal
 import subprocess
@@ -19,8 +18,7 @@ from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.helpers import forked
 from tests.helpers.datasets import Kind, write_dataset
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.helpers.forked import ROOT
 
 
 def audit(*arguments):

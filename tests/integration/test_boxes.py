@@ -1,7 +1,5 @@
 """COCO and PASCAL VOC from end to end: converted by real processes and after kills, fed by each recipe, trained on."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -9,10 +7,10 @@ from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
 from tests.helpers import annotated, forked
 from tests.helpers.annotated import COLOURS
+from tests.helpers.forked import ROOT
 from tests.helpers.runs import checkpoint_bytes, kill, succeed, wait_for_step
 from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 FLAGS = (
     "--dataset=coco",

@@ -27,9 +27,9 @@ from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.shard_cache import cache_counts
 from tests.helpers import forked
 from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.forked import ROOT
 from trainer import evaluate, export, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = (40, 0, 30, 50, 20, 60)  # 200 records of 8 x 6 x 3 bytes
 
 
@@ -352,8 +352,7 @@ def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(
 ) -> None:
     write_dataset(tmp_path / "data", [1] * 120, shape=(64, 64, 3))
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
-    command = [sys.executable, "-c", AT_EXIT, url, str(cache)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.fresh(["-c", AT_EXIT, url, cache], timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
     assert requests.shards() < 60
     assert [name for name in names_in(cache) if name.endswith(".part")] == []

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from pipeline import manifest
 from pipeline.manifest import naming
 from tests.helpers import forked
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 MNIST = DATA / "mnist"
 PREFIXES = {"train": "train", "test": "t10k"}

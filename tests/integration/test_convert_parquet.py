@@ -12,8 +12,8 @@ import pytest
 from pipeline import manifest
 from pipeline.records import framing, tf_example
 from tests.helpers import forked
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 ONE_PROCESS = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
 CLASSES = ["ape", "bee", "cat", "dog"]

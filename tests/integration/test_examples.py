@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import forked
-from tests.helpers.forked import free_ports
+from tests.helpers.forked import ROOT, free_ports
 from tests.helpers.runs import checkpoint_bytes, saved_steps
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    (?!cd )(.+)$", README, re.MULTILINE)  # test_tasks has those of the project
 # Of two commands of a script, the other one is among the quick tests.
@@ -149,7 +148,7 @@ def test_help_loads_nothing_heavy(script):
         f"    runpy.run_path('examples/{script}.py', run_name='__main__')\nexcept SystemExit as end:\n"
         f"    print('LOADED', [m for m in {HEAVY} if m in sys.modules], end.code)"
     )
-    helped = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    helped = forked.fresh(["-c", code])
     assert helped.stdout.startswith(f"usage: {script}.py")
     assert helped.stdout.endswith("LOADED [] 0\n")
 

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -107,9 +105,7 @@ def run_elsewhere(program, cwd):
     """Runs a program that cannot import any of our packages."""
     variables = os.environ | {"PYTHONPATH": str(environment.STARTUP)}
     head = "import sys\nsys.modules.update(dict.fromkeys(('pipeline', 'trainer', 'stepfeed')))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + program], cwd=cwd, env=variables, capture_output=True, text=True, check=False
-    )
+    done = forked.fresh(["-c", head + program], variables, cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

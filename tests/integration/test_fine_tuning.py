@@ -13,9 +13,9 @@ import PIL.Image
 import pytest
 
 from tests.helpers import forked
+from tests.helpers.forked import ROOT
 from tests.helpers.runs import checkpoint_bytes, finish, tf_configs, train
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "keras:MobileNetV3Small"
 FLAGS = (f"--model={MODEL}", "--resize=32x32", "--global_batch_size=16", "--train_split=train[:64]")
 

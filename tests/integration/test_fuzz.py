@@ -28,7 +28,6 @@ from tests.helpers import forked
 from tests.helpers.datasets import Kind, write_dataset
 
 pytestmark = pytest.mark.slow
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)

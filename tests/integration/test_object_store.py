@@ -205,9 +205,7 @@ def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(
     for moment in moments:
         there = bucket / str(moment)
         before, append = content_of(there), of_images(images / "two", there, "--append")
-        killed = forked.Process(["-c", killed_in("publish_version"), moment, *append])
-        killed.communicate()
-        assert killed.returncode == -signal.SIGKILL
+        killed_in("publish_version", moment, *append)
         assert manifest.load(f"{there}@1").digest == manifest.load(here).parent
         left = content_of(there)
         changed = (naming.MANIFEST, naming.CROISSANT, *naming.TFDS_FILES)
@@ -235,9 +233,7 @@ def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
     edit.main([str(here), DELETED])
     for moment in moments:
         there = bucket / str(moment)
-        killed = forked.Process(["-c", killed_in("publish_version", "edit"), moment, there, DELETED])
-        killed.communicate()
-        assert killed.returncode == -signal.SIGKILL
+        killed_in("publish_version", moment, there, DELETED, command="edit")
         assert manifest.load(there).version in (2, 3)
         with leased(there, lease_seconds=0.0):
             pass
@@ -423,9 +419,8 @@ convert.main(sys.argv[3:])
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when: str, bucket: RemotePath) -> None:
     convert.main(digits(bucket))
     new = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1", "--image_encoding=png", "--columns=none"]
-    process = forked.Process(["-c", KILLED_IN_OVERWRITE, what, when, *new, "--overwrite"])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = forked.run(["-c", KILLED_IN_OVERWRITE, what, when, *new, "--overwrite"])
+    assert killed.returncode == -signal.SIGKILL
     with leased(bucket, lease_seconds=0.0):  # that of the killed command
         pass
     replaced = "manifest.json" in bucket.files() and "train-00000-of-00001.tfrecord" in bucket.files()

@@ -22,9 +22,9 @@ import pytest
 import setuptools  # noqa: F401 (which builds them)
 
 from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import ROOT
 from tests.kernels import programs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERSION = re.findall(r"\bversion=\"(.*)\"", (ROOT / "setup.py").read_text())[0]
 PACKAGES = ("beam_jobs", "pipeline", "stepfeed", "trainer")
 EXTENSIONS = ("pipeline/read/_unpack", "pipeline/operations/_operations")

@@ -1,6 +1,5 @@
 """The pictures of docs/pictures.py show what today's code prints."""
 
-import pathlib
 import re
 import runpy
 import shlex
@@ -9,8 +8,8 @@ import PIL.Image
 import pytest
 
 from tests.helpers import forked
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))
 AGAIN = "docs/{} is stale: python docs/pictures.py draws it again"
 

@@ -1,7 +1,6 @@
 """Six projects' TFRecords and scripts: docs/projects.md to the letter, then killed and resumed."""
 
 import functools
-import pathlib
 import re
 import shlex
 import shutil
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import foreign, forked
+from tests.helpers.forked import ROOT
 from tests.helpers.runs import checkpoint_bytes, kill, succeed, tf_configs, wait_for_step
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "tfrecords"
 PAGE = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
 STEPS = 60

@@ -3,12 +3,10 @@
 import difflib
 import functools
 import json
-import pathlib
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
@@ -18,9 +16,8 @@ from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
 from tests.helpers import foreign, forked
 from tests.helpers.datasets import write_dataset
-from tests.helpers.forked import free_ports
+from tests.helpers.forked import ROOT, free_ports
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/augment_libraries.md",
@@ -404,9 +401,7 @@ def test_a_model_is_served_as_the_page_says(folder, follow):
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])  # which has those of two commands
 def test_every_flag_that_a_page_gives_a_command_exists(name):
     module, _ = COMMANDS[name]
-    helped = subprocess.run(
-        [sys.executable, "-m", module, "--flags"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    known = forked.output(["-m", module, "--flags"]).split()
     paths = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = [path.read_text(encoding="utf-8") for path in paths if not path.name.startswith("changes_")]
     form = rf"(?:python -m {re.escape(module)}|stepfeed {name})\b((?:[^\n`]|\\\n)*)"
@@ -414,4 +409,4 @@ def test_every_flag_that_a_page_gives_a_command_exists(name):
     if name == "train":
         rows = re.findall(r"^\| (`--.*?) \|", (ROOT / "docs/train_flags.md").read_text(encoding="utf-8"), re.MULTILINE)
         used |= {flag for row in rows for flag in re.findall(r"--\w+", row)}
-    assert used - {*helped.stdout.split(), *MORE.get(name, ())} == set()
+    assert used - {*known, *MORE.get(name, ())} == set()

@@ -1,7 +1,6 @@
 """Models and tasks of users, as real processes: on every strategy, killed and resumed, from Python."""
 
 import json
-import pathlib
 import re
 import shlex
 import shutil
@@ -9,10 +8,10 @@ import shutil
 import pytest
 
 from tests.helpers import forked
+from tests.helpers.forked import ROOT
 from tests.helpers.lanes import some_slow
 from tests.helpers.runs import checkpoint_bytes, finish, succeed, tf_configs, wait_for_step
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 REGRESSION = ROOT / "examples" / "regression" / "diabetes.py"
 TOPOLOGIES = {
     "one": ["--strategy=one_device"],

@@ -3,11 +3,8 @@
 import importlib.util
 import json
 import os
-import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -19,7 +16,6 @@ from trainer import evaluate, run, training
 from trainer.checkpoint import reader
 from trainer.evaluation import command
 
-ROOT = pathlib.Path(__file__).parents[2]
 LOG_LINE = re.compile(r"step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)")
 
 
@@ -377,15 +373,8 @@ def tags_of(folder, kind):
 def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path):
     flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--activation_every=5", "--profile=3:5"]
     program = ["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", "--eval_split=none", *flags]
-    done = subprocess.run(
-        [sys.executable, *program, "--log_device_placement"],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = forked.fresh([*program, "--log_device_placement"], environment)
     assert done.returncode == 0, done.stderr
     assert re.search(r"MatMul.*CPU:0", done.stderr)
     logs = tmp_path / "logs"
@@ -414,14 +403,7 @@ def test_another_model_or_optimizer_is_refused(flag, train):
 @pytest.mark.slow
 def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=20", "--eval_every=10"]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.run", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked.fresh(["-m", "trainer.run", *flags])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("one_device: 1 replica, here CPU:0; ")
 
@@ -447,9 +429,7 @@ def test_multiworker_without_a_cluster_is_one_worker(train, monkeypatch):
 def test_help_loads_nothing_heavy():
     loaded = "import sys; from trainer import run; run.main(['--help'])"
     code = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {loaded}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked.fresh(["-c", code])
     assert (done.returncode, done.stderr) == (0, "")
     assert "--global_batch_size" in done.stdout
     assert not {"tensorflow", "keras", "pyarrow", "apache_beam"} & set(done.stdout.splitlines()[-1].split())

@@ -1,11 +1,8 @@
 """The validator as a user runs it, on damaged data sets: its messages and exit codes."""
 
 import json
-import pathlib
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import crc32c
@@ -24,7 +21,6 @@ from tests.helpers import forked
 from tests.helpers.lanes import some_slow
 from tests.helpers.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
 
-ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 OK = r".*: 22 records in 4 shards, [\d,]+ bytes read, .* records/s"
 
@@ -315,7 +311,7 @@ def test_help_loads_neither_beam_nor_tensorflow():
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('apache_beam', 'tensorflow', 'sklearn') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = forked.fresh(["-c", program])
     assert done.stdout.startswith("usage: beam_jobs.validate")
     assert done.stdout.splitlines()[-1] == "[]"
     assert "--deep" in done.stdout

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import numpy as np
 import PIL.Image
@@ -29,12 +28,8 @@ def write_images(folder, numbers, splits=("train",)):
 
 
 def convert(source, data, *flags):
-    process = forked.Process(
-        ["-m", "beam_jobs.convert", "--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags]
-    )
-    out, err = process.communicate()
-    assert (process.returncode, err) == (0, ""), err
-    return out
+    given = ("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags)
+    return succeed(forked.Process(["-m", "beam_jobs.convert", *given]))[0]
 
 
 def files_of(folder):
@@ -61,9 +56,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
     old, clean = grown / "old", grown / "new"
     out = shutil.copytree(old, tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", killed_in("publish_version"), moment, *flags])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("publish_version", moment, *flags)
     kept = files_of(old)
     del kept[naming.CROISSANT]  # it is replaced just before the manifest
     outdated = {naming.MANIFEST, *naming.TFDS_FILES}
@@ -81,9 +74,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
 def test_shards_of_a_killed_append_do_not_stay_beside_those_of_another(grown, tmp_path):
     out = shutil.copytree(grown / "old", tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", killed_in("publish_version"), 8, *flags])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("publish_version", 8, *flags)
     assert (out / "train-v2-00001-of-00002.tfrecord").exists()
     convert(grown / "more", out, "--append", "--num_shards=3")
     added = sorted(path.name for path in out.glob("train-v2-*"))

@@ -15,10 +15,10 @@ import venv
 import pytest
 
 from tests.engines import commands, fetch
+from tests.helpers.forked import ROOT
 from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
 from tests.integration.test_packages import run, sdist, unpacked, wheel  # noqa: F401, fixtures
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples/your_data").glob("*.py"))
 ENGINE = ["csv_of_paths", "webdataset_shards"]
 SAME = ["masks", "patients", "regression", "several_labels", "webdataset_shards"]
