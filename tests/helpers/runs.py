@@ -84,6 +84,13 @@ def saved_steps(model_dir: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("ckpt-")) for path in pathlib.Path(model_dir).glob("ckpt-*.index"))
 
 
+def forget(model_dir: Path, *steps: int) -> None:
+    """Removes the checkpoints of these steps, as if the run had been killed before it saved them."""
+    for step in steps:
+        for path in pathlib.Path(model_dir).glob(f"ckpt-{step}.*"):
+            path.unlink()
+
+
 def wait_for_step(process: forked.Process, step: int) -> None:
     """Reads the run's lines until a log line of that step or a later one; fails with its stderr if none comes."""
     for line in process.stdout:

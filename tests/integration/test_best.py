@@ -10,7 +10,17 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import forked
-from tests.helpers.runs import RECORD_KEY, checkpoint_bytes, finish, saved_steps, start, start_workers, succeed, train
+from tests.helpers.runs import (
+    RECORD_KEY,
+    checkpoint_bytes,
+    finish,
+    forget,
+    saved_steps,
+    start,
+    start_workers,
+    succeed,
+    train,
+)
 
 # Losses go up and down at this rate. Training ends early; checkpoints, lines and evaluations are at unrelated steps.
 FLAGS = (
@@ -118,8 +128,7 @@ def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(dig
     flags = (*FLAGS[:4], "--train_steps=50", "--checkpoint_every=20", "--eval_every=10", "--keep_best=5")
     flags = (*flags, "--best_metric=loss", "--steps_per_loop=10")
     for rate in (0.4, 0.01):
-        for path in (*tmp_path.glob("ckpt-40.*"), *tmp_path.glob("ckpt-50.*")):  # as if killed before these
-            path.unlink()
+        forget(tmp_path, 40, 50)
         out = train(digits, tmp_path, *flags, f"--learning_rate={rate}")
     assert "--learning_rate was 0.4, is 0.01" in out
     best, _ = best_of(tmp_path)

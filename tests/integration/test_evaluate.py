@@ -15,8 +15,8 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.index import __main__ as index
 from tests.helpers import forked, runs
-from tests.helpers.datasets import edit_manifest
-from tests.helpers.runs import finish, scalars
+from tests.helpers.datasets import edit_manifest, write_dataset
+from tests.helpers.runs import finish, forget, scalars
 from trainer import inference as built
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
@@ -73,20 +73,10 @@ class Ink(trainer.Task):
 FLAGS = ("--augment=shift", "--global_batch_size=64", "--checkpoint_every=20", "--log_every=0")
 
 
-@pytest.fixture(scope="module")
-def trained(digits, tmp_path_factory):
-    """A run of 60 steps with averaged weights, and the line of its last evaluation."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    out = runs.train(
-        digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", "--streams=4", *FLAGS
-    )
-    return folder, [line for line in out.splitlines() if line.startswith("test accuracy")][-1]
-
-
 @pytest.fixture
-def copy(trained, tmp_path):
+def copy(lenet, tmp_path):
     """A copy of the run, to damage."""
-    return shutil.copytree(trained[0], tmp_path / "run")
+    return shutil.copytree(lenet[0], tmp_path / "run")
 
 
 def evaluate(*flags, cwd=None):
@@ -99,8 +89,9 @@ def json_of(*flags, cwd=None):
     return json.loads(done.stdout)
 
 
-def test_it_says_what_the_run_says_and_more(trained, tmp_path):
-    folder, last = trained
+def test_it_says_what_the_run_says_and_more(lenet, tmp_path):
+    folder, printed = lenet
+    last = [line for line in printed.splitlines() if line.startswith("test accuracy")][-1]
     done = evaluate(f"--model_dir={folder}", f"--output={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -123,8 +114,8 @@ def test_it_says_what_the_run_says_and_more(trained, tmp_path):
     ]
 
 
-def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(trained):
-    folder, _ = trained
+def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(lenet):
+    folder, _ = lenet
     averaged, again = (json_of(f"--model_dir={folder}", f"--batch_size={size}") for size in (64, 50))
     raw = json_of(f"--model_dir={folder}", "--weights=raw")
     earlier = json_of(f"--model_dir={folder}", "--checkpoint=20")
@@ -138,8 +129,8 @@ def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(trained):
     assert scalars(folder / "logs")["eval/test/accuracy", 20] == pytest.approx(earlier["metrics"]["accuracy"])
 
 
-def test_a_split_without_some_classes_and_another_data_set(trained, digits, tmp_path):
-    found = json_of(f"--model_dir={trained[0]}", "--split=test[:5]", f"--data_dir={digits}")
+def test_a_split_without_some_classes_and_another_data_set(lenet, digits, tmp_path):
+    found = json_of(f"--model_dir={lenet[0]}", "--split=test[:5]", f"--data_dir={digits}")
     assert (found["num_examples"], found["split"]) == (5, "test[:5]")
     absent = [each for each in found["report"]["classes"] if not each["examples"]]
     assert len(absent) >= 5
@@ -170,10 +161,10 @@ def test_another_data_set_is_evaluated_on_by_the_run_and_after_it(digits, tmp_pa
     assert str(made.split.request.folder) == str(new)
 
 
-def test_mistakes_are_named_by_their_keys(trained, digits):
+def test_mistakes_are_named_by_their_keys(lenet, digits):
     from pipeline import RandomAccess
 
-    found = json_of(f"--model_dir={trained[0]}", "--checkpoint=20", "--mistakes=3")["report"]["mistakes"]
+    found = json_of(f"--model_dir={lenet[0]}", "--checkpoint=20", "--mistakes=3")["report"]["mistakes"]
     assert len(found) == 3
     assert [each["loss"] for each in found] == sorted((each["loss"] for each in found), reverse=True)
     split = RandomAccess(digits, "test")
@@ -245,9 +236,7 @@ def test_a_checkpoint_that_has_lost_its_index_is_named_too(copy):
 
 def test_where_a_run_has_replaced_all_checkpoints_the_newest_is_looked_for_again(copy):
     listed = [copy / f"ckpt-{step}" for step in (40, 20)]
-    for path in listed:
-        for file in copy.glob(f"{path.name}.*"):
-            file.unlink()
+    forget(copy, 40, 20)
     lines = []
     found = built.build_first(listed, CheckpointFlags(str(copy)), lines.append)
     assert found.record.path == copy / "ckpt-60"
@@ -265,8 +254,6 @@ def test_it_ends_quietly_where_nobody_reads_on(copy):
 
 
 def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
-    from tests.helpers.datasets import write_dataset
-
     write_dataset(tmp_path / "other", classes=3)
     other = evaluate(f"--model_dir={copy}", f"--data_dir={tmp_path / 'other'}")
     assert (other.returncode, other.stderr) == (
@@ -282,8 +269,6 @@ def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
 @pytest.mark.slow
 def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
     """A relative --data_dir counts from the folder in which the run was started, or else from here."""
-    from tests.helpers.datasets import write_dataset
-
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     shutil.copytree(digits, here / "data")
@@ -326,8 +311,6 @@ def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tm
 
 
 def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, tmp_path):
-    from tests.helpers.datasets import write_dataset
-
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     shutil.copytree(digits, here / "data")
     flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--train_steps=2")
@@ -372,8 +355,7 @@ def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
     no_folder = evaluate(f"--model_dir={copy / 'ckpt-40'}", "--continuous")
     said = f"trainer.evaluate: --model_dir={copy}/ckpt-40: is a checkpoint, not the folder of a run\n"
     assert (no_folder.returncode, no_folder.stderr) == (2, said)
-    for file in copy.glob("ckpt-60.*"):
-        file.unlink()
+    forget(copy, 60)
     watch = forked.Process(
         ["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous", "--interval=0.2"], {"PYTHONUNBUFFERED": "1"}
     )
@@ -387,9 +369,7 @@ def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
 
 
 def test_what_the_run_has_removed_is_named_in_lines_json_and_for_tensorboard(copy, tmp_path):
-    for step in (20, 40):
-        for file in copy.glob(f"ckpt-{step}.*"):
-            file.unlink()
+    forget(copy, 20, 40)
     found = evaluate(f"--model_dir={copy}", "--continuous", "--json", f"--output={tmp_path}/out")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["missed_steps"] == [20, 40]
@@ -403,9 +383,7 @@ def test_what_the_run_has_removed_is_named_in_lines_json_and_for_tensorboard(cop
 
 
 def test_ctrl_c_ends_it_in_one_line(copy):
-    for step in (40, 60):
-        for file in copy.glob(f"ckpt-{step}.*"):
-            file.unlink()
+    forget(copy, 40, 60)
     watch = forked.Process(["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous"], {"PYTHONUNBUFFERED": "1"})
     assert watch.stdout.readline().startswith("step 20, test accuracy = ")
     assert watch.stdout.readline().startswith(f"waiting for checkpoints in {copy} after step 20")

@@ -83,16 +83,8 @@ def compared(done):
 
 
 @pytest.fixture(scope="module")
-def trained(digits, tmp_path_factory):
-    flags = (
-        "--model=lenet",
-        "--augment=shift",
-        "--train_steps=40",
-        "--ema=0.9",
-        "--eval_flip",
-        "--checkpoint_every=20",
-    )
-    return train(digits, tmp_path_factory.mktemp("trained") / "run", *flags)
+def trained(lenet):
+    return lenet[0]
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +108,14 @@ def test_what_it_says_and_writes(exported, trained):
     assert list(differences) == ALL
     assert max(differences.values()) < 1e-5
     lines = done.stdout.splitlines()
-    assert lines[0] == f"lenet at step 40, averaged weights ({trained}/ckpt-40)"
+    assert lines[0] == f"lenet at step 60, averaged weights ({trained}/ckpt-60)"
     assert lines[1] == "in: uint8 images of 28x28x1; out: probabilities, class and class_name of 10 classes"
     assert lines[2].startswith("saved_model: reloaded, on 200 examples of test: largest difference ")
     assert lines[-1] == f"exported: {', '.join(str(folder / FILES[name]) for name in ALL)}"
     assert {path.name for path in folder.iterdir()} == {*(FILES[name] for name in ALL), "export.json", "README.md"}
     assert [path.name for path in folder.parent.iterdir()] == ["out"]
     about = json.loads((folder / "export.json").read_text())
-    assert (about["step"], about["weights"], about["class_names"][3]) == (40, "ema", "3")
+    assert (about["step"], about["weights"], about["class_names"][3]) == (60, "ema", "3")
     assert about["files"]["stablehlo"]["images"] == [3, 28, 28, 1]
     assert about["files"]["keras"]["images"] == [None, 28, 28, 1]
 

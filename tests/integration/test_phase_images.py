@@ -5,7 +5,6 @@ import json
 import random
 import re
 import shutil
-import time
 
 import keras
 import numpy as np
@@ -17,7 +16,8 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import Kind, write_dataset
-from tests.helpers.runs import checkpoint_bytes, kill, scalars, start, start_workers, succeed, wait_for_step
+from tests.helpers.runs import checkpoint_bytes, forget, kill, scalars, start, start_workers, succeed, wait_for_step
+from tests.integration.test_phases import killed_on_any_devices, upto
 from trainer import Task, TrainConfig, export, replay, run
 from trainer import plan as plans
 from trainer.step import state
@@ -105,15 +105,6 @@ def whole(data, tmp_path_factory):
     return folder
 
 
-def upto(whole, folder, step):
-    """Copies a run as it was when it had saved a step."""
-    shutil.copytree(whole, folder)
-    for saved in range(step + 1, STEPS + 1):
-        for file in folder.glob(f"ckpt-{saved}.*"):
-            file.unlink()
-    return folder
-
-
 def fed(data, step, number, **options):
     """Returns an input of a phase's images that begins with a step."""
     size, augment = IMAGES[number]
@@ -164,9 +155,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(step, data, whole, tmp_pa
 @pytest.mark.slow
 def test_steps_are_made_again_and_proved(data, whole, tmp_path, capsys):
     folder = shutil.copytree(whole, tmp_path / "run")
-    for saved in range(3, 10):
-        for file in folder.glob(f"ckpt-{saved}.*"):
-            file.unlink()
+    forget(folder, *range(3, 10))
     replay.main([f"--model_dir={folder}", "--verify=2:10"])
     assert "ckpt-10: 8 steps after ckpt-2, all bits of" in capsys.readouterr().out
     replay.main([f"--model_dir={whole}", "--step=3"])
@@ -343,16 +332,9 @@ def on_any_devices(data, tmp_path_factory):
 def test_killed_at_random_moments(seed, data, on_any_devices, tmp_path):
     """The first kill is around the step at which the size changes."""
     draw = random.Random(seed)
-    more = (*VIRTUAL, "--checkpoint_every=1", "--log_every=1", "--steps_per_loop=1")
-    folder = tmp_path / "run"
-    for step in sorted([draw.choice([3, 4, 5]), *draw.sample(range(1, STEPS), 2)]):
-        on = ("--strategy=mirrored", "--num_replicas=2") if draw.random() < 0.5 else ()
-        process = start(data, folder, *more, *on)
-        wait_for_step(process, step)
-        time.sleep(draw.uniform(0, 0.1))
-        kill(process)
-    succeed(start(data, folder, *more))
-    assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
+    steps = [draw.choice([3, 4, 5]), *draw.sample(range(1, STEPS), 2)]
+    killed_on_any_devices(data, tmp_path, VIRTUAL, steps, draw)
+    assert checkpoint_bytes(tmp_path, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
 
 
 @pytest.mark.slow

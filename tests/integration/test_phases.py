@@ -15,7 +15,17 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import write_dataset
-from tests.helpers.runs import checkpoint_bytes, kill, scalars, start, start_workers, succeed, wait_for_step
+from tests.helpers.runs import (
+    checkpoint_bytes,
+    forget,
+    kill,
+    saved_steps,
+    scalars,
+    start,
+    start_workers,
+    succeed,
+    wait_for_step,
+)
 from trainer import TrainConfig, fuse_layers, replay, run
 from trainer import plan as plans
 
@@ -80,9 +90,7 @@ def whole(data, tmp_path_factory):
 def upto(whole, folder, step):
     """Copies a run as it was when it had saved a step."""
     shutil.copytree(whole, folder)
-    for saved in range(step + 1, STEPS + 1):
-        for file in folder.glob(f"ckpt-{saved}.*"):
-            file.unlink()
+    forget(folder, *(saved for saved in saved_steps(folder) if saved > step))
     return folder
 
 
@@ -133,9 +141,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(step, data, whole, tmp_pa
 @pytest.mark.slow
 def test_steps_are_made_again_across_phases(whole, tmp_path, capsys):
     folder = shutil.copytree(whole, tmp_path / "run")
-    for saved in range(6, 10):
-        for file in folder.glob(f"ckpt-{saved}.*"):
-            file.unlink()
+    forget(folder, *range(6, 10))
     replay.main([f"--model_dir={folder}", "--verify=5:10"])
     assert "ckpt-10: 5 steps after ckpt-5, all bits of" in capsys.readouterr().out
 
@@ -243,20 +249,24 @@ def on_any_devices(data, tmp_path_factory):
     return folder
 
 
+def killed_on_any_devices(data, folder, flags, steps, draw):
+    """Runs to the end, killed around each of these steps, on one device or on two as it comes."""
+    flags = (*flags, "--checkpoint_every=1", "--log_every=1", "--steps_per_loop=1")
+    for step in sorted(steps):
+        on = ("--strategy=mirrored", "--num_replicas=2") if draw.random() < 0.5 else ()
+        process = start(data, folder, *flags, *on)
+        wait_for_step(process, step)
+        time.sleep(draw.uniform(0, 0.1))
+        kill(process)
+    succeed(start(data, folder, *flags))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_moments(seed, data, on_any_devices, tmp_path):
     draw = random.Random(seed)
-    more = (*VIRTUAL, "--checkpoint_every=1", "--log_every=1", "--steps_per_loop=1")
-    folder = tmp_path / "run"
-    for step in sorted(draw.sample(range(1, STEPS), 3)):
-        on = ("--strategy=mirrored", "--num_replicas=2") if draw.random() < 0.5 else ()
-        process = start(data, folder, *more, *on)
-        wait_for_step(process, step)
-        time.sleep(draw.uniform(0, 0.1))
-        kill(process)
-    succeed(start(data, folder, *more))
-    assert checkpoint_bytes(folder, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
+    killed_on_any_devices(data, tmp_path, VIRTUAL, draw.sample(range(1, STEPS), 3), draw)
+    assert checkpoint_bytes(tmp_path, STEPS) == checkpoint_bytes(on_any_devices, STEPS)
 
 
 @pytest.mark.slow

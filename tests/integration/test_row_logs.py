@@ -15,7 +15,17 @@ from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.helpers.datasets import Kind, write_dataset
 from tests.helpers.lanes import some_slow
-from tests.helpers.runs import checkpoint_bytes, kill, saved_steps, start, start_workers, succeed, train, wait_for_step
+from tests.helpers.runs import (
+    checkpoint_bytes,
+    forget,
+    kill,
+    saved_steps,
+    start,
+    start_workers,
+    succeed,
+    train,
+    wait_for_step,
+)
 from trainer import Task, TrainConfig, loss_log, run
 
 COUNTS = (30, 0, 25, 44)  # 99 records
@@ -121,8 +131,7 @@ def test_the_keys_of_a_run_that_is_killed_and_resumed_on_more_replicas(data, tmp
     wait_for_step(process, 44)
     kill(process)
     *_, saved, newest = saved_steps(model)
-    for path in model.glob(f"ckpt-{newest}.*"):  # the kill may have come just after a save: some steps are done again
-        path.unlink()
+    forget(model, newest)  # the kill may have come just after a save: some steps are done again
     last = (saved // T + 2) * T
     run.main([*flags, f"--train_steps={last}", *STRATEGIES["mirrored"]])
     out = audited(data, logs, capsys)
@@ -172,8 +181,7 @@ def test_the_losses_of_a_run_that_resumes_are_each_steps_once(data, tmp_path):
     flags = flags_of(data, model, f"--log_losses={log}", "--checkpoint_every=10")
     run.main([*flags, "--train_steps=17"])
     before = loss_log.read(log, 0, 10).tolist()
-    for path in model.glob("ckpt-17.*"):
-        path.unlink()
+    forget(model, 17)
     with (log / "worker-00000.losses").open("ab") as file:
         file.write(b"\x11\x00\x00")
     run.main([*flags, "--train_steps=22", *STRATEGIES["mirrored"], f"--log_keys={tmp_path / 'keys'}"])

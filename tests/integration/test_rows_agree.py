@@ -109,7 +109,7 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def folder_of(tmp_path_factory):
     """Writes the data set of a kind, once."""
 
     @functools.cache

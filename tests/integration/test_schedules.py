@@ -15,6 +15,7 @@ from pipeline.inspect import __main__ as inspect
 from tests.helpers.datasets import write_dataset
 from tests.helpers.runs import (
     checkpoint_bytes,
+    forget,
     kill,
     saved_steps,
     start,
@@ -115,8 +116,7 @@ def logged(folders, mixture, tmp_path_factory):
     common = [f"--data_dir={mixture}", f"--model_dir={path}/run", *flags, f"--skip_steps={SKIPS}"]
     first = ((0, (24, 0)), (5, (16, 8)), (14, (12, 12)))
     run.main([*common, "--train_steps=16", f"--mixture_schedule={schedule_of(folders, first)}"])
-    for file in (path / "run").glob("ckpt-16.*"):
-        file.unlink()
+    forget(path / "run", 16)
     last = ((0, (24, 0)), (5, (16, 8)), (14, (16, 8)), (16, (0, 24)), (22, (4, 20)))
     more = ("--train_steps=26", f"--mixture_schedule={schedule_of(folders, last)}")
     run.main([*common, *more, "--strategy=mirrored", "--num_replicas=2"])

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
 from tests.helpers import forked, launches
-from tests.helpers.runs import checkpoint_bytes, saved_steps, scalars
+from tests.helpers.runs import checkpoint_bytes, forget, saved_steps, scalars
 from trainer import evaluate, run, training
 from trainer.checkpoint import reader
 from trainer.evaluation import command
@@ -31,7 +31,7 @@ def train(digits, tmp_path, capsys):
     return train
 
 
-def test_the_time_of_each_line(train):
+def test_the_time_of_each_line_without_evaluations(train):
     lines = train("--train_steps=2", "--log_every=1", "--log_time", "--eval_split=none")
     assert len(lines) == 5
     assert all(launches.TIME.match(line) for line in lines), lines
@@ -99,19 +99,12 @@ def test_the_means_of_an_epoch_survive_a_resume(digits, tmp_path, capsys):
 
 
 def test_what_is_trained_already_is_evaluated(train, tmp_path):
-    first = train("--train_steps=10")
-    again = train("--train_steps=10")
-    assert again[0].endswith(f"; already at step 10 of 10; resumed from {tmp_path}/ckpt-10")
+    first = train("--epochs=2")
+    assert "step 0 to 30 of 100 examples, 15 per epoch" in first[0]  # the last of which is padded
+    again = train("--epochs=2")
+    assert again[0].endswith(f"; already at step 30 of 30; resumed from {tmp_path}/ckpt-30")
     assert again[1:] == first[-2:]
-    assert "; already at step 10 of 5; " in train("--train_steps=5")[0]
-
-
-def test_an_epoch_counts_its_padded_step(train):
-    assert "step 0 to 30 of 100 examples, 15 per epoch" in train("--epochs=2")[0]
-
-
-def test_without_a_split_to_evaluate_on(train):
-    assert not any("accuracy" in line for line in train("--train_steps=2", "--eval_split=none"))
+    assert "; already at step 30 of 5; " in train("--train_steps=5")[0]
 
 
 def test_slices_of_splits(train):
@@ -171,11 +164,6 @@ def test_what_a_resume_trains_with_differently_is_one_line(train):
     assert not any("changed" in line for line in train("--train_steps=5", *changed[:2]))
 
 
-def test_checkpoints_at_the_end_only(train, tmp_path):
-    train("--train_steps=40", "--checkpoint_every=0", "--eval_split=none")
-    assert saved_steps(tmp_path) == [40]
-
-
 @pytest.mark.slow
 def test_besides_the_newest_checkpoints_older_ones_are_kept(train, tmp_path):
     train("--train_steps=50", "--checkpoint_every=1", "--max_to_keep=2", "--eval_split=none")
@@ -228,17 +216,17 @@ def test_a_line_per_epoch_is_that_of_an_undisturbed_run_after_a_resume_in_its_mi
     assert epochs("silent", "--epochs=1", "--nolog_epochs") == []
 
 
-def test_without_scalars_there_are_no_logs(train, tmp_path):
-    lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10")
+def test_scalars_may_be_left_out_and_checkpoints_but_for_the_last(train, tmp_path):
+    lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10", "--checkpoint_every=0")
     assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-20"
     assert not (tmp_path / "logs").exists()
+    assert saved_steps(tmp_path) == [20]
 
 
 def test_after_a_kill_and_a_resume_every_scalar_is_there_once(train, tmp_path):
     flags = ("--checkpoint_every=25", "--eval_split=none")
     train("--train_steps=60", "--summary_every=10", *flags)
-    for path in tmp_path.glob("ckpt-60.*"):  # as if killed before it was saved
-        path.unlink()
+    forget(tmp_path, 60)
     train("--train_steps=75", "--summary_every=35", *flags)
     assert [step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"] == [10, 20, 30, 40, 50, 70]
 
@@ -393,11 +381,11 @@ def test_a_augmentation_that_leaves_nothing_of_the_images_is_refused(train):
         train("--augment=shift(pixels=50)")
 
 
-@pytest.mark.parametrize("flag", ["--model=lenet", "--optimizer=adam"])
-def test_another_model_or_optimizer_is_refused(flag, train):
+def test_another_model_or_optimizer_is_refused(train):
     train("--train_steps=3", "--eval_split=none")
-    with pytest.raises(UsageError, match=r"ckpt-3 has (model softmax_regression|optimizer sgd), this run has"):
-        train("--train_steps=6", flag)
+    for flag, had in (("--model=lenet", "model softmax_regression"), ("--optimizer=adam", "optimizer sgd")):
+        with pytest.raises(UsageError, match=rf"ckpt-3 has {had}, this run has"):
+            train("--train_steps=6", flag)
 
 
 @pytest.mark.slow
