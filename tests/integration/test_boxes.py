@@ -7,9 +7,10 @@ from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
 from tests.helpers import annotated, forked
 from tests.helpers.annotated import COLOURS
+from tests.helpers.datasets import files_of
 from tests.helpers.forked import ROOT
 from tests.helpers.runs import checkpoint_bytes, kill, succeed, wait_for_step
-from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
+from tests.integration.test_kill_convert import finished, kill_group, wait_for_shards
 
 TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 FLAGS = (
@@ -72,7 +73,7 @@ def test_two_workers_killed_and_run_again_write_the_bytes_of_one(coco, data, tmp
     before = finished(out)
     assert not list(out.glob("[!.]*")), "something that reads as a data set"
     convert(coco / "annotations", out, *flags)
-    assert digests(out) == digests(data)
+    assert files_of(out) == files_of(data)
     for name, (inode, written) in before.items():
         assert ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) == (inode, written)
 

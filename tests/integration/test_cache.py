@@ -26,7 +26,7 @@ from pipeline.files.remote import RemotePath
 from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.shard_cache import cache_counts
 from tests.helpers import forked
-from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, flip, write_dataset
 from tests.helpers.forked import ROOT
 from trainer import evaluate, export, run
 
@@ -187,7 +187,7 @@ def test_a_flipped_byte_of_a_copy_is_noticed_at_its_first_use_and_fetched_again(
     name = "train-00003-of-00006.tfrecord"
     [copy] = cache.glob(f"*/{name}")
     original, before = copy.read_bytes(), copy.stat()
-    copy.write_bytes(original[:1000] + bytes([original[1000] ^ 4]) + original[1001:])
+    flip(copy, 1000, 4)
     os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
     requests.gets.clear()
     found, said = result_of(reader(url, cache_dir=cache))
@@ -280,7 +280,7 @@ def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket, tmp_pa
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     path = tmp_path / "data" / "train-00003-of-00006.tfrecord"
     whole = path.read_bytes()
-    path.write_bytes(whole[:1500] + bytes([whole[1500] ^ 1]) + whole[1501:])
+    flip(path, 1500)
     (bucket / "data" / path.name).write_bytes(path.read_bytes())
     there, here = (f"{crc32c.crc32c(each):08x}" for each in (path.read_bytes(), whole))
     message = f"{url}/{path.name}: its CRC32C is {there}, not {here} as the manifest has it; copy or convert"

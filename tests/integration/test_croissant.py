@@ -12,7 +12,8 @@ from pipeline.index import __main__ as index
 from pipeline.manifest import naming
 from tests.helpers import annotated, foreign, forked
 from tests.helpers.converting import convert_in_process
-from tests.helpers.validated import pixels_of, png
+from tests.helpers.foreign import png
+from tests.helpers.validated import pixels_of
 
 
 def described(folder):

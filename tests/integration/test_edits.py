@@ -9,9 +9,10 @@ from pipeline.errors import DataError
 from pipeline.manifest import naming
 from tests.helpers import forked
 from tests.helpers.converting import killed_in
+from tests.helpers.datasets import files_of
 from tests.helpers.lanes import some_slow
 from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
-from tests.integration.test_versions import FLAGS, convert, files_of, write_images
+from tests.integration.test_versions import FLAGS, convert, write_images
 
 LABELS = {"train/a/0.png": "b", "train/b/1.png": "a", "train/a/34.png": "c"}
 GONE = ["train/a/2.png", "train/b/1.png", "test/b/3.png"]  # of one, the label was set before

@@ -21,6 +21,7 @@ from trainer.exporting import command
 
 ALL = ["saved_model", "keras", "stablehlo"]
 FILES = {"saved_model": "saved_model", "keras": "model.keras", "onnx": "model.onnx", "stablehlo": "model.stablehlo"}
+PHOTOGRAPHS, CROPS = Kind("jpeg", varied=True), "--model=lenet --augment=random_resized_crop(size=32)"
 MODELS = """
 import keras
 import tensorflow as tf
@@ -183,42 +184,22 @@ def test_no_file_names_the_machine_or_our_code(exported):
 @pytest.mark.parametrize(
     ("kind", "flags", "formats", "said"),
     [
-        (
-            Kind(),
-            ("--model=cifar10_cnn", "--augment=cifar10_tutorial"),
-            "keras,stablehlo",
-            "uint8 images of 40x36x3",
-        ),
-        (
-            Kind("jpeg", varied=True),
-            ("--model=lenet", "--augment=random_resized_crop(size=32)"),
-            "saved_model,keras",
-            "any size, fitted to 32x32",
-        ),
-        (
-            Kind("jpeg", varied=True),
-            ("--model=lenet", "--augment=random_resized_crop(size=32)", "--precision=bfloat16"),
-            "saved_model,keras",
-            "any size, fitted to 32x32",
-        ),
+        (Kind(), "--model=cifar10_cnn --augment=cifar10_tutorial", "keras,stablehlo", "uint8 images of 40x36x3"),
+        (PHOTOGRAPHS, CROPS, "saved_model,keras", "any size, fitted to 32x32"),
+        (PHOTOGRAPHS, f"{CROPS} --precision=bfloat16", "saved_model,keras", "any size, fitted to 32x32"),
         (
             Kind("png", varied=True),
-            ("--model=lenet", "--augment=pad_crop_flip", "--resize=30x28"),
+            "--model=lenet --augment=pad_crop_flip --resize=30x28",
             "saved_model,keras",
             "any size, fitted to 30x28",
         ),
-        (
-            Kind("png", compression="GZIP"),
-            ("--model=softmax_regression",),
-            "saved_model",
-            "uint8 images of 40x36x3",
-        ),
+        (Kind("png", compression="GZIP"), "--model=softmax_regression", "saved_model", "uint8 images of 40x36x3"),
     ],
     ids=["raw", "jpeg", "bfloat16", "stretched", "gzip"],
 )
 def test_every_way_in_which_images_reach_a_model(kind, flags, formats, said, tmp_path):
     write_dataset(tmp_path / "data", (20, 20), (40, 36, 3), (30,), kind=kind)
-    run = train(tmp_path / "data", tmp_path / "run", "--global_batch_size=20", "--train_steps=3", *flags)
+    run = train(tmp_path / "data", tmp_path / "run", "--global_batch_size=20", "--train_steps=3", *flags.split())
     done = export(run, tmp_path / "out", f"--format={formats}", "--stablehlo_batch=7")
     assert max(compared(done).values()) < (0.02 if kind.encoding == "jpeg" else 1e-5)
     assert said in done.stdout.splitlines()[1]

@@ -10,7 +10,6 @@ import random
 import tarfile
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +25,7 @@ from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shards import Shards
 from tests.helpers import forked
 from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.foreign import png
 
 pytestmark = pytest.mark.slow
 
@@ -183,16 +183,14 @@ def test_mutated_cifar_archive(tmp_path, capfd, kind, seed):
     assert outside == before, "a file outside the folder"
 
 
-def png_of(row):
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
+def pixels_of(row):
+    return np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
 def parquet_bytes():
     """A file with checksums of its pages, so that no change of a value can pass."""
-    images = pa.array([{"bytes": png_of(row), "path": f"{row}.png"} for row in range(40)])
+    images = pa.array([{"bytes": png(pixels_of(row)), "path": f"{row}.png"} for row in range(40)])
     table = pa.table({"image": images, "label": pa.array([row % 7 for row in range(40)])})
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, row_group_size=16, write_page_checksum=True, compression="zstd")
@@ -213,7 +211,7 @@ def test_mutated_parquet(tmp_path, capfd, seed, parquet_bytes):
         for key, image, label in zip(examples.keys, examples.images, examples.labels.tolist(), strict=True):
             row = int(key.split(b"#")[1])
             assert label == row % 7
-            assert np.array_equal(image, np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8))
+            assert np.array_equal(image, pixels_of(row))
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -1,6 +1,5 @@
 """Images in other people's records, indexed in place: feeding, training, validation, export and prediction."""
 
-import io
 import json
 import pathlib
 
@@ -222,9 +221,8 @@ def numbers(folder, label):
         records = []
         for number in range(count):
             value = number / count
-            stream = io.BytesIO()
-            PIL.Image.fromarray(np.full((32, 32, 3), round(255 * value), np.uint8)).save(stream, "PNG")
-            records.append({"image": stream.getvalue(), "y": label(value)})
+            grey = np.full((32, 32, 3), round(255 * value), np.uint8)
+            records.append({"image": foreign.png(grey), "y": label(value)})
         foreign.write(folder / f"{split}.tfrec", records)
     index.main([str(folder), "--feature_map=image:image,label:y"])
     return folder

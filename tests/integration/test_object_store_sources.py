@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import io
 import pathlib
 import socket
 import time
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,23 +20,18 @@ from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
+from tests.helpers.foreign import png
 
 
 def digits(data_dir: pathlib.Path, *flags: str) -> list[str]:
     return ["--dataset=digits", f"--data_dir={data_dir}", "--num_shards=train:5,test:2", *flags]
 
 
-def png(number: int) -> bytes:
-    image = PIL.Image.fromarray(np.full((8, 6 + number % 3, 3), number % 251, np.uint8))
-    stream = io.BytesIO()
-    image.save(stream, "png")
-    return stream.getvalue()
-
-
 def write_parquet(path: pathlib.Path, start: int, stop: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = range(start, stop)
-    content = {"image": [png(row) for row in rows], "label": [row % 7 for row in rows]}
+    images = [png(np.full((8, 6 + row % 3, 3), row % 251, np.uint8)) for row in rows]
+    content = {"image": images, "label": [row % 7 for row in rows]}
     pq.write_table(pa.table(content), path, row_group_size=10)
 
 

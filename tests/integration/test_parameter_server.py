@@ -17,6 +17,7 @@ from pipeline import input_fn
 from pipeline.index.__main__ import main as index
 from tests.helpers import augmenting_tasks, forked
 from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import flip
 from tests.helpers.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
 from tests.helpers.runs import ON_ONE_CORE, STOPS, finish, saved_steps, scalars, start, train, wait_for_step
 from tests.integration import parameter_server_tasks as tasks
@@ -310,10 +311,7 @@ def test_a_process_with_other_flags_ends_all(digits, tmp_path):
 def test_a_corrupt_record_is_named_and_ends_all(line, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(line, broken)
-    shard = next(broken.glob("train-*.tfrecord"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip(shard := next(broken.glob("train-*.tfrecord")))
     outcomes = Job(2, 1, broken, tmp_path / "run", *LINE, "--epochs=1").finish(code=1)
     said = rf"worker [01] \(localhost:\d+\): {re.escape(str(shard))}, record \d+: corrupt or cut; .*\n"
     for name, (_, _, err) in outcomes.items():

@@ -212,23 +212,10 @@ def test_exports_take_the_runs_size(data, whole, tmp_path):
 @pytest.mark.parametrize(
     ("phases", "said"),
     [
-        (
-            "0: resize=8; 6: resize=12",
-            "'step 6: freeze=none, resize=12x12': changes images of 8x8 to 12x12 within an epoch, which has 4 steps; "
-            "let it begin with one, such as '1 epochs'",
-        ),
-        (
-            "0: augment=none; 1.5 epochs: augment=resize(height=9, width=9)",
-            r"'step 6: .*': changes images of 12x12 to 9x9 within an epoch",
-        ),
-        (
-            "0: resize=16",
-            "'step 0: freeze=none, resize=16x16': its images are larger than the run's, 12x12, .*; give --resize=16x16",
-        ),
-        (
-            "0: augment=pad_crop_flip",
-            r"'step 0: .*': its images are float32 \(12, 12, 3\), those of evaluations uint8 \(12, 12, 3\); only",
-        ),
+        ("0: resize=8; 6: resize=12", "'step 6: .*resize=12x12': changes images of 8x8 to 12x12 within an epoch"),
+        ("0: augment=none; 1.5 epochs: augment=resize(height=9, width=9)", "'step 6: .*': changes .* of 12x12 to 9x9"),
+        ("0: resize=16", "'step 0: .*resize=16x16': its images are larger than the run's, 12x12, .*--resize=16x16"),
+        ("0: augment=pad_crop_flip", r"'step 0: .*': its images are float32 \(12, 12, 3\), .* uint8 \(12, 12, 3\)"),
         ("0: resize=0", "'0': resize='0x0': must be a height and a width, such as 224x224"),
         ("0: resize=small", "'0': resize='small': must be a height and a width, such as 224x224"),
         ("0: augment=flipp", "'0': augment: unknown 'flipp'; did you mean 'flip'"),
@@ -247,12 +234,8 @@ def test_images_that_cannot_work_are_one_line(phases, said, data, tmp_path):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (
-            "flat",
-            r"has weights that depend on the size of the images: .*wide/kernel is \(432, 4\) for 12x12, \(192, 4\) for "
-            "8x8; use a model that pools over the whole image",
-        ),
-        ("fixed", r"takes images of \(None, 12, 12, 3\) alone; build it for the shape that its function is given"),
+        ("flat", r"has weights that depend on the size of .*wide/kernel is \(432, 4\) for 12x12, \(192, 4\) for 8x8"),
+        ("fixed", r"takes images of \(None, 12, 12, 3\) alone"),
     ],
 )
 def test_models_of_one_size_are_refused(model, said, data, tmp_path):

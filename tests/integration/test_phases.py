@@ -171,8 +171,7 @@ def test_a_phase_ahead_may_change_and_is_announced(data, whole, tmp_path, capsys
     [
         (
             AHEAD.replace("none", "head"),
-            r"the phase that begins at step 6 was 'step 6: freeze=none, .*', is 'step 6: freeze=head, .*', and the run "
-            "is past that; use the old phases, which may change from step 8 on",
+            "the phase that begins at step 6 was 'step 6: freeze=none, .*', is 'step 6: freeze=head, .* from step 8 on",
         ),
         ("0: freeze=base, learning_rate=0.01", "the phase that begins at step 6 was 'step 6: .*', is none"),
         ("", "the phase that begins at step 0 was 'step 0: freeze=base, learning_rate=0.01', is 'step 0: freeze=none'"),
@@ -219,10 +218,7 @@ def test_phases_that_cannot_work_are_one_line(phases, said, data, tmp_path):
     [
         (("--optimizer=nadam",), "--optimizer=nadam with --phases: nadam has one state for all weights"),
         (("--optimizer=adam(use_ema=True)",), "use_ema has one state for all weights"),
-        (
-            ("--optimizer=adam(gradient_accumulation_steps=2)",),
-            "gradient_accumulation_steps has one state for all weig",
-        ),
+        (("--optimizer=adam(gradient_accumulation_steps=2)",), "accumulation_steps has one state for all weights"),
         (("--strategy=parameter_server", "--ps_hosts=a:1", "--worker_hosts=b:1"), "gradients of all weights; use"),
         (("--model=tests.integration.test_phases:compiled",), "--phases=.* is compiled with an optimizer of its own"),
     ],

@@ -118,16 +118,11 @@ def test_slices_of_splits(train):
     ("model", "flags", "weights"),
     [
         ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--augment=shift(pixels=2)"], ""),
-        pytest.param(
-            *("cifar10_cnn", ["--augment=none", "--global_batch_size=32"]), "; averaged weights", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"]),
-            "",
-            marks=pytest.mark.slow,
-        ),
+        ("cifar10_cnn", ["--augment=none", "--global_batch_size=32"], "; averaged weights"),
+        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"], ""),
     ],
 )
+@pytest.mark.quick(1)
 def test_models_optimizers_and_strategies(model, flags, weights, train):
     lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
     assert LOG_LINE.fullmatch(lines[2])

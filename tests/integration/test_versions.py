@@ -11,6 +11,7 @@ from pipeline import input_fn, manifest
 from pipeline.manifest import naming
 from tests.helpers import forked
 from tests.helpers.converting import killed_in
+from tests.helpers.datasets import files_of
 from tests.helpers.lanes import some_slow
 from tests.helpers.parameter_servers import Job
 from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
@@ -30,12 +31,6 @@ def write_images(folder, numbers, splits=("train",)):
 def convert(source, data, *flags):
     given = ("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags)
     return succeed(forked.Process(["-m", "beam_jobs.convert", *given]))[0]
-
-
-def files_of(folder):
-    """Returns {name: bytes} of a data set's files, without cards and the log, which have times and commands."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name != naming.LOG and ".html" not in name}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import forked
-from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, flip, write_dataset
 from tests.helpers.parameter_servers import Job, ledger_of
 from tests.helpers.runs import ON_ONE_CORE, checkpoint_bytes, finish, kill, start, start_workers, wait_for_step
 
@@ -33,9 +33,7 @@ def damaged(data, tmp_path_factory):
     """The same data with a flipped bit in a record of each shard."""
     copy = shutil.copytree(data, tmp_path_factory.mktemp("damaged") / "data")
     for path, share in zip(sorted(copy.glob("train-*.tfrecord")), (0.4, 0.7), strict=True):
-        content = bytearray(path.read_bytes())
-        content[int(len(content) * share)] ^= 1
-        path.write_bytes(content)
+        flip(path, int(path.stat().st_size * share))
     return copy
 
 

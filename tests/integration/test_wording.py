@@ -20,7 +20,7 @@ import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from tests.helpers import validated
-from tests.helpers.datasets import write_dataset
+from tests.helpers.datasets import flip, write_dataset
 
 BATCH = "--global_batch_size=8"
 TABLE = "--dataset=image_table --source={tmp}/photos.csv"
@@ -260,7 +260,7 @@ def tmp(tmp_path_factory):
     validated.write(folder / "valid")
     for name in ("corrupt", "cut", "missing", "bad_manifest"):
         shutil.copytree(folder / "made", folder / name)
-    damage(folder / "corrupt" / SHARD)
+    flip(folder / "corrupt" / SHARD, mask=255)
     (folder / "cut" / SHARD).write_bytes((folder / "cut" / SHARD).read_bytes()[:-10])
     (folder / "missing" / SHARD).unlink()
     (folder / "bad_manifest" / "manifest.json").write_text("{")
@@ -276,12 +276,6 @@ def tmp(tmp_path_factory):
     (folder / "photos.csv").write_text("file_name,animal\nphoto.png,ape\ngone.png,ape\n")
     (folder / "cut.parquet").write_bytes((folder / "animals.parquet").read_bytes()[:-9])
     return folder
-
-
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(data)
 
 
 def said(command, name, arguments, tmp):
