@@ -137,6 +137,12 @@ def output(
     return done.stdout
 
 
+def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """Returns the one line on stderr of a program that has ended with this exit code."""
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done
+    return done.stderr
+
+
 def fresh(
     program: Sequence[object],
     environment: Mapping[str, str] | None = None,

@@ -1,4 +1,4 @@
-"""The digits and a run on them, made once for all workers; commands in this process; an S3 server with a bucket."""
+"""Digits and a run on them, made once for all workers; numbers; commands in this process; an S3 server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 
 from pipeline.commands import commandline
 from pipeline.files.remote import RemotePath
+from pipeline.index import __main__ as index
+from pipeline.records import framing, tf_example
 from tests.helpers.converting import convert_in_process
 
 _NUMBERS = itertools.count()
@@ -43,6 +45,16 @@ def lenet(digits: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tup
             printed = runs.train(digits, folder / "run", *flags, *every)
             (folder / "printed").write_text(printed)
     return folder / "run", (folder / "printed").read_text()
+
+
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """13 indexed records that hold their number, `id`, and nothing else; tests only read them."""
+    folder = tmp_path_factory.mktemp("numbered")
+    records = [framing.frame(tf_example.encode({"id": number})) for number in range(13)]
+    (folder / "all.rec").write_bytes(b"".join(records))
+    index.main([str(folder), "--split=train:all.rec"])
+    return folder
 
 
 def _shared(factory: pytest.TempPathFactory) -> pathlib.Path:

@@ -253,9 +253,8 @@ def test_registered_layers_of_the_users(digits, tmp_path):
 def test_outputs_that_are_no_classes_are_refused(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     train(digits, "run", "--model=models:eleven", "--train_steps=5", "--augment=shift", cwd=tmp_path)
-    done = export("run", "out", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "models:eleven: gives outputs of shape (None, 11), not one for each of the 10 classes" in done.stderr
+    said = forked.refused(export("run", "out", cwd=tmp_path))
+    assert "models:eleven: gives outputs of shape (None, 11)" in said
 
 
 @pytest.mark.slow
@@ -274,11 +273,8 @@ def test_the_checkpoint_the_weights_and_the_examples_to_compare_on_are_those_of_
 
 def test_what_is_there_is_not_touched(trained, tmp_path):
     (tmp_path / "out").mkdir()
-    done = export(trained, tmp_path / "out")
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"trainer.export: --output={tmp_path / 'out'}: is there already; give a folder that is not\n",
-    )
+    said = forked.refused(export(trained, tmp_path / "out"))
+    assert f"--output={tmp_path / 'out'}: is there already" in said
 
 
 def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path, monkeypatch):
@@ -293,9 +289,8 @@ def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path, monk
 def test_onnx_in_bfloat16_is_refused(digits, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs pip install 'stepfeed[export]'")
     run = train(digits, tmp_path / "run", "--train_steps=3", "--precision=bfloat16")
-    done = export(run, tmp_path / "out", "--format=onnx")
-    assert done.returncode == 2
-    assert "--format=onnx: the model computes in bfloat16" in done.stderr
+    said = forked.refused(export(run, tmp_path / "out", "--format=onnx"))
+    assert "--format=onnx: the model computes in bfloat16" in said
 
 
 def test_onnx_gives_the_same_and_the_names(trained, tmp_path):

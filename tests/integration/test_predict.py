@@ -277,9 +277,8 @@ def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on
     of_export = Predictor.of_export(tmp_path / "out").predict([path])[0]
     assert [name for _, name, _ in of_export.best] == [name for _, name, _ in of_run.best]
     forked.output(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
-    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--split is missing: " in done.stderr
-    assert "(test, train)" in done.stderr
+    said = forked.refused(forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"]))
+    assert "--split is missing: " in said
+    assert "(test, train)" in said
     printed = forked.output(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
     assert printed.count("test accuracy = ") == 1
