@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tests.startup.sitecustomize  # noqa: F401
-from tests import environment, lanes
+from tests import environment
+from tests.helpers import lanes
 
 LOGICAL_DEVICES = 4
 COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage takes 6% of the time of building graphs
 
-pytest_plugins = ["tests.processor_time"]
+pytest_plugins = ["tests.helpers.processor_time"]
 
 environment.make()
 

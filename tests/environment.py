@@ -1,7 +1,7 @@
 """The environment of all tests and their processes, whatever the shell, the job or the service that started them.
 
-What differs between machines and is not set here a test sets itself: commands found by PATH (tests/slurm.py), files in
-HOME, the size of a terminal.
+What differs between machines and is not set here a test sets itself: commands found by PATH (tests/helpers/slurm.py),
+files in HOME, the size of a terminal.
 """
 
 from __future__ import annotations

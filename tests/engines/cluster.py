@@ -18,9 +18,9 @@ import urllib.request
 from types import TracebackType
 from typing import Any, Self
 
-from tests import forked
 from tests.engines import commands, fetch, manual
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
 
 _START_SECONDS = 120.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG

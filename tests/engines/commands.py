@@ -9,9 +9,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from tests import forked
 from tests.engines import fetch
 from tests.engines.failing import FAILING_HOW, FAILING_STATE
+from tests.helpers import forked
 
 DIGITS = ("--dataset=digits", "--num_shards=train:4,test:1")
 FAILING = ["-c", "from tests.engines import failing; failing.main()"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests import forked
+from tests.helpers import forked
 
 _TEXT = "".join(
     (forked.ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("clusters.md", "training_clusters.md")

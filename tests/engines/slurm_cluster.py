@@ -16,9 +16,9 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from tests import forked
 from tests.engines import commands
 from tests.engines.cluster import die_with_parent
+from tests.helpers import forked
 
 NODES = ("n1", "n2")
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests import annotated, foreign
 from tests.engines.commands import DIGITS
-from tests.round_trips import picture
+from tests.helpers import annotated, foreign
+from tests.helpers.round_trips import picture
 
 _SHARDS = "--num_shards=3"
 _SPLITS = "--split=train:0.6,validation:0.2,test:0.2"

@@ -1,6 +1,5 @@
 """Trained on the real data, models reach the accuracy that the tutorials promise: real processes, minutes each."""
 
-import pathlib
 import re
 import subprocess
 import sys
@@ -9,17 +8,17 @@ import numpy as np
 import pytest
 
 from beam_jobs import convert
+from tests.helpers import forked
+from tests.helpers.forked import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST and CIFAR-10 in ../shared/data")
 
 
 def train(*flags):
     """Returns (losses by step, test accuracy) that the command prints."""
-    command = [sys.executable, "-m", "trainer.run", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked.fresh(["-m", "trainer.run", *flags], timeout=1800)
     assert (done.returncode, done.stderr) == (0, "")
     losses = {int(step): float(loss) for step, loss in re.findall(r"^step (\d+), loss = (\S+) ", done.stdout, re.M)}
     return losses, float(re.search(r"test accuracy = (0\.\d+), loss = \S+ \(10000 examples", done.stdout)[1])

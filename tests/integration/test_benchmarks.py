@@ -3,8 +3,6 @@
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,17 +10,14 @@ import pytest
 
 from benchmarks import commands, feeding, side_by_side, sources, tfds_cifar
 from pipeline.errors import DataError
-
-ROOT = pathlib.Path(__file__).parents[2]
-
+from tests.helpers import forked
 
 RATIO = r"ratio \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
 BOTH = rf".* img/s against [\d,]+: {RATIO}; [\d.,]+ us of processor per image against [\d.,]+: {RATIO}"
 
 
 def run(*flags, benchmark="convert_throughput"):
-    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    return forked.fresh(["-m", f"benchmarks.{benchmark}", *flags], timeout=600)
 
 
 @pytest.mark.slow
@@ -272,7 +267,7 @@ def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
     ],
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
-    done = run(flag, benchmark=benchmark)
+    done = forked.run(["-m", f"benchmarks.{benchmark}", flag])
     assert (done.returncode, done.stdout) in ((2, ""), (2, f"processor: {commands.processor()}\n"))
     assert fact in done.stderr
     assert done.stderr.count("\n") == 1

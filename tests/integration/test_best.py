@@ -9,8 +9,18 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from tests import forked
-from tests.runs import RECORD_KEY, checkpoint_bytes, finish, start, start_workers
+from tests.helpers import forked
+from tests.helpers.runs import (
+    RECORD_KEY,
+    checkpoint_bytes,
+    finish,
+    forget,
+    saved_steps,
+    start,
+    start_workers,
+    succeed,
+    train,
+)
 
 # Losses go up and down at this rate. Training ends early; checkpoints, lines and evaluations are at unrelated steps.
 FLAGS = (
@@ -22,8 +32,8 @@ FLAGS = (
 
 def best_of(folder):
     """Returns the contents of the best checkpoints, by step, and the list of them."""
-    steps = [int(path.stem.split("-")[1]) for path in (folder / "best").glob("ckpt-*.index")]
-    return {step: checkpoint_bytes(folder / "best", step) for step in steps}, (folder / "best/checkpoint").read_text()
+    best = folder / "best"
+    return {step: checkpoint_bytes(best, step) for step in saved_steps(best)}, (best / "checkpoint").read_text()
 
 
 def last_of(folder):
@@ -40,8 +50,7 @@ def lines_of(path):
 @pytest.fixture(scope="module")
 def undisturbed(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    ((code, out, err),) = finish(start(digits, folder, *FLAGS, f"--metrics_jsonl={folder}/m.jsonl"))
-    assert (code, err) == (0, "")
+    out = train(digits, folder, *FLAGS, f"--metrics_jsonl={folder}/m.jsonl")
     assert f"ended early at step {last_of(folder)}: loss has not been better than " in out
     return folder
 
@@ -93,8 +102,7 @@ def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, t
         except subprocess.TimeoutExpired:
             process.kill() if draw.random() < 0.6 else process.terminate()
         finish(process)
-    ((code, _, err),) = finish(start(digits, tmp_path, *flags))
-    assert (code, err) == (0, "")
+    train(digits, tmp_path, *flags)
     last = last_of(undisturbed)
     assert last_of(tmp_path) == last
     assert checkpoint_bytes(tmp_path, last) == checkpoint_bytes(undisturbed, last)
@@ -105,15 +113,13 @@ def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, t
 @pytest.mark.slow
 def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
     flags = (*FLAGS, "--ema=0.9", "--train_steps=60", "--best_metric=accuracy")
-    first = finish(*start_workers(digits, [tmp_path] * 2, *flags))
-    assert [code for code, _, _ in first] == [0, 0], first
-    assert "; best: " in first[0][1]
-    assert "; averaged weights)" in first[0][1]
+    first, _ = succeed(*start_workers(digits, [tmp_path] * 2, *flags))
+    assert "; best: " in first
+    assert "; averaged weights)" in first
     best, _ = best_of(tmp_path)
     assert len(best) == 2
-    again = finish(*start_workers(digits, [tmp_path] * 2, *flags, "--train_steps=80"))
-    assert [code for code, _, _ in again] == [0, 0], again
-    assert "resumed from" in again[0][1]
+    again, _ = succeed(*start_workers(digits, [tmp_path] * 2, *flags, "--train_steps=80"))
+    assert "resumed from" in again
 
 
 @pytest.mark.slow
@@ -122,10 +128,8 @@ def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(dig
     flags = (*FLAGS[:4], "--train_steps=50", "--checkpoint_every=20", "--eval_every=10", "--keep_best=5")
     flags = (*flags, "--best_metric=loss", "--steps_per_loop=10")
     for rate in (0.4, 0.01):
-        for path in (*tmp_path.glob("ckpt-40.*"), *tmp_path.glob("ckpt-50.*")):  # as if killed before these
-            path.unlink()
-        ((code, out, err),) = finish(start(digits, tmp_path, *flags, f"--learning_rate={rate}"))
-        assert (code, err) == (0, "")
+        forget(tmp_path, 40, 50)
+        out = train(digits, tmp_path, *flags, f"--learning_rate={rate}")
     assert "--learning_rate was 0.4, is 0.01" in out
     best, _ = best_of(tmp_path)
     newest = checkpoint_bytes(tmp_path, 40)
@@ -146,7 +150,6 @@ def test_evaluated_on_another_split_the_ranking_begins_anew_and_says_so(undistur
     folder = shutil.copytree(undisturbed, tmp_path / "run")
     last = last_of(folder)
     flags = ("--eval_split=train", f"--train_steps={last + 17}", "--early_stopping=0")
-    ((code, out, err),) = finish(start(digits, folder, *FLAGS, *flags))
-    assert (code, err) == (0, "")
+    out = train(digits, folder, *FLAGS, *flags)
     assert "evaluations were of test, are of train, so the ranking of evaluations starts over\n" in out
     assert sorted(best_of(folder)[0]) == [last, last + 17]

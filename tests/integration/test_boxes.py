@@ -1,18 +1,17 @@
 """COCO and PASCAL VOC from end to end: converted by real processes and after kills, fed by each recipe, trained on."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
 from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
-from tests import annotated, forked
-from tests.annotated import COLOURS
-from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
-from tests.runs import checkpoint_bytes, finish, wait_for_step
+from tests.helpers import annotated, forked
+from tests.helpers.annotated import COLOURS
+from tests.helpers.datasets import files_of
+from tests.helpers.forked import ROOT
+from tests.helpers.runs import checkpoint_bytes, kill, succeed, wait_for_step
+from tests.integration.test_kill_convert import finished, kill_group, wait_for_shards
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 FLAGS = (
     "--dataset=coco",
@@ -74,7 +73,7 @@ def test_two_workers_killed_and_run_again_write_the_bytes_of_one(coco, data, tmp
     before = finished(out)
     assert not list(out.glob("[!.]*")), "something that reads as a data set"
     convert(coco / "annotations", out, *flags)
-    assert digests(out) == digests(data)
+    assert files_of(out) == files_of(data)
     for name, (inode, written) in before.items():
         assert ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) == (inode, written)
 
@@ -91,9 +90,8 @@ def test_two_passes_and_compression_keep_boxes_and_masks(tmp_path):
     for key, example in one.items():
         for name in ("image", "mask", "boxes", "box_labels", "label", "difficult"):
             np.testing.assert_array_equal(example[name], other[key][name], name)
-    done = forked.run(["-m", "beam_jobs.validate", out, "--deep"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the data set matches its manifest: 12 records" in done.stdout
+    printed = forked.output(["-m", "beam_jobs.validate", out, "--deep"])
+    assert "the data set matches its manifest: 12 records" in printed
 
 
 @pytest.mark.parametrize("recipe", MOVING)
@@ -166,14 +164,11 @@ def train(data, folder, *flags):
 @pytest.mark.slow
 def test_a_detector_learns_and_resumes_with_the_same_bits(data, tmp_path):
     flags = ["--train_steps=240", "--checkpoint_every=20", "--log_every=20"]
-    ((code, out, err),) = finish(train(data, tmp_path / "whole", *flags))
-    assert code == 0, err
+    [out] = succeed(train(data, tmp_path / "whole", *flags))
     killed = train(data, tmp_path / "killed", *flags)
     wait_for_step(killed, 60)
-    killed.kill()
-    finish(killed)
-    ((code, resumed, err),) = finish(train(data, tmp_path / "killed", *flags))
-    assert code == 0, err
+    kill(killed)
+    [resumed] = succeed(train(data, tmp_path / "killed", *flags))
     assert "resumed from" in resumed
     assert checkpoint_bytes(tmp_path / "killed", 240) == checkpoint_bytes(tmp_path / "whole", 240)
     print(out[-1500:])

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import crc32c
@@ -25,11 +25,11 @@ from pipeline import RandomAccess, StepIterator, input_fn, manifest, skipped_rec
 from pipeline.files.remote import RemotePath
 from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.shard_cache import cache_counts
-from tests import forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, flip, write_dataset
+from tests.helpers.forked import ROOT
 from trainer import evaluate, export, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = (40, 0, 30, 50, 20, 60)  # 200 records of 8 x 6 x 3 bytes
 
 
@@ -50,13 +50,13 @@ class Requests(logging.Handler):
 
 
 @pytest.fixture(autouse=True)
-def _warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def _warnings_are_logged(caplog):
     """Whatever level Beam's runners have left at the root."""
     caplog.set_level(logging.WARNING, logger="pipeline")
 
 
 @pytest.fixture
-def requests() -> Iterator[Requests]:
+def requests():
     log, handler = logging.getLogger("werkzeug"), Requests()
     level = log.level
     log.addHandler(handler)
@@ -93,9 +93,7 @@ def names_in(cache: pathlib.Path) -> list[str]:
     ids=["raw", "offsets", "gzip"],
 )
 @pytest.mark.quick(1)
-def test_a_second_epoch_and_a_second_input_fetch_nothing(
-    kind: Kind, bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
-) -> None:
+def test_a_second_epoch_and_a_second_input_fetch_nothing(kind, bucket, requests, tmp_path):
     made = write_dataset(tmp_path / "data", COUNTS, kind=kind)
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     before = cache_counts()
@@ -152,14 +150,14 @@ def result_of(process: forked.Process | subprocess.Popen[str]) -> tuple[dict[str
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache") / "data"
     write_dataset(folder, COUNTS, shape=(32, 32, 3))
     return folder
 
 
 @pytest.fixture(scope="module")
-def expected(data: pathlib.Path) -> dict[str, Any]:
+def expected(data):
     """What a reader of the folder itself finds."""
     return result_of(reader(data))[0]
 
@@ -169,9 +167,7 @@ def sizes_of(data: pathlib.Path) -> dict[str, int]:
     return {path.name: size for path in data.glob("train-*.tfrecord") if (size := path.stat().st_size)}
 
 
-def test_two_processes_at_once_fetch_each_shard_once(
-    data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
-) -> None:
+def test_two_processes_at_once_fetch_each_shard_once(data, expected, bucket, requests, tmp_path):
     url = uploaded(data, bucket)
     started = [reader(url, cache_dir=tmp_path / "cache") for _ in range(3)]
     found = [result_of(process)[0] for process in started]
@@ -184,14 +180,14 @@ def test_two_processes_at_once_fetch_each_shard_once(
 
 
 def test_a_flipped_byte_of_a_copy_is_noticed_at_its_first_use_and_fetched_again(
-    data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
-) -> None:
+    data, expected, bucket, requests, tmp_path
+):
     url, cache = uploaded(data, bucket), tmp_path / "cache"
     assert result_of(reader(url, cache_dir=cache))[0]["digest"] == expected["digest"]
     name = "train-00003-of-00006.tfrecord"
     [copy] = cache.glob(f"*/{name}")
     original, before = copy.read_bytes(), copy.stat()
-    copy.write_bytes(original[:1000] + bytes([original[1000] ^ 4]) + original[1001:])
+    flip(copy, 1000, 4)
     os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
     requests.gets.clear()
     found, said = result_of(reader(url, cache_dir=cache))
@@ -201,9 +197,7 @@ def test_a_flipped_byte_of_a_copy_is_noticed_at_its_first_use_and_fetched_again(
     assert copy.read_bytes() == original
 
 
-def test_files_never_take_more_than_cache_bytes_and_the_batches_stay(
-    data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, tmp_path: pathlib.Path
-) -> None:
+def test_files_never_take_more_than_cache_bytes_and_the_batches_stay(data, expected, bucket, tmp_path):
     url, cache = uploaded(data, bucket), tmp_path / "cache"
     sizes = sizes_of(data)
     bound = max(sizes.values()) + min(sizes.values())
@@ -218,9 +212,7 @@ def test_files_never_take_more_than_cache_bytes_and_the_batches_stay(
     assert [name for name in names_in(cache) if name.endswith(".part")] == []
 
 
-def test_a_process_killed_while_it_fetches_leaves_nothing_that_is_used(
-    data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, tmp_path: pathlib.Path
-) -> None:
+def test_a_process_killed_while_it_fetches_leaves_nothing_that_is_used(data, expected, bucket, tmp_path):
     url, cache = uploaded(data, bucket), tmp_path / "cache"
     [digest] = {manifest.load(data).digest[:16]}
     killed = []
@@ -247,9 +239,7 @@ mount -t tmpfs -o size=200k tmpfs "$1" && shift && exec "$@"
 
 
 @pytest.mark.parametrize("limit", ["a full disk", pytest.param("the largest file", marks=pytest.mark.slow)])
-def test_where_the_disk_is_full_shards_are_read_from_the_store(
-    limit: str, data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, tmp_path: pathlib.Path
-) -> None:
+def test_where_the_disk_is_full_shards_are_read_from_the_store(limit, data, expected, bucket, tmp_path):
     url, cache = uploaded(data, bucket), tmp_path / "cache"
     cache.mkdir()
     if limit == "a full disk":
@@ -271,9 +261,7 @@ def test_where_the_disk_is_full_shards_are_read_from_the_store(
     assert [name for name in names_in(cache) if name.endswith(".part")] == []
 
 
-def test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_store(
-    bucket: RemotePath, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_store(bucket, tmp_path, caplog):
     write_dataset(tmp_path / "data", COUNTS)
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     sizes, before = sizes_of(tmp_path / "data"), cache_counts()
@@ -287,12 +275,12 @@ def test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_s
 
 
 @pytest.mark.slow
-def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket, tmp_path):
     write_dataset(tmp_path / "data", COUNTS)
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     path = tmp_path / "data" / "train-00003-of-00006.tfrecord"
     whole = path.read_bytes()
-    path.write_bytes(whole[:1500] + bytes([whole[1500] ^ 1]) + whole[1501:])
+    flip(path, 1500)
     (bucket / "data" / path.name).write_bytes(path.read_bytes())
     there, here = (f"{crc32c.crc32c(each):08x}" for each in (path.read_bytes(), whole))
     message = f"{url}/{path.name}: its CRC32C is {there}, not {here} as the manifest has it; copy or convert"
@@ -306,7 +294,7 @@ def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket: Remote
 
 
 @pytest.mark.slow
-def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket, tmp_path):
     cache = tmp_path / "cache"
     write_dataset(tmp_path / "old", COUNTS, classes=3)
     write_dataset(tmp_path / "new", COUNTS, classes=4)  # the same names and sizes
@@ -319,7 +307,7 @@ def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket: RemotePath, tm
 
 
 @pytest.mark.slow
-def test_a_resumed_run_may_have_a_cache_or_not(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+def test_a_resumed_run_may_have_a_cache_or_not(bucket, tmp_path):
     write_dataset(tmp_path / "data", COUNTS)
     url = uploaded(tmp_path / "data", bucket)
     given = {"global_batch_size": 10, "training": True, "shuffle_bytes": 4000, "streams": 2}
@@ -347,22 +335,17 @@ print("ends")
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(
-    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
-) -> None:
+def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(bucket, requests, tmp_path):
     write_dataset(tmp_path / "data", [1] * 120, shape=(64, 64, 3))
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
-    command = [sys.executable, "-c", AT_EXIT, url, str(cache)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.fresh(["-c", AT_EXIT, url, cache], timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
     assert requests.shards() < 60
     assert [name for name in names_in(cache) if name.endswith(".part")] == []
 
 
 @pytest.mark.slow
-def test_trainer_and_evaluation_use_one_cache(
-    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_trainer_and_evaluation_use_one_cache(bucket, requests, tmp_path, capfd):
     write_dataset(tmp_path / "data", COUNTS, test_counts=(20, 20))
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     flags = [f"--data_dir={url}", f"--model_dir={tmp_path / 'run'}", f"--cache_dir={cache}", "--cache_bytes=1e6"]
@@ -384,9 +367,7 @@ def test_trainer_and_evaluation_use_one_cache(
 
 
 @pytest.mark.slow  # an export loads TensorFlow in another process
-def test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags(
-    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags(bucket, requests, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as trainer.export sets it, and pytest takes it back
     write_dataset(tmp_path / "data", COUNTS, test_counts=(20, 20))
     url, model_dir = uploaded(tmp_path / "data", bucket), f"--model_dir={tmp_path / 'run'}"
@@ -420,9 +401,7 @@ def test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags(
 
 
 @pytest.mark.slow
-def test_while_one_window_is_consumed_the_shards_of_the_two_after_it_are_fetched(
-    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
-) -> None:
+def test_while_one_window_is_consumed_the_shards_of_the_two_after_it_are_fetched(bucket, requests, tmp_path):
     write_dataset(tmp_path / "data", [20] * 6)
     url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
     given = {"global_batch_size": 2, "training": False, "shuffle_bytes": 20 * 8 * 6 * 3}  # a window is a shard

@@ -1,7 +1,6 @@
 """The card of real data sets, as the command writes it and as a browser shows it."""
 
 import dataclasses
-import io
 import json
 import re
 import shutil
@@ -18,8 +17,9 @@ from beam_jobs.report import card
 from beam_jobs.report.summary import facts_of_manifest
 from pipeline import manifest
 from pipeline.files.paths import path_of
-from tests import forked
-from tests.converting import convert_in_process
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.foreign import png
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 
@@ -62,11 +62,7 @@ def test_a_data_set_that_is_replaced_gets_a_new_one(digits, tmp_path):
 def write_sorted(path):
     """Writes 2,000 images of 10 classes, one class after the other, in row groups of 100; row 17 is not an image."""
     draw = np.random.default_rng(0)
-    images = []
-    for _ in range(2000):
-        stream = io.BytesIO()
-        PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(stream, "PNG")
-        images.append(stream.getvalue())
+    images = [png(draw.integers(0, 256, (8, 8, 3), np.uint8)) for _ in range(2000)]
     images[17] = b"no image"
     labels = pa.array([f"kind <{row // 200}>" for row in range(2000)])
     pq.write_table(pa.table({"image": images, "label": labels}), path, row_group_size=100)

@@ -7,8 +7,8 @@ import tensorflow as tf
 from PIL import Image
 
 from pipeline.files import code
-from tests import parameter_servers
-from tests.runs import RECORD_KEY
+from tests.helpers import parameter_servers
+from tests.helpers.runs import RECORD_KEY
 from trainer import evaluate, export, predict, replay, run
 
 MODELS = """

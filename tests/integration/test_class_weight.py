@@ -10,25 +10,13 @@ import tensorflow as tf
 
 from pipeline import Shard, StepIterator, distribute, input_fn
 from pipeline.errors import UsageError
-from pipeline.index import __main__ as index
-from pipeline.records import framing, tf_example
-from tests import forked
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes
 
 COUNT, CLASSES = 13, 3
 NUMBERS = np.arange(COUNT)
 FACTORS = {0: 2.5, 2: 0.25}  # class 1 has none
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("classes") / "rows"
-    path.mkdir()
-    records = [framing.frame(tf_example.encode({"id": number})) for number in range(COUNT)]
-    (path / "all.rec").write_bytes(b"".join(records))
-    index.main([str(path), "--split=train:all.rec"])
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +58,11 @@ def model_of(kind, last=CLASSES):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.quick(2)
-def test_fit_makes_the_update_of_keras_with_its_class_weight(folder, kind):
+def test_fit_makes_the_update_of_keras_with_its_class_weight(numbered, kind):
     """13 rows in a batch of 16: the loss divides by the rows, not by the factors; weighted metrics see the factors."""
     ours, theirs = model_of(kind), model_of(kind)
     given = {"global_batch_size": 16, "training": True, "parse": parse_of(kind), "weights": "mean"}
-    found = ours.fit(input_fn(folder, class_weight=FACTORS, **given), steps_per_epoch=1, verbose=0).history
+    found = ours.fit(input_fn(numbered, class_weight=FACTORS, **given), steps_per_epoch=1, verbose=0).history
     labels = KINDS[kind](tf.constant(NUMBERS % CLASSES)).numpy()
     x = (NUMBERS[:, None] / COUNT).astype(np.float32)
     data = tf.data.Dataset.from_tensors((x, labels))
@@ -87,8 +75,8 @@ def test_fit_makes_the_update_of_keras_with_its_class_weight(folder, kind):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_the_argument_of_fit_still_raises(folder):
-    data = input_fn(folder, global_batch_size=16, training=True, parse=parse_of("classes"), weights="mean")
+def test_the_argument_of_fit_still_raises(numbered):
+    data = input_fn(numbered, global_batch_size=16, training=True, parse=parse_of("classes"), weights="mean")
     with pytest.raises(ValueError, match="at the same time"):
         model_of("classes").fit(data, class_weight=FACTORS, steps_per_epoch=1, verbose=0)
 
@@ -130,12 +118,12 @@ def test_rows_have_the_factor_of_their_class_however_they_are_fed(images, more, 
         assert real == COUNT or name != "input_fn"
 
 
-def test_with_sample_weights_it_is_the_product(folder):
+def test_with_sample_weights_it_is_the_product(numbered):
     def parse(records):
         x, labels = parse_of("classes")(records)
         return x, labels, 1 + x[:, 0]
 
-    data = input_fn(folder, global_batch_size=16, training=True, parse=parse, class_weight=FACTORS)
+    data = input_fn(numbered, global_batch_size=16, training=True, parse=parse, class_weight=FACTORS)
     x, labels, weights = next(iter(data))
     real = weights.numpy() > 0
     np.testing.assert_allclose(weights[real], FACTOR_OF[labels.numpy()[real]] * (1 + x.numpy()[real, 0]), rtol=1e-6)
@@ -170,13 +158,13 @@ def test_where_it_cannot_be_is_one_line(images, more, message):
         input_fn(images, **{"global_batch_size": 8, "training": True, "class_weight": FACTORS} | more)
 
 
-def test_a_target_that_is_no_class_is_one_line(folder):
+def test_a_target_that_is_no_class_is_one_line(numbered):
     def parse(records):
         x, labels = parse_of("classes")(records)
         return x, tf.tile(labels[:, None], [1, 5])  # of tokens, or one-hot: Keras would take it for the latter
 
     with pytest.raises(UsageError, match=r"^class_weight: the target is int64 \(8, 5\): give classes as"):
-        input_fn(folder, global_batch_size=8, training=True, parse=parse, class_weight=FACTORS)
+        input_fn(numbered, global_batch_size=8, training=True, parse=parse, class_weight=FACTORS)
 
 
 TASKS = '''
@@ -213,12 +201,18 @@ class Pairs(Numbers):
 '''
 
 
-def train(tmp_path, folder, name, *flags, task="Numbers", steps=2):
-
+def train(tmp_path, numbered, name, *flags, task="Numbers", steps=2):
     (tmp_path / "numbered.py").write_text(TASKS)
     fixed = [f"--train_steps={steps}", "--log_every=1", "--global_batch_size=8", "--eval_split=train"]
     rate = ["--optimizer=sgd", "--learning_rate=1e-6", "--schedule=constant"]
-    given = [f"--data_dir={folder}", f"--model_dir={tmp_path / name}", f"--task=numbered:{task}", *fixed, *rate, *flags]
+    given = [
+        f"--data_dir={numbered}",
+        f"--model_dir={tmp_path / name}",
+        f"--task=numbered:{task}",
+        *fixed,
+        *rate,
+        *flags,
+    ]
     return forked.run(["-m", "trainer.run", *given], cwd=tmp_path)
 
 
@@ -229,12 +223,12 @@ TOPOLOGIES = [
 ]
 
 
-def test_the_trainer_weighs_losses_and_nothing_else(tmp_path, folder):
+def test_the_trainer_weighs_losses_and_nothing_else(tmp_path, numbered):
     """The sum of the factors does not divide the loss; metrics and the evaluation do not see them."""
     stored = []
     for number, topology in enumerate(TOPOLOGIES):
         more = ["--summary_every=2", f"--metrics_jsonl={number}.jsonl"]
-        done = train(tmp_path, folder, f"run{number}", "--class_weight=0:2.5, 2:0.25", *more, *topology)
+        done = train(tmp_path, numbered, f"run{number}", "--class_weight=0:2.5, 2:0.25", *more, *topology)
         assert done.returncode == 0, done.stderr
         losses = 1.0 + NUMBERS
         metric, plain = np.mean(losses**2), np.mean(losses)
@@ -250,23 +244,22 @@ def test_the_trainer_weighs_losses_and_nothing_else(tmp_path, folder):
 
 
 @pytest.mark.slow
-def test_parameter_servers_weigh_alike(tmp_path, folder):
+def test_parameter_servers_weigh_alike(tmp_path, numbered):
     (tmp_path / "numbered.py").write_text(TASKS)
     fixed = ["--train_steps=2", "--sync", "--global_batch_size=8", "--eval_split=train", "--log_every=1"]
     rate = ["--optimizer=sgd", "--learning_rate=1e-6", "--schedule=constant", "--class_weight=0:2.5,2:0.25"]
-    run = [f"--data_dir={folder}", "--model_dir=run", "--task=numbered:Numbers", *fixed, *rate]
-    done = forked.run(["-m", "trainer.launch", "--num_workers=2", "--num_ps=1", "--", *run], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run = [f"--data_dir={numbered}", "--model_dir=run", "--task=numbered:Numbers", *fixed, *rate]
+    out = forked.output(["-m", "trainer.launch", "--num_workers=2", "--num_ps=1", "--", *run], cwd=tmp_path)
     losses = 1.0 + NUMBERS
-    assert f"step 2, loss = {np.mean(losses * FACTOR_OF[NUMBERS % CLASSES]):.2f} " in done.stdout  # of the epoch
-    assert f"train square = {np.mean(losses**2):.1f}" in done.stdout
+    assert f"step 2, loss = {np.mean(losses * FACTOR_OF[NUMBERS % CLASSES]):.2f} " in out  # of the epoch
+    assert f"train square = {np.mean(losses**2):.1f}" in out
 
 
 @pytest.mark.slow
-def test_a_resume_with_other_factors_is_told(tmp_path, folder):
-    first = train(tmp_path, folder, "run", "--class_weight=0:2.5")
+def test_a_resume_with_other_factors_is_told(tmp_path, numbered):
+    first = train(tmp_path, numbered, "run", "--class_weight=0:2.5")
     assert first.returncode == 0, first.stderr
-    second = train(tmp_path, folder, "run", "--class_weight=0:3", steps=4)
+    second = train(tmp_path, numbered, "run", "--class_weight=0:3", steps=4)
     assert second.returncode == 0, second.stderr
     assert "--class_weight" in second.stdout
     assert "0:2.5" in second.stdout
@@ -281,15 +274,11 @@ def test_a_resume_with_other_factors_is_told(tmp_path, folder):
         ("0:1", "Pairs", "trainer.run: --class_weight: needs labels that are a class per row"),
     ],
 )
-def test_factors_that_the_trainer_cannot_use_are_one_line(tmp_path, folder, flag, task, message):
-    done = train(tmp_path, folder, "run", f"--class_weight={flag}", task=task)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message), done.stderr
-    assert done.stderr.count("\n") == 1
+def test_factors_that_the_trainer_cannot_use_are_one_line(tmp_path, numbered, flag, task, message):
+    assert forked.refused(train(tmp_path, numbered, "run", f"--class_weight={flag}", task=task)).startswith(message)
 
 
 def test_a_class_that_the_data_set_lacks_is_one_line(tmp_path, images):
     given = [f"--data_dir={images}", f"--model_dir={tmp_path / 'run'}", "--class_weight=7:2"]
-    done = forked.run(["-m", "trainer.run", *given], cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "trainer.run: --class_weight: there is no class 7; the data set has 0 to 2\n"
+    said = forked.refused(forked.run(["-m", "trainer.run", *given], cwd=tmp_path))
+    assert said.startswith("trainer.run: --class_weight: there is no class 7; ")

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.runs import checkpoint_bytes
+from tests.helpers.runs import checkpoint_bytes
 from trainer import run
 
 IN_PYTHON = """

@@ -1,17 +1,15 @@
 """The converter on all 70,000 digits of MNIST, as a user runs it."""
 
 import gzip
-import hashlib
-import pathlib
 
 import numpy as np
 import pytest
 
 from pipeline import manifest
-from pipeline.manifest import naming
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.datasets import files_of
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 MNIST = DATA / "mnist"
 PREFIXES = {"train": "train", "test": "t10k"}
@@ -25,12 +23,6 @@ def convert(dataset, source, out, *flags):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
-
-
-def digests(folder):
-    """Returns {name: SHA-256} of the files, but for the card: it holds the command."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != naming.CARD]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def idx(name, offset):
@@ -50,7 +42,7 @@ def mnist(tmp_path_factory):
 def test_two_worker_processes_write_the_same_bytes(mnist, tmp_path):
     convert("mnist", MNIST, tmp_path / "out", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
     assert len(list(mnist.glob("*.tfrecord"))) == 5
-    assert digests(tmp_path / "out") == digests(mnist)
+    assert files_of(tmp_path / "out") == files_of(mnist)
 
 
 @needs_mnist

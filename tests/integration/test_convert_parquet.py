@@ -11,19 +11,19 @@ import pytest
 
 from pipeline import manifest
 from pipeline.records import framing, tf_example
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.datasets import files_of
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 ONE_PROCESS = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
 CLASSES = ["ape", "bee", "cat", "dog"]
 
 
 def convert(dataset, source, out, *flags):
-    done = forked.run(
+    forked.output(
         ["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
     )
-    assert done.returncode == 0, done.stderr
     return manifest.load(out)
 
 
@@ -89,10 +89,6 @@ def examples(folder, split):
     return found
 
 
-def digests(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".tfrecord"}
-
-
 def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
     out = tmp_path / "out"
     made = convert("parquet", source, out, *FLAGS, "--num_shards=train:3,test:1")
@@ -144,7 +140,7 @@ def test_folders_of_images_become_the_same_pixels(tmp_path):
         assert entry["image"] == [(root / key).read_bytes()]
         assert entry["label"].tolist() == [n % 4]
     convert("image_folder", root, tmp_path / "one", "--num_shards=3", *ONE_PROCESS)
-    assert digests(out) == digests(tmp_path / "one")
+    assert files_of(out) == files_of(tmp_path / "one")
 
 
 @pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"CIFAR-10's images are not in {CIFAR10}")

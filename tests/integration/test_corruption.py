@@ -20,8 +20,8 @@ from pipeline.read.rows_reader import Rows, RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import tf_example
-from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
-from tests.runs import finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import Kind, encoded, image_of, key_of, write_dataset
+from tests.helpers.runs import finish, start, start_workers, wait_for_step
 from trainer import run, runtime
 
 SHAPE, CLASSES = (8, 6, 3), 3

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -12,9 +10,10 @@ from pipeline import manifest
 from pipeline.errors import PipelineError
 from pipeline.index import __main__ as index
 from pipeline.manifest import naming
-from tests import annotated, foreign
-from tests.converting import convert_in_process
-from tests.validated import pixels_of, png
+from tests.helpers import annotated, foreign, forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.foreign import png
+from tests.helpers.validated import pixels_of
 
 
 def described(folder):
@@ -205,7 +204,5 @@ def test_the_validator_of_mlcommons_takes_it(digits, tmp_path):
     index.main([str(tmp_path), f"--feature_map={placed}"])
     assert checked(tmp_path, "--card") == ""
     for folder in (digits, tmp_path):
-        command = [sys.executable, "-m", "mlcroissant.scripts.cli", "validate"]
-        command.append(f"--jsonld={folder / naming.CROISSANT}")
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.fresh(["-m", "mlcroissant.scripts.cli", "validate", f"--jsonld={folder / naming.CROISSANT}"])
         assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr

@@ -1,25 +1,25 @@
 """Labels set and records deleted while a run goes on, in real processes: edits are killed, runs resume or refuse."""
 
 import shutil
-import signal
 
 import pytest
 
 from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
-from tests.integration.test_versions import FLAGS, convert, ends, files_of, write_images
-from tests.lanes import some_slow
-from tests.runs import checkpoint_bytes, finish, start, wait_for_step
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.datasets import files_of
+from tests.helpers.lanes import some_slow
+from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
+from tests.integration.test_versions import FLAGS, convert, write_images
 
 LABELS = {"train/a/0.png": "b", "train/b/1.png": "a", "train/a/34.png": "c"}
 GONE = ["train/a/2.png", "train/b/1.png", "test/b/3.png"]  # of one, the label was set before
 
 
 def edit(data, *flags):
-    return ends(forked.Process(["-m", "beam_jobs.edit", str(data), *flags]))
+    return forked.output(["-m", "beam_jobs.edit", data, *flags])
 
 
 def bytes_of(data, key):
@@ -54,9 +54,7 @@ def edited(tmp_path_factory):
 def test_killed_at_any_change_the_old_labels_or_the_new_ones_are_whole(moment, edited, tmp_path):
     old, out = edited / "old", shutil.copytree(edited / "old", tmp_path / "out")
     flags = [str(out), f"--set_labels={edited / 'labels.csv'}"]
-    process = forked.Process(["-c", killed_in("opened", "edit"), moment, *flags])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("opened", moment, *flags, command="edit")
     assert manifest.load(f"{out}@1") == manifest.load(old)
     assert manifest.load(out).version in (1, 2)
     outdated = {naming.CROISSANT}  # it is replaced just before the manifest
@@ -74,10 +72,7 @@ def test_killed_at_any_change_the_old_labels_or_the_new_ones_are_whole(moment, e
 def test_killed_at_any_change_of_a_deletion_the_same_command_finishes(moment, edited, tmp_path):
     old, out = edited / "set", shutil.copytree(edited / "set", tmp_path / "out")
     flags = [str(out), f"--delete={','.join(GONE)}"]
-    process = forked.Process(["-c", killed_in("opened", "edit"), moment, *flags])
-    said, _ = process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert "\ndeleted:" not in said
+    assert "\ndeleted:" not in killed_in("opened", moment, *flags, command="edit")
     if manifest.load(out).version == 2:
         kept = {name: data for name, data in files_of(old).items() if name != naming.CROISSANT}
         assert kept.items() <= files_of(out).items()
@@ -103,21 +98,20 @@ def test_bytes_of_deleted_records_are_in_no_file(edited):
     left = [record["key"] for split in ("train", "test") for record in RandomAccess(edited / "deleted", split)]
     assert (len(left), len({*left})) == (137, 137)
     process = forked.Process(["-m", "beam_jobs.validate", str(edited / "deleted"), "--deep"])
-    assert "the data set matches its manifest: 137 records" in ends(process)
+    assert "the data set matches its manifest: 137 records" in succeed(process)[0]
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, tmp_path):
     data, still = shutil.copytree(edited / "old", tmp_path / "data"), edited / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"
-    ends(start(still, calm, *FLAGS, "--train_steps=30"))
+    train(still, calm, *FLAGS, "--train_steps=30")
     killed = start(data, run, *FLAGS, "--train_steps=30")
     wait_for_step(killed, 8)
-    killed.kill()
-    finish(killed)
+    kill(killed)
     (tmp_path / "labels.csv").write_text("key,label\ntrain/a/0.png,b\ntrain/b/1.png,a\n")
     edit(data, f"--set_labels={tmp_path / 'labels.csv'}")
-    out = ends(start(data, run, *FLAGS, "--train_steps=30"))
+    out = train(data, run, *FLAGS, "--train_steps=30")
     assert f"trains on version 1 of {data}\n" in out
     assert (
         f"the newest is version 2, of as many examples; to move to it at the end of an epoch: --data_dir={data}@2"
@@ -125,7 +119,7 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
     )
     assert checkpoint_bytes(run, 30) == checkpoint_bytes(calm, 30)
 
-    out = ends(start(f"{data}@2", shutil.copytree(run, tmp_path / "moved"), *FLAGS, "--train_steps=40"))
+    out = train(f"{data}@2", shutil.copytree(run, tmp_path / "moved"), *FLAGS, "--train_steps=40")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     edit(data, f"--delete={GONE[0]},{GONE[2]}")
     said = f"{data}: version 1 held records that were deleted on 20"
@@ -150,5 +144,5 @@ def test_a_run_goes_on_over_new_labels_and_is_refused_after_a_deletion(edited, t
     assert "another --model_dir and --initialize_from for its weights" in found["run"][2]
     assert f"; use {data}@3" in found["evaluate"][2]
     process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}", f"--data_dir={data}@3"])
-    assert "(69 examples" in ends(process)
-    assert "step 45" in ends(start(data, run, *FLAGS, "--train_steps=45", "--allow_order_change"))
+    assert "(69 examples" in succeed(process)[0]
+    assert "step 45" in train(data, run, *FLAGS, "--train_steps=45", "--allow_order_change")

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
-from tests.datasets import key_of, write_dataset
-from tests.runs import finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import key_of, write_dataset
+from tests.helpers.runs import finish, saved_steps, start_workers, train, wait_for_step
 
 COUNTS = (23, 0, 41, 17, 30, 12, 40)  # 163 records
 BATCH, STREAMS, RECORD_BYTES = 12, 6, 144
@@ -62,7 +62,7 @@ def play(stage, first, data, model, logs):
     assert [found for found, _, _ in ended] == [code] * stage.workers, ended
     if stage.end is signal.SIGTERM:
         return int(re.search(r": step (\d+) of 84 is saved", ended[0][2])[1])
-    return max(int(path.stem.split("-")[1]) for path in model.glob("ckpt-*.index"))
+    return saved_steps(model)[-1]
 
 
 def logged(logs):
@@ -160,10 +160,8 @@ def test_a_run_that_changes_its_strategy(digits, tmp_path):
     flags = ("--augment=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
     last = 10 * len(stages)
     for step, stage in enumerate(stages, 1):
-        [(code, _, err)] = finish(start(digits, tmp_path / "changing", *stage, *flags, f"--train_steps={10 * step}"))
-        assert code == 0, err
-    [(code, _, err)] = finish(start(digits, tmp_path / "one", *flags, f"--train_steps={last}"))
-    assert code == 0, err
+        train(digits, tmp_path / "changing", *stage, *flags, f"--train_steps={10 * step}")
+    train(digits, tmp_path / "one", *flags, f"--train_steps={last}")
     readers = [tf.train.load_checkpoint(str(tmp_path / name / f"ckpt-{last}")) for name in ("changing", "one")]
     names = [name for name in readers[0].get_variable_to_shape_map() if name.startswith(("model", "optimizer"))]
     assert len(names) > 8

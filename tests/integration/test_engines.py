@@ -10,13 +10,13 @@ import time
 import pytest
 
 from pipeline import manifest
-from tests import forked
-from tests.converting import convert_in_process, write_data_set
 from tests.engines import commands
 from tests.engines.failing import MESSAGE
 from tests.engines.sources import SOURCES
-from tests.lanes import some_slow
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process, write_data_set
+from tests.helpers.forked import free_ports
+from tests.helpers.lanes import some_slow
 
 WORKER_PROCESSES = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 IN_MEMORY = ["--direct_running_mode=in_memory", "--direct_num_workers=2"]
@@ -223,22 +223,19 @@ def test_a_job_server_that_is_not_there_is_named_in_time(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--runner=PortableRunner"], "--job_endpoint is missing: host:port of the cluster's job server"),
-        (["--runner=FlinkRunner", "--job_server_java_launcher=no-java"], "needs Java, but there is no 'no-java'"),
+        ("--runner=PortableRunner", "--job_endpoint is missing"),
+        ("--runner=FlinkRunner --job_server_java_launcher=no-java", "needs Java, but there is no 'no-java'"),
+        ("--runner=FlinkRunner --job_server_java_launcher=true", "--flink_job_server_jar is missing"),
+        ("--runner=DataflowRunner", "needs --project, --region, --temp_location"),
         (
-            ["--runner=FlinkRunner", "--job_server_java_launcher=true"],
-            "--flink_job_server_jar is missing: the jar of Beam's job server; make engines brings one",
-        ),
-        (["--runner=DataflowRunner"], "needs --project, --region, --temp_location"),
-        (
-            ["--runner=SparkRunner", "--spark_job_server_jar=no.jar", "--job_server_java_launcher=true"],
+            "--runner=SparkRunner --spark_job_server_jar=no.jar --job_server_java_launcher=true",
             "--spark_job_server_jar=no.jar: no such file",
         ),
     ],
     ids=["no endpoint", "no Java", "no jar named", "no Dataflow", "no jar"],
 )
 def test_what_a_runner_misses_is_said_before_anything_is_made(flags, text, tmp_path):
-    stderr = commands.convert(tmp_path / "out", *flags, code=2)
+    stderr = commands.convert(tmp_path / "out", *flags.split(), code=2)
     assert text in stderr
     assert stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

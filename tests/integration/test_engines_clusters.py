@@ -9,22 +9,12 @@ import pytest
 from tests.engines import commands, fetch
 from tests.engines.failing import MESSAGE
 from tests.engines.sources import SOURCES
+from tests.integration.test_engines import reference  # noqa: F401, a fixture
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="needs /proc, to look for processes"),
 ]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """The digests of the digits converted by the default runner."""
-    out = tmp_path_factory.mktemp("reference") / "out"
-    assert commands.convert(out) == ""
-    found = commands.digests(out)
-    assert sum(name.endswith(".tfrecord") for name in found) == 5
-    assert "manifest.json" in found
-    return found
 
 
 @pytest.fixture(params=fetch.ENGINES)
@@ -40,7 +30,7 @@ def java_of(process):
     return [number for number, line in commands.left_of(process).items() if line.startswith("java ")]
 
 
-def test_a_cluster_writes_the_same_bytes(flags, reference, tmp_path):
+def test_a_cluster_writes_the_same_bytes(flags, reference, tmp_path):  # noqa: F811
     out = tmp_path / "out"
     process = commands.start(out, *flags)
     assert commands.wait_for(lambda: java_of(process), 60)  # it really ran in Java

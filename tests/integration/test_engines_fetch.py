@@ -3,14 +3,12 @@
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import pytest
 
 from tests.engines import fetch
-from tests.forked import ROOT
+from tests.helpers.forked import fresh, refused
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc", as published
 
@@ -65,17 +63,8 @@ def test_a_machine_without_java_or_maven_is_one_line(programs, missing, tmp_path
     for program in programs:
         (tmp_path / program).symlink_to(shutil.which("true"))
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.fetch"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"engines: flink: there is no '{missing}' here; install ")
-    assert done.stderr.count("\n") == 1
+    said = refused(fresh(["-m", "tests.engines.fetch"], environment), 1)
+    assert said.startswith(f"engines: flink: there is no '{missing}' here; install ")
 
 
 @pytest.mark.slow
@@ -84,14 +73,5 @@ def test_a_machine_without_a_network_is_one_line(tmp_path):
     """Maven through a proxy that does not exist, with an empty repository."""
     nowhere = f"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9 -Dmaven.repo.local={tmp_path}/repository"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "MAVEN_OPTS": nowhere}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.fetch"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("engines: flink: Maven cannot get the jars: ")
-    assert done.stderr.count("\n") == 1
+    said = refused(fresh(["-m", "tests.engines.fetch"], environment), 1)
+    assert said.startswith("engines: flink: Maven cannot get the jars: ")

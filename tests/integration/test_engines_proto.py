@@ -19,7 +19,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.job import Conversion
 from beam_jobs.plan import make_plan
 from beam_jobs.runs.run import OverShards
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT, fresh
 
 MAX_BYTES = 64 << 10  # 64 KiB
 OURS = "beam:dofn:pickled_python_info:v1"
@@ -115,13 +115,6 @@ def test_a_worker_with_nothing_but_the_package_can_load_every_step(proto, shippe
     )
     # Without the interpreter's site-packages, which may contain this checkout: -S, and the libraries by name.
     libraries = os.pathsep.join([str(shipped), *(path for path in sys.path if path.endswith("site-packages"))])
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", script, str(file)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": libraries},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh(["-S", "-c", script, file], {"PYTHONPATH": libraries}, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(shipped / "beam_jobs" / "shards" / "writer.py"), "False"]

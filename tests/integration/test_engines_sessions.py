@@ -1,12 +1,10 @@
 """The lines of docs/clusters.md on a Flink session cluster and a Spark standalone master: `make test-engines`."""
 
-import io
 import os
 import pathlib
 import signal
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +12,8 @@ import pytest
 from tests.engines import commands, fetch
 from tests.engines.flink_cluster import Flink
 from tests.engines.spark_cluster import Spark
-from tests.forked import ROOT
+from tests.helpers.foreign import png
+from tests.helpers.forked import ROOT
 
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 ROWS = 200_000
@@ -56,17 +55,11 @@ def reference(tmp_path_factory):
 def parquet(tmp_path_factory):
     """200,000 rows of small PNGs."""
     path = tmp_path_factory.mktemp("parquet") / "train.parquet"
-    images = [png(number) for number in range(256)]
+    images = [png(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)) for number in range(256)]
     rows = np.arange(ROWS)
     columns = {"image": pa.array([images[n] for n in (rows * rows + rows // 256) % 256]), "label": pa.array(rows % 10)}
     pq.write_table(pa.table(columns), path, row_group_size=ROWS // 20)
     return path
-
-
-def png(number):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def the_same(session, reference, out, *what):

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests import forked
 from tests.engines.slurm_cluster import SlurmCluster, missing
-from tests.runs import checkpoint_bytes, finish, start_workers
+from tests.helpers import forked
+from tests.helpers.runs import checkpoint_bytes, start_workers, succeed
 
 STEPS = 600
 FLAGS = ("--model=mlp", "--log_every=25", "--steps_per_loop=10")
@@ -62,8 +62,7 @@ def test_a_task_that_is_killed_on_one_of_two_nodes(cluster, submit, digits, tmp_
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), job.log()[-3000:]
     assert ended["NodeList"] == "n[1-2]"
     assert re.search(r"resumed from killed/ckpt-(\d+)00\b", job.log())
-    workers = start_workers(digits, [tmp_path / "undisturbed"] * 2, *flags, *FLAGS)
-    assert [code for code, _, _ in finish(*workers)] == [0, 0]
+    succeed(*start_workers(digits, [tmp_path / "undisturbed"] * 2, *flags, *FLAGS))
     assert checkpoint_bytes(cluster.folder / "killed", STEPS) == checkpoint_bytes(tmp_path / "undisturbed", STEPS)
 
 

@@ -14,9 +14,9 @@ from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.index import __main__ as index
-from tests import forked, runs
-from tests.datasets import edit_manifest
-from tests.runs import finish, scalars
+from tests.helpers import forked, runs
+from tests.helpers.datasets import edit_manifest, write_dataset
+from tests.helpers.runs import finish, forget, scalars
 from trainer import inference as built
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
@@ -73,23 +73,10 @@ class Ink(trainer.Task):
 FLAGS = ("--augment=shift", "--global_batch_size=64", "--checkpoint_every=20", "--log_every=0")
 
 
-@pytest.fixture(scope="module")
-def trained(digits, tmp_path_factory):
-    """A run of 60 steps with averaged weights, and the line of its last evaluation."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    [(code, out, err)] = finish(
-        runs.start(
-            digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", "--streams=4", *FLAGS
-        )
-    )
-    assert code == 0, err
-    return folder, [line for line in out.splitlines() if line.startswith("test accuracy")][-1]
-
-
 @pytest.fixture
-def copy(trained, tmp_path):
+def copy(lenet, tmp_path):
     """A copy of the run, to damage."""
-    return shutil.copytree(trained[0], tmp_path / "run")
+    return shutil.copytree(lenet[0], tmp_path / "run")
 
 
 def evaluate(*flags, cwd=None):
@@ -102,8 +89,9 @@ def json_of(*flags, cwd=None):
     return json.loads(done.stdout)
 
 
-def test_it_says_what_the_run_says_and_more(trained, tmp_path):
-    folder, last = trained
+def test_it_says_what_the_run_says_and_more(lenet, tmp_path):
+    folder, printed = lenet
+    last = [line for line in printed.splitlines() if line.startswith("test accuracy")][-1]
     done = evaluate(f"--model_dir={folder}", f"--output={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -126,8 +114,8 @@ def test_it_says_what_the_run_says_and_more(trained, tmp_path):
     ]
 
 
-def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(trained):
-    folder, _ = trained
+def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(lenet):
+    folder, _ = lenet
     averaged, again = (json_of(f"--model_dir={folder}", f"--batch_size={size}") for size in (64, 50))
     raw = json_of(f"--model_dir={folder}", "--weights=raw")
     earlier = json_of(f"--model_dir={folder}", "--checkpoint=20")
@@ -141,8 +129,8 @@ def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(trained):
     assert scalars(folder / "logs")["eval/test/accuracy", 20] == pytest.approx(earlier["metrics"]["accuracy"])
 
 
-def test_a_split_without_some_classes_and_another_data_set(trained, digits, tmp_path):
-    found = json_of(f"--model_dir={trained[0]}", "--split=test[:5]", f"--data_dir={digits}")
+def test_a_split_without_some_classes_and_another_data_set(lenet, digits, tmp_path):
+    found = json_of(f"--model_dir={lenet[0]}", "--split=test[:5]", f"--data_dir={digits}")
     assert (found["num_examples"], found["split"]) == (5, "test[:5]")
     absent = [each for each in found["report"]["classes"] if not each["examples"]]
     assert len(absent) >= 5
@@ -159,8 +147,7 @@ def test_another_data_set_is_evaluated_on_by_the_run_and_after_it(digits, tmp_pa
         [str(new), "--split=held_out:*", "--feature_map=image:image,label:label,key:key", "--image_shape=28x28x1"]
     )
     flags = ("--model=mlp", "--train_steps=4", "--train_split=train+test", f"--eval_data_dir={new}", *FLAGS)
-    [(code, out, err)] = finish(runs.start(digits, folder, *flags))
-    assert code == 0, err
+    out = runs.train(digits, folder, *flags)
     last = [line for line in out.splitlines() if line.startswith("held_out accuracy")][-1]
     assert "(368 examples; averaged weights)" in last
     found = json_of(f"--model_dir={folder}")
@@ -174,10 +161,10 @@ def test_another_data_set_is_evaluated_on_by_the_run_and_after_it(digits, tmp_pa
     assert str(made.split.request.folder) == str(new)
 
 
-def test_mistakes_are_named_by_their_keys(trained, digits):
+def test_mistakes_are_named_by_their_keys(lenet, digits):
     from pipeline import RandomAccess
 
-    found = json_of(f"--model_dir={trained[0]}", "--checkpoint=20", "--mistakes=3")["report"]["mistakes"]
+    found = json_of(f"--model_dir={lenet[0]}", "--checkpoint=20", "--mistakes=3")["report"]["mistakes"]
     assert len(found) == 3
     assert [each["loss"] for each in found] == sorted((each["loss"] for each in found), reverse=True)
     split = RandomAccess(digits, "test")
@@ -198,10 +185,9 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
-    ran = forked.run(flags, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    out = forked.output(flags, cwd=tmp_path)
     found = json_of("--model_dir=run", cwd=tmp_path)
-    assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in ran.stdout
+    assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in out
     assert found["report"]["accuracy"] == pytest.approx(found["metrics"]["accuracy"], abs=1e-6)
     assert found["report"]["loss"] == pytest.approx(found["loss"], rel=1e-4)
 
@@ -209,12 +195,11 @@ def test_a_model_of_the_users(model, digits, tmp_path):
 def test_a_task_without_classes_has_its_metrics_alone(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["--task=models:Ink", "--augment=shift", "--train_steps=20", "--learning_rate=0.001"]
-    ran = forked.run(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    out = forked.output(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
     done = evaluate("--model_dir=run", "--output=out", cwd=tmp_path)
     assert done.stdout.splitlines() == [
         "models:Ink at step 20 (run/ckpt-20)",
-        ran.stdout.splitlines()[-2],
+        out.splitlines()[-2],
         "written: out/report.json",
     ]
     elsewhere = evaluate(f"--model_dir={tmp_path}/run")
@@ -235,10 +220,8 @@ def test_a_damaged_checkpoint_is_skipped_unless_it_was_named(copy):
     assert skipped.startswith(f"warning: skipped {copy}/ckpt-60, which is damaged: ")
     assert skipped.endswith(f"; {copy}/ckpt-40 is used instead")
     assert name == f"lenet at step 40, averaged weights ({copy}/ckpt-40)"
-    named = evaluate(f"--model_dir={copy}", "--checkpoint=60")
-    assert (named.returncode, named.stdout) == (1, "")
-    assert named.stderr.startswith(f"trainer.evaluate: {copy}/ckpt-60: cannot be read: ")
-    assert named.stderr.count("\n") == 1
+    said = forked.refused(evaluate(f"--model_dir={copy}", "--checkpoint=60"), 1)
+    assert said.startswith(f"trainer.evaluate: {copy}/ckpt-60: cannot be read: ")
 
 
 def test_a_checkpoint_that_has_lost_its_index_is_named_too(copy):
@@ -251,9 +234,7 @@ def test_a_checkpoint_that_has_lost_its_index_is_named_too(copy):
 
 def test_where_a_run_has_replaced_all_checkpoints_the_newest_is_looked_for_again(copy):
     listed = [copy / f"ckpt-{step}" for step in (40, 20)]
-    for path in listed:
-        for file in copy.glob(f"{path.name}.*"):
-            file.unlink()
+    forget(copy, 40, 20)
     lines = []
     found = built.build_first(listed, CheckpointFlags(str(copy)), lines.append)
     assert found.record.path == copy / "ckpt-60"
@@ -271,76 +252,52 @@ def test_it_ends_quietly_where_nobody_reads_on(copy):
 
 
 def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
-    from tests.datasets import write_dataset
-
     write_dataset(tmp_path / "other", classes=3)
-    other = evaluate(f"--model_dir={copy}", f"--data_dir={tmp_path / 'other'}")
-    assert (other.returncode, other.stderr) == (
-        2,
-        f"trainer.evaluate: --data_dir={tmp_path / 'other'}: has num_classes 3, but {copy}/ckpt-60 was trained on 10\n",
-    )
-    missing = evaluate(f"--model_dir={copy}", "--split=tset")
-    assert missing.returncode == 2
-    assert "--split=tset: " in missing.stderr
-    assert "did you mean 'test'" in missing.stderr
+    said = forked.refused(evaluate(f"--model_dir={copy}", f"--data_dir={tmp_path / 'other'}"))
+    assert f"--data_dir={tmp_path / 'other'}: has num_classes 3, but {copy}/ckpt-60 was trained on 10\n" in said
+    said = forked.refused(evaluate(f"--model_dir={copy}", "--split=tset"))
+    assert "--split=tset: " in said
+    assert "did you mean 'test'" in said
 
 
 @pytest.mark.slow
 def test_other_data_in_the_folder_of_that_name_are_no_data_of_the_run(digits, tmp_path):
     """A relative --data_dir counts from the folder in which the run was started, or else from here."""
-    from tests.datasets import write_dataset
-
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     shutil.copytree(digits, here / "data")
     flags = ("--data_dir=data", "--model_dir=run", "--model=softmax_regression", "--train_steps=2")
-    assert forked.run(["-m", "trainer.run", *flags], cwd=here).returncode == 0
-    assert evaluate("--model_dir=run", cwd=here).returncode == 0
+    forked.output(["-m", "trainer.run", *flags], cwd=here)
     write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
-    of_run = "pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"
-    wanted = evaluate("--model_dir=run", cwd=here).stdout.replace("run/", "../here/run/")
-    assert evaluate("--model_dir=../here/run", cwd=elsewhere).stdout == wanted
-    for command in of_run:
-        found = forked.run(["-m", *command.split(), "--model_dir=../here/run"], cwd=elsewhere)
+    of_run = "trainer.evaluate", "pipeline.inspect --step=0", "pipeline.audit", "trainer.replay --step=0 --from_start"
+    commands = [["-m", *command.split(), "--model_dir=../here/run"] for command in of_run]
+    wanted = forked.output(["-m", "trainer.evaluate", "--model_dir=run"], cwd=here).replace("run/", "../here/run/")
+    for command in commands:
+        found = forked.run(command, cwd=elsewhere)
         assert (found.returncode, found.stderr) == (0, ""), found.stderr
+        assert found.stdout == wanted or command is not commands[0]
     shown = forked.run(["-m", "trainer.watch", "../here/run", "--json"], cwd=elsewhere)
     [run] = json.loads(shown.stdout)["runs"]
     assert [one["records"] for one in run["data"]] == [manifests.load(digits).split("train").num_examples]
     (here / "data").rename(here / "moved")
-    found = evaluate("--model_dir=../here/run", cwd=elsewhere)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert re.fullmatch(
-        rf"trainer.evaluate: --data_dir=data: {elsewhere}/data holds another data set \(\w{{12}}\) than "
-        r"\.\./here/run/ckpt-2 was trained on \(\w{12}\); call it where .*, or give --data_dir .*\n",
-        found.stderr,
-    ), found.stderr
-    given = evaluate("--model_dir=../here/run", f"--data_dir={here}/moved", cwd=elsewhere)
-    assert given.returncode == 0
-    for name in of_run:
-        command = ["-m", *name.split(), "--model_dir=../here/run"]
-        found = forked.run(command, cwd=elsewhere)
-        assert (found.returncode, found.stdout) == (2, "")
-        assert f"--data_dir=data: {elsewhere}/data holds another data set" in found.stderr, found.stderr
+    for command in commands:
+        said = forked.refused(forked.run(command, cwd=elsewhere))
+        assert f"--data_dir=data: {elsewhere}/data holds another data set" in said
         found = forked.run([*command, f"--data_dir={here}/moved"], cwd=elsewhere)
         assert (found.returncode, found.stderr) == (0, ""), found.stderr
     for damaged in ("", "[]", "{"):
         (here / "run" / "order.json").write_text(damaged)
-        found = forked.run(["-m", "pipeline.audit", "--model_dir=../here/run"], cwd=elsewhere)
-        assert (found.returncode, found.stderr.count("\n")) == (1, 1), found.stderr
-        assert "run/order.json: cannot be read: " in found.stderr
-        assert "; remove it, and let trainer.run resume, which writes it again" in found.stderr
+        said = forked.refused(forked.run(["-m", "pipeline.audit", "--model_dir=../here/run"], cwd=elsewhere), 1)
+        assert "run/order.json: cannot be read: " in said
 
 
 def test_a_run_resumes_from_another_folder_with_its_data_and_its_files(digits, tmp_path):
-    from tests.datasets import write_dataset
-
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     shutil.copytree(digits, here / "data")
     flags = ("--data_dir=data", "--eval_data_dir=data", "--model=softmax_regression", "--train_steps=2")
     for run in ("run", "other"):
         own = f"--model_dir={run}", f"--metrics_jsonl={run}.jsonl"
-        done = forked.run(["-m", "trainer.run", *flags, *own], cwd=here)
-        assert done.returncode == 0, done.stderr
+        forked.output(["-m", "trainer.run", *flags, *own], cwd=here)
     wanted = forked.run(["-m", "trainer.run", "--model_dir=run", "--train_steps=4"], cwd=here)
     write_dataset(elsewhere / "data", (60,), (8, 8, 1), test_counts=(20,), classes=10)
     found = forked.run(["-m", "trainer.run", "--model_dir=../here/other", "--train_steps=4"], cwd=elsewhere)
@@ -376,11 +333,9 @@ def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
 
 
 def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
-    no_folder = evaluate(f"--model_dir={copy / 'ckpt-40'}", "--continuous")
-    said = f"trainer.evaluate: --model_dir={copy}/ckpt-40: is a checkpoint, not the folder of a run\n"
-    assert (no_folder.returncode, no_folder.stderr) == (2, said)
-    for file in copy.glob("ckpt-60.*"):
-        file.unlink()
+    said = forked.refused(evaluate(f"--model_dir={copy / 'ckpt-40'}", "--continuous"))
+    assert f"--model_dir={copy}/ckpt-40: is a checkpoint" in said
+    forget(copy, 60)
     watch = forked.Process(
         ["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous", "--interval=0.2"], {"PYTHONUNBUFFERED": "1"}
     )
@@ -394,9 +349,7 @@ def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
 
 
 def test_what_the_run_has_removed_is_named_in_lines_json_and_for_tensorboard(copy, tmp_path):
-    for step in (20, 40):
-        for file in copy.glob(f"ckpt-{step}.*"):
-            file.unlink()
+    forget(copy, 20, 40)
     found = evaluate(f"--model_dir={copy}", "--continuous", "--json", f"--output={tmp_path}/out")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["missed_steps"] == [20, 40]
@@ -410,9 +363,7 @@ def test_what_the_run_has_removed_is_named_in_lines_json_and_for_tensorboard(cop
 
 
 def test_ctrl_c_ends_it_in_one_line(copy):
-    for step in (40, 60):
-        for file in copy.glob(f"ckpt-{step}.*"):
-            file.unlink()
+    forget(copy, 40, 60)
     watch = forked.Process(["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous"], {"PYTHONUNBUFFERED": "1"})
     assert watch.stdout.readline().startswith("step 20, test accuracy = ")
     assert watch.stdout.readline().startswith(f"waiting for checkpoints in {copy} after step 20")
@@ -430,18 +381,14 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
         shutil.copytree(digits, folder)
     edit_manifest(other, lambda content: content["image_mean"].__setitem__(0, content["image_mean"][0] / 4))
     flags = ("--model=softmax_regression", "--augment=pad_crop_flip(pad=0, flip=False)", "--train_steps=20")
-    [(code, _, err)] = finish(runs.start(own, run, *flags))
-    assert code == 0, err
+    runs.train(own, run, *flags)
     as_trained = json_of(f"--model_dir={run}")["loss"]
     assert json_of(f"--model_dir={run}", f"--data_dir={other}")["loss"] == as_trained
     assert json_of(f"--model_dir={run}", f"--data_dir={other}", f"--statistics={other}")["loss"] != as_trained
     own.rename(tmp_path / "moved")
-    unknown = evaluate(f"--model_dir={run}", f"--data_dir={other}")
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr.startswith(
-        f"trainer.evaluate: --data_dir={other}: is not what {run}/ckpt-20 was trained on, "
-    )
-    assert "give its folder as --statistics" in unknown.stderr
+    said = forked.refused(evaluate(f"--model_dir={run}", f"--data_dir={other}"))
+    assert f"--data_dir={other}: is not what {run}/ckpt-20 was trained on, " in said
+    assert "--statistics" in said
     assert json_of(f"--model_dir={run}", f"--data_dir={tmp_path / 'moved'}")["loss"] == as_trained
     given = (f"--data_dir={other}", f"--statistics={tmp_path / 'moved'}")
     assert json_of(f"--model_dir={run}", *given)["loss"] == as_trained
@@ -450,8 +397,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
 @pytest.mark.slow
 def test_mirrored_images_count_in_evaluations(digits, tmp_path):
     run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--augment=shift", "--train_steps=40")
-    [(code, out, err)] = finish(runs.start(digits, run, *flags))
-    assert code == 0, err
+    out = runs.train(digits, run, *flags)
     model = built.build(reader.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
     right, examples = 0, 0
     for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, augment="shift"):

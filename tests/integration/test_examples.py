@@ -16,11 +16,10 @@ import time
 import numpy as np
 import pytest
 
-from tests import forked
-from tests.loopback import free_ports
-from tests.runs import checkpoint_bytes
+from tests.helpers import forked
+from tests.helpers.forked import ROOT, free_ports
+from tests.helpers.runs import checkpoint_bytes, saved_steps
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    (?!cd )(.+)$", README, re.MULTILINE)  # test_tasks has those of the project
 # Of two commands of a script, the other one is among the quick tests.
@@ -149,7 +148,7 @@ def test_help_loads_nothing_heavy(script):
         f"    runpy.run_path('examples/{script}.py', run_name='__main__')\nexcept SystemExit as end:\n"
         f"    print('LOADED', [m for m in {HEAVY} if m in sys.modules], end.code)"
     )
-    helped = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    helped = forked.fresh(["-c", code])
     assert helped.stdout.startswith(f"usage: {script}.py")
     assert helped.stdout.endswith("LOADED [] 0\n")
 
@@ -334,4 +333,4 @@ def final_state(path):
 
         saved = torch.load(path)
         return json.dumps(saved, default=lambda tensor: tensor.numpy().tobytes().hex(), sort_keys=True)
-    return checkpoint_bytes(path, max(int(p.stem.split("-")[1]) for p in path.glob("ckpt-*.index")))
+    return checkpoint_bytes(path, saved_steps(path)[-1])

@@ -18,8 +18,18 @@ from collections.abc import Sequence
 import pytest
 
 from beam_jobs import convert
-from tests import forked
-from tests.runs import STOPS, checkpoint_bytes, finish, start, start_workers, tf_configs, wait_for_step
+from tests.helpers import forked
+from tests.helpers.runs import (
+    STOPS,
+    checkpoint_bytes,
+    finish,
+    kill,
+    saved_steps,
+    start,
+    start_workers,
+    tf_configs,
+    wait_for_step,
+)
 
 BOUND = 60  # seconds on a loaded machine; docs/faults.md has the times on an idle one
 LONG = (
@@ -237,8 +247,7 @@ def test_two_jobs_on_one_model_dir(digits, tmp_path):
     wait_for_line(first, "waiting for ")
     held = rf"--model_dir={tmp_path}: process {first.pid} on \S+ is training there; wait until it ends, .*"
     assert ends(start(digits, tmp_path, "--train_steps=5"))[0].is_one_line(75, held)
-    first.kill()
-    finish(first)
+    kill(first)
     assert ends(start(digits, tmp_path, "--train_steps=5"))[0].code == 0
 
 
@@ -278,8 +287,7 @@ def test_a_worker_that_dies_while_joining(digits, tmp_path, victim, what):
     joining = rf"lost another worker: .* did not join \(--collective_timeout=8\); {ALL}"
     for end in ends(*workers):
         assert end.is_one_line(75, LOST if what == "dies after joining" else joining)
-    dies.kill()
-    finish(dies)
+    kill(dies)
 
 
 @pytest.mark.slow
@@ -352,8 +360,7 @@ def test_a_worker_that_hangs_but_lives_is_given_up(digits, tmp_path, where, rank
     hangs = workers.pop(rank)
     silent = rf"lost another worker \(no answer for 6 s, --collective_timeout\); {ALL}"
     assert ends(*workers)[0].is_one_line(75, silent)
-    hangs.kill()
-    finish(hangs)
+    kill(hangs)
 
 
 @pytest.mark.slow
@@ -384,9 +391,7 @@ def test_threads_do_not_grow_with_the_steps(digits, tmp_path):
     for step in (100, 300):
         wait_for_step(workers[0], step)
         counts.append([threads_of(worker) for worker in workers])
-    for worker in workers:
-        worker.kill()
-    finish(*workers)
+    kill(*workers)
     before, after = counts
     assert all(later < earlier + 20 for earlier, later in zip(before, after, strict=True)), counts
 
@@ -429,8 +434,7 @@ def test_a_full_disk(digits, small_disk, workers):
     chief, *others = ends(*start_workers(digits, [small_disk] * workers, *LONG))
     assert chief.is_one_line(1, FULL)
     assert all(other.is_one_line(1, CHIEF_FAILED + FULL) for other in others)
-    newest = max(int(path.stem.removeprefix("ckpt-")) for path in small_disk.glob("ckpt-*.index"))
-    assert checkpoint_bytes(small_disk, newest)
+    assert checkpoint_bytes(small_disk, saved_steps(small_disk)[-1])
 
 
 @pytest.mark.slow
@@ -466,4 +470,4 @@ def test_a_model_dir_that_is_gone(digits, tmp_path, workers, now):
     assert chief.is_one_line(1, said)
     assert not folder.is_dir()  # it was not recreated
     assert all(other.is_one_line(1, CHIEF_FAILED + said) for other in others)
-    assert list((tmp_path / "elsewhere").glob("ckpt-*.index"))
+    assert saved_steps(tmp_path / "elsewhere")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 LIMITED = """
 import resource, runpy, sys
@@ -12,6 +12,7 @@ sys.dont_write_bytecode = True  # half of what Python compiles would be left in 
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 """
+MLP = "--data_dir={data} --model_dir={tmp}/run --model=mlp"
 SAYS = "File too large: this process may write files of {limit:,} bytes at most; raise ulimit -f and rerun the command"
 
 
@@ -19,18 +20,8 @@ SAYS = "File too large: this process may write files of {limit:,} bytes at most;
     ("module", "arguments", "limit", "file"),
     [
         ("beam_jobs.convert", "--dataset=digits --data_dir={tmp}/out", 100_000, r"out/train-\S+\.tfrecord"),
-        (
-            "trainer.run",
-            "--data_dir={data} --model_dir={tmp}/run --model=mlp --train_steps=2",
-            100_000,
-            r"run/saving-\S+/ckpt-2\S+",
-        ),
-        (
-            "trainer.run",
-            "--data_dir={data} --model_dir={tmp}/run --model=mlp --train_steps=9 --log_every=1",
-            4096,
-            r"run/\S+",
-        ),
+        ("trainer.run", f"{MLP} --train_steps=2", 100_000, r"run/saving-\S+/ckpt-2\S+"),
+        ("trainer.run", f"{MLP} --train_steps=9 --log_every=1", 4096, r"run/\S+"),
         ("pipeline.inspect", "{data} --png={tmp}/one.png", 1000, r"one\.png"),
     ],
     ids=["shard", "checkpoint", "log", "picture"],

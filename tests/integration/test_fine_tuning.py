@@ -12,10 +12,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests import forked
-from tests.runs import checkpoint_bytes, finish, start, tf_configs
+from tests.helpers import forked
+from tests.helpers.forked import ROOT
+from tests.helpers.runs import checkpoint_bytes, finish, tf_configs, train
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "keras:MobileNetV3Small"
 FLAGS = (f"--model={MODEL}", "--resize=32x32", "--global_batch_size=16", "--train_split=train[:64]")
 
@@ -77,8 +77,7 @@ def test_workers_begin_with_the_same_weights_or_not_at_all(alike, digits, tmp_pa
 def test_it_trains_resumes_without_the_file_evaluates_exports_and_predicts(digits, weights, tmp_path):
     folder = tmp_path / "run"
     flags = (*FLAGS, "--eval_split=test[:32]", "--eval_flip", "--precision=bfloat16", "--histogram_every=1")
-    [(code, out, error)] = finish(start(digits, folder, *flags, "--train_steps=2", f"--initialize_from={weights}"))
-    assert code == 0, error
+    out = train(digits, folder, *flags, "--train_steps=2", f"--initialize_from={weights}")
     assert f"--initialize_from={weights}: taken but for the head, which begins anew" in out
     code, _, error = run("trainer.run", f"--data_dir={digits}", f"--model_dir={folder}", *flags, "--train_steps=3")
     assert code == 2
@@ -106,8 +105,7 @@ def test_virtual_replicas_come_to_the_same_weights(digits, weights, tmp_path):
     """EfficientNetV2B0 drops blocks at random: by the step and the virtual replica."""
     flags = ("--model=keras:EfficientNetV2B0", *FLAGS[1:], "--virtual_replicas=4", "--eval_split=none", "--seed=3")
     for name, more in (("one", ()), ("two", ("--strategy=mirrored", "--num_replicas=2"))):
-        [(code, _, error)] = finish(start(digits, tmp_path / name, *flags, "--train_steps=2", *more))
-        assert code == 0, error
+        train(digits, tmp_path / name, *flags, "--train_steps=2", *more)
     assert checkpoint_bytes(tmp_path / "one", 2) == checkpoint_bytes(tmp_path / "two", 2)
 
 

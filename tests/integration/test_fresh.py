@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests import forked
-from tests.datasets import write_dataset
-from tests.launches import Launch, left_within
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import checkpoint_bytes, finish, saved_steps, start, start_workers, wait_for_step
 
 FLAGS = (
     *("--model=softmax_regression", "--optimizer=momentum", "--global_batch_size=24", "--virtual_replicas=12"),
@@ -48,10 +48,6 @@ def trained(*arguments, **environment):
     return finish(process)[0]
 
 
-def steps_of(run):
-    return sorted(int(path.stem.removeprefix("ckpt-")) for path in run.glob("ckpt-*.index"))
-
-
 @pytest.mark.slow
 def test_the_folder_alone_begins_anew_with_the_flags_of_its_run(run, first):
     code, out, err = trained(f"--model_dir={run}", "--fresh")
@@ -79,7 +75,7 @@ def test_stopped_it_says_how_to_resume_and_so_it_does(run):
     [(code, _, err)] = finish(process)
     assert code == 75
     assert "--fresh" in err
-    step = steps_of(run)[-1]
+    step = saved_steps(run)[-1]
     assert 50 <= step < 40000
     code, out, err = trained(f"--model_dir={run}", f"--train_steps={step + 10}")
     assert (code, f"step {step} to {step + 10} of" in out) == (0, True), err
@@ -89,7 +85,7 @@ def test_other_files_and_another_process_are_refused(run, data):
     (run / "notes.txt").write_text("mine")
     code, _, err = trained(f"--model_dir={run}", "--fresh")
     assert (code, str(run / "notes.txt") in err, err.count("\n")) == (2, True, 1)
-    assert steps_of(run)[-1] == 30
+    assert saved_steps(run)[-1] == 30
     (run / "notes.txt").unlink()
     trains = start(data, run, *FLAGS, "--train_steps=40000")
     wait_for_step(trains, 50)
@@ -97,7 +93,7 @@ def test_other_files_and_another_process_are_refused(run, data):
     assert (code, f"process {trains.pid} on " in err, err.count("\n")) == (75, True, 1)
     trains.terminate()
     assert finish(trains)[0][0] == 75
-    assert steps_of(run)[-1] >= 50
+    assert saved_steps(run)[-1] >= 50
 
 
 @pytest.mark.slow
@@ -154,7 +150,7 @@ def test_the_launcher_removes_once_and_a_process_that_it_starts_again_resumes(ru
     begins = [line for line in out.splitlines() if "step 0 to 200 of 24" in line]
     assert len(begins) == 1
     assert "resumed from" in out
-    assert steps_of(run)[-1] == 200
+    assert saved_steps(run)[-1] == 200
 
 
 @pytest.mark.slow

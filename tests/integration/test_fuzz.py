@@ -1,5 +1,6 @@
 """Mutated inputs: every outcome is the right data or one line, never a traceback, a hang or a wrong record."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -9,20 +10,59 @@ import random
 import tarfile
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
+from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import PipelineError
-from tests import forked
-from tests.datasets import Kind, write_dataset
-from tests.loading import load
+from pipeline.manifest.splits import select
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.rows_reader import RowsReader, all_pieces
+from pipeline.read.shards import Shards
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.foreign import png
 
 pytestmark = pytest.mark.slow
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A split's examples: uint8 (n, height, width, channels), int64 (n,), n keys."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    keys: list[bytes]
+
+
+def load(data_dir: pathlib.Path, split: str) -> Loaded:
+    """Returns a split of raw images that are not compressed, after checking that all readers agree on it.
+
+    Raises:
+      PipelineError: of the first reader that refuses.
+    """
+    examples = RandomAccess(data_dir, split)[:]
+    loaded = Loaded(
+        np.stack([example["image"] for example in examples]),
+        np.array([example["label"] for example in examples]),
+        [example["key"] for example in examples],
+    )
+    manifest = manifests.load(data_dir)
+    selection = select(manifest, split)
+    shards = Shards.found(data_dir, selection.segments, Corruption(str(data_dir)))
+    records = RecordsReader(shards).read(all_pieces(selection)).as_bytes()
+    assert all(key in record for key, record in zip(loaded.keys, records, strict=True))
+    reader = RowsReader.fit(manifest, shards, with_keys=True)
+    if reader is not None:
+        rows = reader.read(all_pieces(selection))
+        assert np.array_equal(rows.images.reshape(loaded.images.shape), loaded.images)
+        assert rows.labels.tolist() == loaded.labels.tolist()
+        assert rows.keys.tolist() == loaded.keys
+    return loaded
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
@@ -143,16 +183,14 @@ def test_mutated_cifar_archive(tmp_path, capfd, kind, seed):
     assert outside == before, "a file outside the folder"
 
 
-def png_of(row):
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
+def pixels_of(row):
+    return np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
 def parquet_bytes():
     """A file with checksums of its pages, so that no change of a value can pass."""
-    images = pa.array([{"bytes": png_of(row), "path": f"{row}.png"} for row in range(40)])
+    images = pa.array([{"bytes": png(pixels_of(row)), "path": f"{row}.png"} for row in range(40)])
     table = pa.table({"image": images, "label": pa.array([row % 7 for row in range(40)])})
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, row_group_size=16, write_page_checksum=True, compression="zstd")
@@ -173,7 +211,7 @@ def test_mutated_parquet(tmp_path, capfd, seed, parquet_bytes):
         for key, image, label in zip(examples.keys, examples.images, examples.labels.tolist(), strict=True):
             row = int(key.split(b"#")[1])
             assert label == row % 7
-            assert np.array_equal(image, np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8))
+            assert np.array_equal(image, pixels_of(row))
 
 
 @pytest.mark.parametrize("seed", range(300))

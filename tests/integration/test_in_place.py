@@ -1,6 +1,5 @@
 """Images in other people's records, indexed in place: feeding, training, validation, export and prediction."""
 
-import io
 import json
 import pathlib
 
@@ -12,10 +11,10 @@ from beam_jobs import validate
 from pipeline import RandomAccess, input_fn, manifest
 from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
-from tests import foreign, forked
-from tests.converting import convert_in_process
-from tests.raised import at
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers import foreign, forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at
+from tests.helpers.runs import checkpoint_bytes, finish, kill, start, start_workers, succeed, wait_for_step
 from trainer.exporting.predictions import pixels_of
 
 RECIPE = "--augment=random_resized_crop(size=32, normalize=False) | flip | randaugment | normalize"
@@ -112,13 +111,11 @@ def test_killed_and_resumed_a_run_ends_with_the_same_bits(processes, tmp_path):
             return [start(data, tmp_path / name, *flags)]
         return start_workers(data, [tmp_path / name] * processes, *flags)
 
-    assert [(code, err) for code, _, err in finish(*begin("whole"))] == [(0, "")] * processes
+    succeed(*begin("whole"))
     killed = begin("killed")
     wait_for_step(killed[0], 20)
-    for process in killed:
-        process.kill()
-    finish(*killed)
-    assert [(code, err) for code, _, err in finish(*begin("killed"))] == [(0, "")] * processes
+    kill(*killed)
+    succeed(*begin("killed"))
     assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
 
 
@@ -132,16 +129,13 @@ def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     for other, why in ((flowers, "'test' has no labels"), (phones, "there is no 'test'")):
         assert (f"evaluates on the split 'val', as {why} (--eval_split)" in out) == (made is other)
     split = ["--split=train[:8]"] if made is melanoma else []
-    done = forked.run(["-m", "trainer.evaluate", run, f"--output={tmp_path}/evaluation", *split])
-    assert done.returncode == 0, done.stderr
-    done = forked.run(["-m", "trainer.export", run, f"--output={files}", *split])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.evaluate", run, f"--output={tmp_path}/evaluation", *split])
+    forked.output(["-m", "trainer.export", run, f"--output={files}", *split])
     images = [tmp_path / f"{number}.jpg" for number in range(3)]
     for number, path in enumerate(images):
         path.write_bytes(foreign.jpeg(number, (32, 32)))
-    done = forked.run(["-m", "trainer.predict", files, *images])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(".jpg: ") == 3
+    printed = forked.output(["-m", "trainer.predict", files, *images])
+    assert printed.count(".jpg: ") == 3
     about = json.loads((files / "export.json").read_text())
     orientation = "upright" if made is phones else "stored"
     assert about["preprocessing"]["pixel_rule"] == {"orientation": orientation, "dct": "exact"}
@@ -227,9 +221,8 @@ def numbers(folder, label):
         records = []
         for number in range(count):
             value = number / count
-            stream = io.BytesIO()
-            PIL.Image.fromarray(np.full((32, 32, 3), round(255 * value), np.uint8)).save(stream, "PNG")
-            records.append({"image": stream.getvalue(), "y": label(value)})
+            grey = np.full((32, 32, 3), round(255 * value), np.uint8)
+            records.append({"image": foreign.png(grey), "y": label(value)})
         foreign.write(folder / f"{split}.tfrec", records)
     index.main([str(folder), "--feature_map=image:image,label:y"])
     return folder
@@ -254,26 +247,22 @@ def test_labels_that_are_not_classes_are_trained_and_evaluated_on(label, flags, 
     train = ["-m", "trainer.run", f"--data_dir={data}", f"--model_dir={run}", *flags.split(), *shared]
     done = forked.run(train, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    done = forked.run(["-m", "trainer.evaluate", run], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"test {measured}" in done.stdout
-    value = float(done.stdout.split(f"test {measured} = ")[1].split(",")[0])
+    out = forked.output(["-m", "trainer.evaluate", run], cwd=tmp_path)
+    assert f"test {measured}" in out
+    value = float(out.split(f"test {measured} = ")[1].split(",")[0])
     assert value > 0.8 if measured == "accuracy" else value < 0.1
     image, exported = tmp_path / "dark.png", tmp_path / "exported"
     PIL.Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(image)
-    done = forked.run(["-m", "trainer.export", f"--model_dir={run}", f"--output={exported}"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.export", f"--model_dir={run}", f"--output={exported}"], cwd=tmp_path)
     for model in (f"--model_dir={run}", f"--exported={exported}"):
-        done = forked.run(["-m", "trainer.predict", model, image], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        said = done.stdout.removeprefix(f"{image}: ").split()
+        printed = forked.output(["-m", "trainer.predict", model, image], cwd=tmp_path)
+        said = printed.removeprefix(f"{image}: ").split()
         if measured == "accuracy":
             assert said[0] == "1"  # the second class, and only that
             assert 0.5 < float(said[1]) <= 1
         else:
             assert [float(one) for one in said] == pytest.approx(np.atleast_1d(label(0)), abs=0.3)
-    done = forked.run(["-m", "pipeline.audit", data, "--global_batch_size=8", "--workers=2", "--content"])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "pipeline.audit", data, "--global_batch_size=8", "--workers=2", "--content"])
     code, _, err = finish(start(data, tmp_path / "other", "--model=lenet", *shared))[0]
     assert (code, err.count("\n")) == (2, 1)
     assert "not a class per image" in err

@@ -2,10 +2,7 @@
 
 import json
 import os
-import pathlib
 import pickle
-import subprocess
-import sys
 
 import apache_beam as beam
 import numpy as np
@@ -21,10 +18,10 @@ from pipeline import images, manifest
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import members
-from tests.converting import convert_in_process
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import Kind, write_dataset
 
-ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (28, 28, 1)
 
 
@@ -116,7 +113,8 @@ for path in {shard_files(converted, "test")}:
         found.append((bytes(each["key"]), int(each["label"][0]), bytes(each["image"])))
 open({str(tmp_path / "found")!r}, "wb").write(pickle.dumps(found))
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = forked.fresh(["-c", code])
+    assert done.returncode == 0, done.stderr
     found = pickle.loads((tmp_path / "found").read_bytes())
     assert {key: (label, pixels(image)) for key, label, image in found} == truth["test"]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline import Shard, distribute, input_fn, steps_per_epoch
 from pipeline.errors import UsageError
-from tests.datasets import Kind, images_of, write_dataset
+from tests.helpers.datasets import Kind, images_of, write_dataset
 
 SHAPE = (8, 6, 3)
 

@@ -1,7 +1,6 @@
 """Killed at any moment and run again, a conversion writes the bytes of one that was never killed: in real processes."""
 
 import contextlib
-import hashlib
 import os
 import random
 import shutil
@@ -15,9 +14,10 @@ import pytest
 
 from pipeline import manifest
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
-from tests.lanes import some_slow
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.datasets import files_of
+from tests.helpers.lanes import some_slow
 
 CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 
@@ -55,13 +55,6 @@ def kill_group(process):
     assert process.returncode in (-signal.SIGKILL, 0), err
 
 
-def digests(folder):
-    """Returns the digests of a data set's files but for the card, which names the command and so the folder."""
-    found = [*folder.iterdir(), *folder.glob("sidecars/*")]
-    files = [path for path in found if path.is_file() and path.name != naming.CARD and not path.name.startswith(".")]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def finished(out):
     """Returns {shard: (inode, time)} of the shards that have a receipt."""
     found = {}
@@ -81,7 +74,7 @@ def check_after_kills(source, out, flags, clean):
     """Runs the command again; its data set is the clean one, and finished shards were not made again."""
     before = finished(out)
     finish(start(source, out, *flags))
-    assert digests(out) == digests(clean)
+    assert files_of(out) == files_of(clean)
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
     for name, (inode, written) in before.items():
         assert ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) == (inode, written)
@@ -151,7 +144,7 @@ def test_killed_at_twenty_random_moments(more, tmp_path):
             kills += 1
         kill_group(process)
         if (out / naming.MANIFEST).exists():  # whole, or not there; then from the beginning
-            assert digests(out) == digests(clean)
+            assert files_of(out) == files_of(clean)
             shutil.rmtree(out)
     shutil.rmtree(out, ignore_errors=True)
     process = start(source, out, *flags)
@@ -179,10 +172,8 @@ def old_and_new(tmp_path_factory):
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(moment, old_and_new, tmp_path):
     old, clean = old_and_new
     out = shutil.copytree(old, tmp_path / "out")
-    process = forked.Process(["-c", killed_in("publish"), moment, *NEW, f"--data_dir={out}", "--overwrite"])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("publish", moment, *NEW, f"--data_dir={out}", "--overwrite")
     again = ["--overwrite"] if moment <= 3 else []  # afterwards it has already been replaced, or there is none
     finish(forked.Process(["-m", "beam_jobs.convert", *NEW, f"--data_dir={out}", *again]))
-    assert digests(out) == digests(clean)
+    assert files_of(out) == files_of(clean)
     assert {path.name for path in out.rglob("*")} == {path.name for path in clean.rglob("*")}

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests import forked, parameter_servers
-from tests.runs import STOPS, checkpoint_bytes, finish, start, tf_configs, wait_for_step
+from tests.helpers import forked, parameter_servers
+from tests.helpers.runs import STOPS, checkpoint_bytes, finish, kill, saved_steps, start, tf_configs, wait_for_step
 
 STEPS = 240
 # Checkpoints, lines and epochs at unrelated steps; augmentations, so that their randomness has to come back too.
@@ -47,8 +47,7 @@ def uninterrupted(digits, tmp_path_factory):
 def kill_after(process, step):
     wait_for_step(process, step)
     time.sleep(random.Random(step).uniform(0, 0.3))
-    process.kill()
-    finish(process)
+    kill(process)
 
 
 def test_killed_on_one_device(digits, tmp_path, uninterrupted):
@@ -132,13 +131,9 @@ def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
 
 
-def steps_saved(folder):
-    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("ckpt-*.index"))
-
-
 def wait_until_saved(folder, count):
     for _ in range(1200):
-        if len(steps_saved(folder)) >= count:
+        if len(saved_steps(folder)) >= count:
             return
         time.sleep(0.1)
     raise AssertionError(f"{folder}: {list(folder.iterdir())}")
@@ -165,13 +160,11 @@ def test_killed_before_the_first_interval_of_steps_it_resumes_from_what_the_cloc
     flags = ("--steps_per_loop=1", "--checkpoint_every=1000000")
     begun = processes(strategy, digits, tmp_path, "--train_steps=1000000", *flags)
     wait_until_saved(tmp_path, 2)
-    for process in begun:
-        process.kill()
-    finish(*begun)
-    newest = steps_saved(tmp_path)[-1]
+    kill(*begun)
+    newest = saved_steps(tmp_path)[-1]
     assert newest < 1000000
     rerun = processes(strategy, digits, tmp_path, f"--train_steps={newest + 5}", *flags)
     code, out, err = finish(*rerun)[0]
     assert code == 0, err
     assert f"resumed from {tmp_path}/ckpt-{newest}" in out
-    assert steps_saved(tmp_path)[-1] == newest + 5
+    assert saved_steps(tmp_path)[-1] == newest + 5

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from tests.forked import ROOT
-from tests.loopback import free_ports
-from tests.runs import checkpoint_bytes, finish, start_workers
-from tests.slurm import Slurm
+from tests.helpers.forked import ROOT, free_ports
+from tests.helpers.runs import checkpoint_bytes, start_workers, succeed
+from tests.helpers.slurm import Slurm
 from trainer import launch
 
 STEPS = 600
@@ -40,6 +39,5 @@ def test_two_workers_are_stopped_before_the_time_limit_and_go_on(digits, tmp_pat
     assert code == 0, out
     assert f"resumed from {tmp_path}/run/ckpt-{saved[0]}" in out
     assert slurm.requeued() == 1
-    workers = start_workers(digits, [tmp_path / "undisturbed"] * 2, *flags[1:])
-    assert [code for code, _, _ in finish(*workers)] == [0, 0]
+    succeed(*start_workers(digits, [tmp_path / "undisturbed"] * 2, *flags[1:]))
     assert checkpoint_bytes(tmp_path / "run", STEPS) == checkpoint_bytes(tmp_path / "undisturbed", STEPS)

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from tests.datasets import write_dataset
-from tests.launches import Launch, left_within
-from tests.runs import checkpoint_bytes, finish, start
+from tests.helpers.datasets import write_dataset
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import checkpoint_bytes, train
 
 FLAGS = (
     "--model=softmax_regression",
@@ -60,8 +60,7 @@ def undisturbed(data, tmp_path):
     """Returns a function that returns the checkpoint of a run on one device."""
 
     def undisturbed(steps):
-        [(code, _, err)] = finish(start(data, tmp_path / "undisturbed", *FLAGS, f"--train_steps={steps}"))
-        assert code == 0, err
+        train(data, tmp_path / "undisturbed", *FLAGS, f"--train_steps={steps}")
         return checkpoint_bytes(tmp_path / "undisturbed", steps)
 
     return undisturbed

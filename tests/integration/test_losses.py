@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.runs import finish, scalars, start, start_workers
+from tests.helpers.runs import scalars, start, start_workers, succeed
 
 STEPS = 50
 FLAGS = ["--augment=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1", "--summary_every=1"]
@@ -18,7 +18,7 @@ def losses(digits, model_dir, model, strategy, count, *more):
         workers = start_workers(digits, [model_dir] * count, *flags)
     else:
         workers = [start(digits, model_dir, *flags, f"--strategy={strategy}", f"--num_replicas={count}")]
-    assert [(code, err) for code, _, err in finish(*workers)] == [(0, "")] * len(workers)
+    succeed(*workers)
     logged = {step: value for (tag, step), value in scalars(model_dir / "logs").items() if tag == "train/loss"}
     assert sorted(logged) == list(range(1, STEPS + 1))
     return np.array([logged[step] for step in sorted(logged)], np.float32)

@@ -11,13 +11,22 @@ import pytest
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import edit_manifest, write_dataset
-from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from tests.helpers.datasets import edit_manifest, write_dataset
+from tests.helpers.runs import (
+    checkpoint_bytes,
+    kill,
+    scalars,
+    start_workers,
+    succeed,
+    train,
+    wait_for_step,
+)
 from trainer import evaluate, run
 
 STEPS = 10
 # 16 rows of a, 8 of b: epochs of 5 steps, whose last has 14 rows of padding, and of 5 with 1
 FLAGS = ("--global_batch_size=24", "--model=softmax_regression", "--augment=flip | normalize", f"--train_steps={STEPS}")
+SERVERS = ("--strategy=parameter_server", "--worker_hosts=a:1", "--ps_hosts=b:1", "--job_name=worker")
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +164,7 @@ def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):
         (["--virtual_replicas=12"], r"16, .* 8 rows, of which 12 virtual replicas need equal parts; nearest .*=36"),
         (["--eval_split=dev"], "--eval_split=dev: .*unknown.*dev"),
         (["--global_batch_size=2", "--train_split=val"], "val"),
-        (
-            [
-                "--strategy=parameter_server",
-                "--worker_hosts=a:1",
-                "--ps_hosts=b:1",
-                "--job_name=worker",
-                "--join_timeout=0.4",
-            ],
-            "with --strategy=parameter_server: a step is of one data set; use --strategy=multiworker for",
-        ),
+        ([*SERVERS, "--join_timeout=0.4"], "with --strategy=parameter_server: a step is of one data set"),
     ],
 )
 def test_wrong_flags(mixture, tmp_path, flags, message):
@@ -187,18 +187,13 @@ def test_killed_and_resumed_on_other_processes_it_ends_with_the_same_bits(mixtur
         "--log_every=2",
         "--steps_per_loop=2",
     )
-    [(code, _, err)] = finish(start(mixture, tmp_path / "whole", *flags))
-    assert (code, err) == (0, "")
+    train(mixture, tmp_path / "whole", *flags)
     workers = start_workers(mixture, [tmp_path / "run"] * 2, *flags)
     wait_for_step(workers[0], 8)
     time.sleep(random.Random(8).uniform(0, 0.3))
-    for worker in workers:
-        worker.kill()
-    finish(*workers)
-    [(code, out, err)] = finish(start(mixture, tmp_path / "run", *flags))
-    assert (code, err) == (0, "")
+    kill(*workers)
+    out = train(mixture, tmp_path / "run", *flags)
     assert re.search(r"resumed from .*ckpt-\d+", out)
     assert checkpoint_bytes(tmp_path / "run", 40) == checkpoint_bytes(tmp_path / "whole", 40)
-    outputs = finish(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
-    assert {code for code, _, _ in outputs} == {0}, outputs
+    succeed(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
     assert checkpoint_bytes(tmp_path / "two", 40) == checkpoint_bytes(tmp_path / "whole", 40)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 cosmic_ray = pytest.importorskip("cosmic_ray", reason="needs cosmic-ray, which makes the faults: pip install '.[dev]'")
@@ -110,7 +110,7 @@ def drawn(package: str) -> Iterator[Mutant]:
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mutants") / "copy"
     for name in ("pipeline", "trainer", "beam_jobs", "stepfeed", "benchmarks", "tests"):
         shutil.copytree(forked.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -126,7 +126,7 @@ def failure(copy: pathlib.Path, package: str) -> str:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_fault_is_found(package: str, copy: pathlib.Path) -> None:
+def test_a_fault_is_found(package, copy):
     assert failure(copy, package) == ""
     survivors, mutants = [], drawn(package)
     for number in range(OF_EACH_PACKAGE):

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 T = 20  # --collective_timeout
 BOUND = 3 * T  # on a loaded machine

@@ -31,10 +31,10 @@ from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import convert_in_process, killed_in
-from tests.lanes import some_slow
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process, killed_in
+from tests.helpers.forked import free_ports
+from tests.helpers.lanes import some_slow
 
 
 def digits(data_dir: object, *flags: str) -> list[str]:
@@ -42,7 +42,7 @@ def digits(data_dir: object, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--compression=GZIP",)], ids=["plain", "compressed"])
-def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path, flags: tuple[str, ...]) -> None:
+def test_same_bytes_as_in_a_folder(bucket, tmp_path, flags):
     convert.main(digits(tmp_path / "here", *flags))
     convert.main(digits(bucket / "there", *flags))
     names = [name for name in LocalPath(tmp_path / "here").files(recursive=True) if name != "card.html"]
@@ -57,7 +57,7 @@ def keys(bucket: RemotePath) -> list[str]:
         return re.findall("<Key>(.*?)</Key>", answer.read().decode())
 
 
-def test_a_dry_run_writes_no_object(bucket: RemotePath, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_writes_no_object(bucket, capsys):
     convert.main(digits(bucket / "there", "--dry_run"))
     assert f"digits: 1,797 examples to 7 shards in {bucket}/there (a dry run: nothing" in capsys.readouterr().out
     assert keys(bucket) == []
@@ -68,9 +68,7 @@ def test_a_dry_run_writes_no_object(bucket: RemotePath, capsys: pytest.CaptureFi
     assert keys(bucket) == before
 
 
-def test_the_printed_commands_reach_the_store_that_only_the_url_names(
-    bucket: RemotePath, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_commands_reach_the_store_that_only_the_url_names(bucket, endpoint, monkeypatch, capsys):
     for name in ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     place = f"{bucket}/my data?endpoint_override={endpoint.partition('://')[2]}&scheme=http&region=us-east-1"
@@ -84,7 +82,7 @@ def test_the_printed_commands_reach_the_store_that_only_the_url_names(
     assert "password" not in "".join(capsys.readouterr())
 
 
-def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
+def test_no_empty_object_stays_where_receipts_were(bucket):
     convert_in_process(*digits(bucket / "there"))
     assert [key for key in keys(bucket) if ".converting" in key] == []
     system, path = (bucket / "there" / f".converting.tmp-{'0' * 16}")._system()
@@ -94,7 +92,7 @@ def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
     assert [key for key in keys(bucket) if ".converting" in key] == []
 
 
-def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePath) -> None:
+def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket):
     system, path = (bucket / "x")._system()
     with system.open_output_stream(path) as stream:
         stream.write(bytes(9 << 20))  # 9 MiB
@@ -104,9 +102,7 @@ def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePat
 
 
 @pytest.mark.slow
-def test_again_is_nothing_to_do_and_other_options_need_overwrite(
-    bucket: RemotePath, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_again_is_nothing_to_do_and_other_options_need_overwrite(bucket, capsys):
     convert.main([*digits(bucket), "--columns=records:label"])
     convert.main([*digits(bucket), "--columns=records:label"])
     assert "nothing to do" in capsys.readouterr().out
@@ -128,9 +124,7 @@ def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     assert {name.split(".")[1] for name in made} == {"bytes", "label"}
 
 
-def test_receipts_are_fetched_together(
-    bucket: RemotePath, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receipts_are_fetched_together(bucket, tmp_path, monkeypatch):
     here = LocalPath(tmp_path)
     plan = make_plan(ConvertConfig(dataset="digits", data_dir=str(here), num_shards="train:5,test:2"), here)
     plan = dataclasses.replace(plan, receipts_dir=bucket)
@@ -147,7 +141,7 @@ def test_receipts_are_fetched_together(
 
 
 @pytest.mark.slow
-def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket, tmp_path):
     flags = ["--dataset=digits", "--num_shards=train:60,test:2", "--image_encoding=png", "--resize=96x96"]
     convert.main([*flags, f"--data_dir={tmp_path / 'here'}"])
     killed = subprocess.Popen([sys.executable, "-m", "beam_jobs.convert", *flags, f"--data_dir={bucket}"])
@@ -171,7 +165,7 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
 
 
 @pytest.fixture
-def images(tmp_path: pathlib.Path) -> pathlib.Path:
+def images(tmp_path):
     """A folder with the sources `one` and `two`, of 12 and 6 images."""
     for name, numbers in (("one", range(12)), ("two", range(20, 26))):
         for number in numbers:
@@ -195,9 +189,7 @@ DELETED = "--delete=train/a/20.png,train/b/3.png"
 
 
 @pytest.mark.parametrize("moments", [pytest.param((1, 9, 17, 19, 22), marks=pytest.mark.slow), (13,)], ids=str)
-def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(
-    moments: tuple[int, ...], bucket: RemotePath, images: pathlib.Path
-) -> None:
+def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(moments, bucket, images):
     here = LocalPath(images / "here")
     for place in (here, *(bucket / str(moment) for moment in moments)):
         convert_in_process(*of_images(images / "one", place))
@@ -205,9 +197,7 @@ def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(
     for moment in moments:
         there = bucket / str(moment)
         before, append = content_of(there), of_images(images / "two", there, "--append")
-        killed = forked.Process(["-c", killed_in("publish_version"), moment, *append])
-        killed.communicate()
-        assert killed.returncode == -signal.SIGKILL
+        killed_in("publish_version", moment, *append)
         assert manifest.load(f"{there}@1").digest == manifest.load(here).parent
         left = content_of(there)
         changed = (naming.MANIFEST, naming.CROISSANT, *naming.TFDS_FILES)
@@ -223,9 +213,7 @@ def test_an_append_killed_anywhere_leaves_a_version_and_ends_as_in_a_folder(
 
 
 @pytest.mark.parametrize("moments", [pytest.param((2, 12, 21, 40, 60), marks=pytest.mark.slow), (28,)], ids=str)
-def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
-    moments: tuple[int, ...], bucket: RemotePath, images: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(moments, bucket, images, capsys):
     here = LocalPath(images / "here")
     convert_in_process(*of_images(images / "one", here))
     convert.main(of_images(images / "two", here, "--append"))
@@ -235,9 +223,7 @@ def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
     edit.main([str(here), DELETED])
     for moment in moments:
         there = bucket / str(moment)
-        killed = forked.Process(["-c", killed_in("publish_version", "edit"), moment, there, DELETED])
-        killed.communicate()
-        assert killed.returncode == -signal.SIGKILL
+        killed_in("publish_version", moment, there, DELETED, command="edit")
         assert manifest.load(there).version in (2, 3)
         with leased(there, lease_seconds=0.0):
             pass
@@ -254,7 +240,7 @@ def test_a_deletion_killed_anywhere_is_finished_and_no_object_has_the_records(
 
 
 @pytest.mark.slow
-def test_labels_are_set_and_both_versions_are_read(bucket: RemotePath, images: pathlib.Path) -> None:
+def test_labels_are_set_and_both_versions_are_read(bucket, images):
     place, labels = f"{bucket}/data", f"--set_labels={images}/labels.csv"
     convert_in_process(*of_images(images / "one", place))
     (images / "labels.csv").write_text("key,label\ntrain/a/4.png,b\n")
@@ -267,7 +253,7 @@ def test_labels_are_set_and_both_versions_are_read(bucket: RemotePath, images: p
         validate.main([f"{place}@{version}"])
 
 
-def test_a_version_that_came_in_between_is_not_lost(bucket: RemotePath, images: pathlib.Path) -> None:
+def test_a_version_that_came_in_between_is_not_lost(bucket, images):
     """As after a pause in which the lease expired: the manifest is read again before it is replaced."""
     there = bucket / "data"
     convert_in_process(*of_images(images / "one", there))
@@ -282,7 +268,7 @@ def test_a_version_that_came_in_between_is_not_lost(bucket: RemotePath, images: 
     assert {name: after[name] for name in before} == before
 
 
-def test_hdfs_has_no_versions() -> None:
+def test_hdfs_has_no_versions():
     said = r"=hdfs://name/data: HDFS cannot replace a manifest in one step, .*, then copy all"
     with pytest.raises(UsageError, match=said):
         convert.main(["--dataset=digits", "--data_dir=hdfs://name/data", "--append"])
@@ -290,9 +276,7 @@ def test_hdfs_has_no_versions() -> None:
         edit.main(["hdfs://name/data", "--delete=a"])
 
 
-def test_ctrl_c_as_soon_as_the_lease_is_written_gives_it_back(
-    bucket: RemotePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_as_soon_as_the_lease_is_written_gives_it_back(bucket, monkeypatch):
     publish = drafts.publish
 
     def interrupted(path: RemotePath, data: bytes) -> None:
@@ -306,7 +290,7 @@ def test_ctrl_c_as_soon_as_the_lease_is_written_gives_it_back(
     assert keys(bucket) == []
 
 
-def test_two_conversions_at_once(bucket: RemotePath) -> None:
+def test_two_conversions_at_once(bucket):
     with leased(bucket), pytest.raises(RerunError, match=r"is writing there, .* rerun the same command in \d+ s"):
         convert.main(digits(bucket))
     assert RerunError.exit_code == 75
@@ -314,7 +298,7 @@ def test_two_conversions_at_once(bucket: RemotePath) -> None:
     assert manifest.load(bucket).splits["train"].num_examples == 1429
 
 
-def test_what_a_kill_left_while_it_took_the_lease_is_removed_a_minute_later(bucket: RemotePath) -> None:
+def test_what_a_kill_left_while_it_took_the_lease_is_removed_a_minute_later(bucket):
     clock = bucket / ".converting.lease-0123456789abcdef"
     clock.write_bytes(b"0123456789abcdef")
     with leased(bucket):  # another conversion may be about to look at it
@@ -325,7 +309,7 @@ def test_what_a_kill_left_while_it_took_the_lease_is_removed_a_minute_later(buck
     assert bucket.files() == []
 
 
-def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
+def test_of_two_that_begin_together_one_goes_on(bucket):
     began = threading.Barrier(2)
 
     def begin(_: int) -> str:
@@ -344,9 +328,7 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
     assert bucket.files() == []
 
 
-def test_a_failure_that_a_rerun_can_mend_says_so(
-    bucket: RemotePath, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_that_a_rerun_can_mend_says_so(bucket, capsys, monkeypatch):
     advice = "rerun the same command to resume"
 
     def fail(error: DataError) -> str:
@@ -363,19 +345,19 @@ def test_a_failure_that_a_rerun_can_mend_says_so(
     assert advice in fail(TransientError("the network is gone"))
 
 
-def test_a_store_that_is_away_is_transient(bucket: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_transient(bucket, monkeypatch):
     (port,) = free_ports(1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     with pytest.raises(TransientError, match=r"s3://away/x: cannot be read"):
         RemotePath("s3://away/x?region=eu-west-3").exists()
 
 
-def test_a_bucket_that_is_not_there_is_one_line(endpoint: str, bucket: RemotePath) -> None:
+def test_a_bucket_that_is_not_there_is_one_line(endpoint, bucket):
     with pytest.raises(DataError, match=r"s3://nowhere/x.*(NO_SUCH_BUCKET|not exist)"):
         convert.main(digits("s3://nowhere/x"))
 
 
-def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath) -> None:
+def test_a_conversion_whose_lease_is_another_s_stops(bucket):
     stopped = []
     before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     try:
@@ -420,12 +402,11 @@ convert.main(sys.argv[3:])
     ),
 )
 @pytest.mark.quick(1)
-def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when: str, bucket: RemotePath) -> None:
+def test_overwritten_data_is_gone_even_if_the_command_was_killed(what, when, bucket):
     convert.main(digits(bucket))
     new = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1", "--image_encoding=png", "--columns=none"]
-    process = forked.Process(["-c", KILLED_IN_OVERWRITE, what, when, *new, "--overwrite"])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = forked.run(["-c", KILLED_IN_OVERWRITE, what, when, *new, "--overwrite"])
+    assert killed.returncode == -signal.SIGKILL
     with leased(bucket, lease_seconds=0.0):  # that of the killed command
         pass
     replaced = "manifest.json" in bucket.files() and "train-00000-of-00001.tfrecord" in bucket.files()

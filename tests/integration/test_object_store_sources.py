@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import io
 import pathlib
 import socket
 import time
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,23 +20,18 @@ from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
+from tests.helpers.foreign import png
 
 
 def digits(data_dir: pathlib.Path, *flags: str) -> list[str]:
     return ["--dataset=digits", f"--data_dir={data_dir}", "--num_shards=train:5,test:2", *flags]
 
 
-def png(number: int) -> bytes:
-    image = PIL.Image.fromarray(np.full((8, 6 + number % 3, 3), number % 251, np.uint8))
-    stream = io.BytesIO()
-    image.save(stream, "png")
-    return stream.getvalue()
-
-
 def write_parquet(path: pathlib.Path, start: int, stop: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = range(start, stop)
-    content = {"image": [png(row) for row in rows], "label": [row % 7 for row in rows]}
+    images = [png(np.full((8, 6 + row % 3, 3), row % 251, np.uint8)) for row in rows]
+    content = {"image": images, "label": [row % 7 for row in rows]}
     pq.write_table(pa.table(content), path, row_group_size=10)
 
 
@@ -54,16 +47,14 @@ def shards_of(folder: pathlib.Path | RemotePath) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def parquets(tmp_path: pathlib.Path) -> pathlib.Path:
+def parquets(tmp_path):
     for number in range(3):
         write_parquet(tmp_path / f"source/data/train-{number:05d}-of-00003.parquet", 100 * number, 100 * number + 37)
     write_parquet(tmp_path / "source/data/test-00000-of-00001.parquet", 1000, 1020)
     return tmp_path / "source"
 
 
-def test_parquet_in_a_store_gives_the_same_shards(
-    bucket: RemotePath, parquets: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_parquet_in_a_store_gives_the_same_shards(bucket, parquets, tmp_path):
     upload(parquets, bucket / "source")
     (bucket / "source/data/_hidden.parquet").write_bytes(b"no data")
     flags = ["--dataset=parquet", "--num_shards=train:3,test:1"]
@@ -89,9 +80,7 @@ def test_parquet_in_a_store_gives_the_same_shards(
         ("**/test*.parquet", ["data/test-00000-of-00001.parquet"]),
     ],
 )
-def test_a_parquet_file_or_a_glob_in_a_store(
-    bucket: RemotePath, parquets: pathlib.Path, pattern: str, names: list[str]
-) -> None:
+def test_a_parquet_file_or_a_glob_in_a_store(bucket, parquets, pattern, names):
     upload(parquets, bucket)
     source = sources.open_source(SourceOptions("parquet", f"{bucket}/{pattern}"))
     assert [entry.file for entry in source.files] == names
@@ -104,9 +93,7 @@ def test_a_parquet_file_or_a_glob_in_a_store(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["raw", "png"])
-def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(
-    bucket: RemotePath, tmp_path: pathlib.Path, encoding: str
-) -> None:
+def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(bucket, tmp_path, encoding):
     convert.main(digits(tmp_path / "first", f"--image_encoding={encoding}"))
     upload(tmp_path / "first", bucket / "first")
     flags = ["--dataset=tfrecord", "--num_shards=train:7,test:1", "--seed=3"]
@@ -117,9 +104,7 @@ def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("encoding", ["raw", pytest.param("png", marks=pytest.mark.slow)])
-def test_others_records_in_a_store_give_the_same_bytes_and_digests(
-    bucket: RemotePath, tmp_path: pathlib.Path, encoding: str
-) -> None:
+def test_others_records_in_a_store_give_the_same_bytes_and_digests(bucket, tmp_path, encoding):
     convert.main(digits(tmp_path / "first", f"--image_encoding={encoding}"))
     (tmp_path / "theirs").mkdir()
     for name, data in shards_of(tmp_path / "first").items():
@@ -134,9 +119,7 @@ def test_others_records_in_a_store_give_the_same_bytes_and_digests(
     assert manifest.load(tmp_path / "here") == manifest.load(tmp_path / "there")
 
 
-def test_two_passes_in_a_store_give_the_same_bytes(
-    bucket: RemotePath, parquets: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_two_passes_in_a_store_give_the_same_bytes(bucket, parquets, tmp_path):
     upload(parquets, bucket / "source")
     flags = ["--dataset=parquet", "--num_shards=train:3,test:1", "--passes=2"]
     convert.main([*flags, f"--source={parquets}", f"--data_dir={tmp_path / 'here'}"])
@@ -148,7 +131,7 @@ def test_two_passes_in_a_store_give_the_same_bytes(
     assert set((bucket / "there").files(recursive=True)) == names
 
 
-def test_a_file_of_a_store_that_is_replaced_meanwhile_is_noticed(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+def test_a_file_of_a_store_that_is_replaced_meanwhile_is_noticed(bucket, tmp_path):
     write_parquet(tmp_path / "a.parquet", 0, 20)
     write_parquet(tmp_path / "b.parquet", 0, 21)
     convert.main(digits(tmp_path / "first"))
@@ -164,7 +147,7 @@ def test_a_file_of_a_store_that_is_replaced_meanwhile_is_noticed(bucket: RemoteP
         ours.read("train", np.arange(5))
 
 
-def test_the_options_of_a_url_are_those_of_pyarrow(bucket: RemotePath, parquets: pathlib.Path, endpoint: str) -> None:
+def test_the_options_of_a_url_are_those_of_pyarrow(bucket, parquets, endpoint):
     upload(parquets, bucket)
     place = f"{bucket}/data/test-00000-of-00001.parquet?endpoint_override={endpoint}&region=us-east-1"
     source = sources.open_source(SourceOptions("parquet", place))
@@ -182,9 +165,7 @@ def test_the_options_of_a_url_are_those_of_pyarrow(bucket: RemotePath, parquets:
         ("{bucket}/empty", r"holds no (\*.parquet|file like \*.tfrecord)"),
     ],
 )
-def test_a_source_that_is_not_in_the_store_is_one_line(
-    bucket: RemotePath, dataset: str, place: str, problem: str
-) -> None:
+def test_a_source_that_is_not_in_the_store_is_one_line(bucket, dataset, place, problem):
     (bucket / "empty/readme.txt").write_bytes(b"nothing")
     with pytest.raises(DataError, match=problem) as caught:
         sources.open_source(SourceOptions(dataset, place.format(bucket=bucket)))
@@ -192,7 +173,7 @@ def test_a_source_that_is_not_in_the_store_is_one_line(
 
 
 @pytest.mark.parametrize("dataset", ["parquet", "tfrecord"])
-def test_a_store_that_cannot_be_reached_is_one_line_soon(dataset: str) -> None:
+def test_a_store_that_cannot_be_reached_is_one_line_soon(dataset):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -205,7 +186,7 @@ def test_a_store_that_cannot_be_reached_is_one_line_soon(dataset: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_other_data_sets_are_read_from_folders_alone(tmp_path: pathlib.Path) -> None:
+def test_other_data_sets_are_read_from_folders_alone(tmp_path):
     problem = r"--source=s3://b/x: mnist is read from local or mounted folders; parquet and tfrecord from object stores"
     with pytest.raises(UsageError, match=problem):
         convert.main(["--dataset=mnist", "--source=s3://b/x?region=us-east-1", f"--data_dir={tmp_path / 'out'}"])

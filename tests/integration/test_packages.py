@@ -16,15 +16,14 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Iterator
 
 import pytest
 import setuptools  # noqa: F401 (which builds them)
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import ROOT
 from tests.kernels import programs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERSION = re.findall(r"\bversion=\"(.*)\"", (ROOT / "setup.py").read_text())[0]
 PACKAGES = ("beam_jobs", "pipeline", "stepfeed", "trainer")
 EXTENSIONS = ("pipeline/read/_unpack", "pipeline/operations/_operations")
@@ -59,7 +58,7 @@ def run(command: list[str | pathlib.Path], cwd: pathlib.Path, timeout: float = 6
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def sdist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
     for name in tracked():
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,14 +70,14 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def unpacked(sdist: pathlib.Path) -> pathlib.Path:
+def unpacked(sdist):
     with tarfile.open(sdist) as archive:
         archive.extractall(sdist.parent, filter="data")
     return sdist.parent / f"stepfeed-{VERSION}"
 
 
 @pytest.fixture(scope="module")
-def wheel(unpacked: pathlib.Path) -> pathlib.Path:
+def wheel(unpacked):
     """Built from the sdist alone."""
     run([sys.executable, "-c", BUILD, "wheel", unpacked.parent], unpacked)
     (built,) = unpacked.parent.glob("*.whl")
@@ -86,7 +85,7 @@ def wheel(unpacked: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def without_compiler(tmp_path: pathlib.Path) -> str:
+def without_compiler(tmp_path):
     """A PATH without a compiler, but with the programs that pip and uv may call."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -183,7 +182,7 @@ ZIG = ("aarch64-macos", "x86_64-macos", "aarch64-linux-gnu", "x86_64-linux-gnu",
 
 
 @pytest.fixture(scope="session")
-def zig(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def zig(tmp_path_factory):
     """A compiler with the headers of other systems."""
     return installed("ziglang", tmp_path_factory) / "ziglang" / "zig"
 
@@ -328,7 +327,7 @@ def installed(package: str, factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> str:
+def uv(tmp_path_factory):
     return shutil.which("uv") or str(installed("uv", tmp_path_factory) / "bin" / "uv")
 
 
@@ -345,12 +344,12 @@ def interpreter(version: str) -> str:
 
 
 @pytest.fixture(params=PYTHONS)
-def python(request: pytest.FixtureRequest) -> str:
+def python(request):
     return interpreter(request.param)
 
 
 @pytest.fixture
-def venv(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+def venv(tmp_path):
     """The folder of an environment, of which some have 2 GB; so none is kept."""
     yield tmp_path / "venv"
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)

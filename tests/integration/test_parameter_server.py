@@ -15,11 +15,12 @@ from tensorboard.backend.event_processing import event_accumulator
 from benchmarks import straggler
 from pipeline import input_fn
 from pipeline.index.__main__ import main as index
-from tests import augmenting_tasks, forked
-from tests.converting import convert_in_process
+from tests.helpers import augmenting_tasks, forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import flip
+from tests.helpers.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
+from tests.helpers.runs import ON_ONE_CORE, STOPS, finish, saved_steps, scalars, start, train, wait_for_step
 from tests.integration import parameter_server_tasks as tasks
-from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
-from tests.runs import ON_ONE_CORE, STOPS, finish, scalars, start, wait_for_step
 
 DATA = forked.ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
@@ -40,24 +41,16 @@ def line(tmp_path_factory):
     return folder
 
 
-def rows_of(outcomes):
+def rows_of(outs):
     """Returns the numbers of all rows that workers have trained on, sorted."""
-    said = [re.findall(r'^rows "([\d,]+)"$', out, re.M) for _, out, _ in outcomes.values()]
+    said = [re.findall(r'^rows "([\d,]+)"$', out, re.M) for out in outs.values()]
     return sorted(int(number) for lines in said for text in lines for number in text.split(","))
-
-
-def assert_all_ended(outcomes, code=0):
-    codes, said = {name: end[0] for name, end in outcomes.items()}, "".join(end[2] for end in outcomes.values())
-    assert codes == dict.fromkeys(outcomes, code), said
-    if not code:
-        assert {name: end[2] for name, end in outcomes.items()} == dict.fromkeys(outcomes, "")
 
 
 def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     flags = (*LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5", "--ema=0.9", "--histogram_every=25")
-    outcomes = Job(2, 1, line, tmp_path, *flags).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    outs = Job(2, 1, line, tmp_path, *flags).succeed()
+    out = outs["chief 0"]
     stored = tf.train.load_checkpoint(str(tmp_path / "ckpt-60"))
     averages = [stored.get_tensor(f"averages/values/{i}/.ATTRIBUTES/VARIABLE_VALUE").item() for i in (0, 1)]
     assert f"given {averages}\n" in out
@@ -66,7 +59,7 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     assert scalars(tmp_path / "logs")["ledger/once", 60] == 60.0
     assert f"checkpoint: {tmp_path}/ckpt-60" in out
     assert [int(step) for step in re.findall(r"^step (\d+), loss", out, re.M)] == list(range(5, 61, 5))
-    assert rows_of(outcomes) == sorted(list(range(ROWS)) * 6)
+    assert rows_of(outs) == sorted(list(range(ROWS)) * 6)
     shown = event_accumulator.EventAccumulator(str(tmp_path / "logs"), {"histograms": 0}).Reload()
     tags = shown.Tags()["histograms"]
     assert {tag.partition("/")[0] for tag in tags} == {"weights", "gradients"}
@@ -74,7 +67,7 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     names = [node.name for node in shown.Graph().node]
     assert any(name.startswith("worker/gradients/") for name in names)
     assert any("/job:ps/" in node.device for node in shown.Graph().node)
-    lines = [WORKER_LINE.match(text) for i in (0, 1) for text in outcomes[f"worker {i}"][1].splitlines()]
+    lines = [WORKER_LINE.match(text) for i in (0, 1) for text in outs[f"worker {i}"].splitlines()]
     counts = [int(match[1]) for match in lines if match]
     assert counts
     assert all(count % 5 == 0 for count in counts)
@@ -99,20 +92,18 @@ def line_with_columns(tmp_path_factory):
     ids=["a subset", "weighted, synchronous"],
 )
 def test_the_rows_of_a_view_are_trained_on_exactly(line_with_columns, tmp_path, flags, fed):
-    outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags, "--epochs=5", "--steps_per_loop=2").finish()
-    assert_all_ended(outcomes)
+    outs = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags, "--epochs=5", "--steps_per_loop=2").succeed()
     steps = 5 * len(fed) // BATCH
-    assert ledger_of(outcomes["chief 0"][1]) == (steps, steps, 0, 0)
-    assert rows_of(outcomes) == sorted(fed * 5)
+    assert ledger_of(outs["chief 0"]) == (steps, steps, 0, 0)
+    assert rows_of(outs) == sorted(fed * 5)
 
 
 @pytest.mark.slow
 def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns, tmp_path):
     flags = ("--train_steps=6", "--skip_steps=0:6", "--log_every=1", "--ema=0.9", "--summary_every=1")
     flags += (f"--metrics_jsonl={tmp_path}/metrics.jsonl",)
-    outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    outs = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags).succeed()
+    out = outs["chief 0"]
     assert ledger_of(out) == (6, 6, 0, 0)
     assert re.search(r"^given \[-?\d\.\d+, 0\.0\]$", out, re.M)  # the bias, as it was made
     assert re.findall(r"^step (\d), skipped \(", out, re.M) == [*"123456"]
@@ -122,13 +113,12 @@ def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns,
 
 @pytest.mark.slow
 def test_workers_augment_by_layers_of_keras_as_any_other_input_does(digits, tmp_path):
-    flags = ("--task=tests.augmenting_tasks:Tells", "--model=softmax_regression", "--augment=none")
+    flags = ("--task=tests.helpers.augmenting_tasks:Tells", "--model=softmax_regression", "--augment=none")
     steps = ("--global_batch_size=48", "--train_steps=36", "--eval_every=0")  # of 30 per epoch
-    outcomes = Job(2, 1, digits, tmp_path, *flags, *steps).finish()
-    assert_all_ended(outcomes)
-    assert ledger_of(outcomes["chief 0"][1]) == (36, 36, 0, 0)
-    assert "augment by Tells.augment" in outcomes["chief 0"][1]
-    told = [re.findall(r'^sums "([\d,]+)"$', out, re.M) for _, out, _ in outcomes.values()]
+    outs = Job(2, 1, digits, tmp_path, *flags, *steps).succeed()
+    assert ledger_of(outs["chief 0"]) == (36, 36, 0, 0)
+    assert "augment by Tells.augment" in outs["chief 0"]
+    told = [re.findall(r'^sums "([\d,]+)"$', out, re.M) for out in outs.values()]
     found = sorted(int(number) for lines in told for text in lines for number in text.split(","))
     wanted = input_fn(digits, global_batch_size=48, training=True, augment=augmenting_tasks.Moves.augment)
     fed = [augmenting_tasks.sums_of(images).numpy() for images, _, _ in wanted.take(36)]
@@ -137,9 +127,8 @@ def test_workers_augment_by_layers_of_keras_as_any_other_input_does(digits, tmp_
 
 @pytest.mark.slow
 def test_a_function_that_calls_python_ends_all_processes_before_they_connect(digits, tmp_path):
-    flags = ("--task=tests.augmenting_tasks:InPython", "--model=softmax_regression", "--augment=none")
-    outcomes = Job(2, 1, digits, tmp_path, *flags, "--global_batch_size=48", "--train_steps=6").finish()
-    assert {name: end[0] for name, end in outcomes.items()} == dict.fromkeys(outcomes, 2)
+    flags = ("--task=tests.helpers.augmenting_tasks:InPython", "--model=softmax_regression", "--augment=none")
+    outcomes = Job(2, 1, digits, tmp_path, *flags, "--global_batch_size=48", "--train_steps=6").finish(code=2)
     why = "Task.augment: the function calls Python (the op PyFuncStateless), but the workers of --strat"
     assert [name for name, end in outcomes.items() if why not in end[2]] == [], [end[2] for end in outcomes.values()]
     assert not list(tmp_path.glob("ckpt-*"))
@@ -150,9 +139,7 @@ def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.02", "--clip_norm=1", "--ema=0.98", "--label_smoothing=0.1"]
     flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--model=softmax_regression"]
     flags += ["--augment=shift(pixels=1)", "--augment_on=device"]
-    outcomes = Job(3, 2, digits, tmp_path, *flags, "--epochs=4", "--eval_every=60").finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    out = Job(3, 2, digits, tmp_path, *flags, "--epochs=4", "--eval_every=60").succeed()["chief 0"]
     assert ledger_of(out) == (120, 120, 0, 0)
     assert re.search(r"^step 60, test accuracy = 0\.\d+, loss = \d\.\d+ \(368 examples; averaged weights\)$", out, re.M)
     accuracy = float(
@@ -165,8 +152,7 @@ def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
         ("3", "90", ""),
         ("4", "120", "; test loss"),
     ]
-    ((code, resumed, err),) = finish(start(digits, tmp_path, *flags, "--epochs=5"))
-    assert (code, err) == (0, "")  # on one device
+    resumed = train(digits, tmp_path, *flags, "--epochs=5")  # on one device
     assert f"step 120 to 150 of 48 examples, 30 per epoch; resumed from {tmp_path}/ckpt-120" in resumed
 
 
@@ -193,10 +179,8 @@ def test_a_worker_comes_back_then_a_server_is_lost_then_the_job_resumes(digits, 
         assert outcomes[name][0] == 75
         assert re.fullmatch(rf"trainer.run: the job has ended: {LOST_PS}\n", outcomes[name][2])
 
-    stored = max(int(path.stem.removeprefix("ckpt-")) for path in tmp_path.glob("ckpt-*.index"))
-    outcomes = Job(2, 1, digits, tmp_path, *flags[:-1], f"--train_steps={stored + 150}").finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    stored = saved_steps(tmp_path)[-1]
+    out = Job(2, 1, digits, tmp_path, *flags[:-1], f"--train_steps={stored + 150}").succeed()["chief 0"]
     first = int(re.search(r"resumed from \S+ckpt-(\d+)", out)[1])
     assert first == stored >= 200
     assert first % 100 == 0
@@ -216,29 +200,26 @@ def test_the_classic_flags_and_a_signal(digits, tmp_path):
     assert pathlib.Path(f"{saved[2]}.index").exists()
     assert int(saved[1]) >= 60
     job.chief.send_signal(signal.SIGTERM)
-    outcomes = job.finish()
-    assert_all_ended(outcomes, 75)
+    outcomes = job.finish(code=75)
     line = r"training stopped by SIGTERM: step (\d+) of 100000 is saved; rerun the same commands to resume\n"
     step = int(re.fullmatch(rf"{STOPS}trainer.run: {line}", outcomes["worker 0"][2])[1])
     for name in ("worker 1", "ps 0"):
         assert re.fullmatch(rf"trainer.run: the job has ended: {line}", outcomes[name][2])
 
     job = Job(2, 1, digits, tmp_path, *flags[:-1], f"--train_steps={step + 40}", by_flags=True)
-    outcomes = job.finish()
-    assert_all_ended(outcomes)
-    out = outcomes["worker 0"][1]
+    outs = job.succeed()
+    out = outs["worker 0"]
     assert f"resumed from {tmp_path}/ckpt-{step}" in out
     assert ledger_of(out) == (step + 40, step + 40, 0, 0)
-    assert re.search(r"^After 20 training steps", out + outcomes["worker 1"][1], re.M)
+    assert re.search(r"^After 20 training steps", out + outs["worker 1"], re.M)
 
 
 @pytest.mark.slow
 def test_each_process_may_have_but_one_core(digits, tmp_path):
     """TensorFlow's servers would run one operation at a time then, and some wait for others."""
     flags = ["--model=softmax_regression", "--train_steps=30", "--log_every=10", "--eval_split=none"]
-    outcomes = Job(2, 1, digits, tmp_path, *flags, program=("-c", ON_ONE_CORE)).finish(60)
-    assert_all_ended(outcomes)
-    assert ledger_of(outcomes["chief 0"][1]) == (30, 30, 0, 0)
+    outs = Job(2, 1, digits, tmp_path, *flags, program=("-c", ON_ONE_CORE)).succeed(60)
+    assert ledger_of(outs["chief 0"]) == (30, 30, 0, 0)
 
 
 def test_the_chief_is_lost(digits, tmp_path):
@@ -259,12 +240,11 @@ def test_the_chief_is_lost(digits, tmp_path):
 @pytest.mark.parametrize(("needed", "workers"), [(2, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_synchronous_every_row_of_every_epoch_once(needed, workers, line, tmp_path):
     flags = [*LINE, "--sync", f"--replicas_to_aggregate={needed}", "--epochs=3", "--checkpoint_every=7"]
-    outcomes = Job(workers, 1, line, tmp_path, *flags).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    outs = Job(workers, 1, line, tmp_path, *flags).succeed()
+    out = outs["chief 0"]
     assert f"{workers} workers, 1 ps, synchronous by {needed} of {workers} gradients" in out
     assert ledger_of(out) == (30, 30, 0, 0)
-    computed = rows_of(outcomes)  # including those of dropped gradients
+    computed = rows_of(outs)  # including those of dropped gradients
     assert set(computed) == set(range(ROWS))
     assert len(computed) >= 3 * ROWS
 
@@ -272,9 +252,8 @@ def test_synchronous_every_row_of_every_epoch_once(needed, workers, line, tmp_pa
 def seconds_per_step(line, tmp_path, needed):
     environment = {straggler.WORKER: "2", straggler.SECONDS: "0.4"}
     flags = [*LINE, "--sync", f"--replicas_to_aggregate={needed}", "--train_steps=30", "--log_every=30"]
-    outcomes = Job(3, 1, line, tmp_path, *flags, environment=environment).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["chief 0"][1]
+    outs = Job(3, 1, line, tmp_path, *flags, environment=environment).succeed()
+    out = outs["chief 0"]
     dropped = re.search(r"; (\d+) late gradients dropped", out)
     return float(re.search(r"^step 30, .*; (\d+\.\d+) sec/batch\)$", out, re.M)[1]), int(dropped[1]) if dropped else 0
 
@@ -295,9 +274,8 @@ def test_gradients_of_older_weights_count_where_they_may(line, tmp_path):
     dropped = []
     for staleness in (0, 1000):
         flags = ["--sync", "--replicas_to_aggregate=1", f"--max_staleness={staleness}", "--train_steps=90"]
-        outcomes = Job(3, 1, line, tmp_path / f"{staleness}", *LINE, *flags).finish()
-        assert_all_ended(outcomes)
-        out = outcomes["chief 0"][1]
+        outs = Job(3, 1, line, tmp_path / f"{staleness}", *LINE, *flags).succeed()
+        out = outs["chief 0"]
         assert ledger_of(out)[:2] == (90, 90)
         found = re.search(r"; ([\d,]+) late gradients dropped", out)
         dropped.append(int(found[1].replace(",", "")) if found else 0)
@@ -311,22 +289,20 @@ def test_linear_regression_in_three_terminals(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     flags = re.search(r'FLAGS="(.*?)\s+--ps_hosts', (tmp_path / "line.py").read_text(), re.DOTALL)[1].split()
     given = [flag for flag in flags if not flag.startswith(("--data_dir", "--model_dir", "--strategy"))]
-    outcomes = Job(2, 1, "line", "line-run", *given, by_flags=True, cwd=tmp_path).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["worker 0"][1]
+    outs = Job(2, 1, "line", "line-run", *given, by_flags=True, cwd=tmp_path).succeed()
+    out = outs["worker 0"]
     weight, bias = map(float, re.search(r"^weight (\S+), bias (\S+)$", out, re.M).groups())
     assert abs(weight - 2) < 0.05
     assert abs(bias - 10) < 0.05
     assert ledger_of(out) == (1000, 1000, 0, 0)
-    assert re.search(r"^After \d+ training steps", outcomes["worker 1"][1], re.M)
+    assert re.search(r"^After \d+ training steps", outs["worker 1"], re.M)
 
 
 def test_a_process_with_other_flags_ends_all(digits, tmp_path):
     job = Job(1, 1, digits, tmp_path)
     job.processes.pop("ps 0").kill()
     job.start("ps", 0, "--learning_rate=0.5")
-    outcomes = job.finish()
-    assert_all_ended(outcomes, 2)
+    outcomes = job.finish(code=2)
     said = r"ps 0 \(localhost:\d+\) has --learning_rate=0.5, the chief has --learning_rate=0.05; .*\n"
     for _, _, err in outcomes.values():
         assert re.fullmatch(rf"trainer.run: {said}", err), err
@@ -335,12 +311,8 @@ def test_a_process_with_other_flags_ends_all(digits, tmp_path):
 def test_a_corrupt_record_is_named_and_ends_all(line, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(line, broken)
-    shard = next(broken.glob("train-*.tfrecord"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    outcomes = Job(2, 1, broken, tmp_path / "run", *LINE, "--epochs=1").finish()
-    assert_all_ended(outcomes, 1)
+    flip(shard := next(broken.glob("train-*.tfrecord")))
+    outcomes = Job(2, 1, broken, tmp_path / "run", *LINE, "--epochs=1").finish(code=1)
     said = rf"worker [01] \(localhost:\d+\): {re.escape(str(shard))}, record \d+: corrupt or cut; .*\n"
     for name, (_, _, err) in outcomes.items():
         ended = "" if name == "chief 0" else "the job has ended: "
@@ -359,8 +331,7 @@ def test_an_error_of_a_workers_function_has_its_words_and_ends_all(line, tmp_pat
 def test_who_does_not_come_is_named(digits, tmp_path):
     job = Job(1, 1, digits, tmp_path, "--join_timeout=10")
     job.processes.pop("ps 0").kill()
-    outcomes = job.finish()
-    assert_all_ended(outcomes, 75)
+    outcomes = job.finish(code=75)
     assert re.search(r"^waiting for ps 0 \(localhost:\d+\)$", outcomes["chief 0"][1], re.M)
     for _, _, err in outcomes.values():
         assert re.fullmatch(r"trainer.run: (.* ended: )?ps 0 \(localhost:\d+\) did not come within .*\n", err), err
@@ -385,8 +356,6 @@ def test_usage_errors_are_one_line(digits, tmp_path):
 def test_mlp_on_mnist(tmp_path):
     convert_in_process("--dataset=mnist", f"--source={DATA / 'mnist'}", f"--data_dir={tmp_path / 'mnist'}")
     flags = ["--model=mlp", "--epochs=8", "--steps_per_loop=50", "--checkpoint_every=1200"]
-    outcomes = Job(2, 1, tmp_path / "mnist", tmp_path / "run", *flags, by_flags=True).finish()
-    assert_all_ended(outcomes)
-    out = outcomes["worker 0"][1]
+    out = Job(2, 1, tmp_path / "mnist", tmp_path / "run", *flags, by_flags=True).succeed()["worker 0"]
     assert float(re.search(r"test accuracy = (0\.\d+), loss = \S+ \(10000 examples", out)[1]) >= 0.97
     assert ledger_of(out) == (4800, 4800, 0, 0)

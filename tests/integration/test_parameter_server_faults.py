@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks import straggler
 from pipeline.index.__main__ import main as index
+from tests.helpers.parameter_servers import Job, ledger_of, wait_for_line
+from tests.helpers.runs import STOPS, saved_steps, wait_for_step
 from tests.integration import parameter_server_tasks as tasks
-from tests.parameter_servers import Job, ledger_of, wait_for_line
-from tests.runs import STOPS, wait_for_step
 from trainer.callbacks import heartbeat
 
 ROWS, BATCH = 120, 12
@@ -47,16 +47,16 @@ def line(tmp_path_factory):
     return folder
 
 
-def ends(job, seconds=60):
-    """Returns (code, output, errors) of each process; fails where they take longer, and kills them."""
+def ends(job, code=None, seconds=60):
+    """Returns (code, output, errors) of each process, which may have to have one code; kills what takes longer."""
     began = time.monotonic()
-    outcomes = job.finish(seconds)
+    outcomes = job.finish(seconds, code)
     assert time.monotonic() - began < seconds, outcomes
     return outcomes
 
 
 def newest(folder):
-    return max((int(path.stem.removeprefix("ckpt-")) for path in folder.glob("ckpt-*.index")), default=0)
+    return max(saved_steps(folder), default=0)
 
 
 # The step cannot be built, as by a mistake in the trainer's own code.
@@ -92,8 +92,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
     wait_for_step(job.chief, 20)
     for name in victims:
         job.processes[name].send_signal(number)
-    outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {75}, outcomes
+    outcomes = ends(job, 75)
     to = rf"{number.name}(?: to {victims[0]} \(localhost:\d+\))" + ("?" if len(victims) > 1 else "")
     said = rf"training stopped by {to}: step (\d+) of 100000 is saved; {AGAIN}\n"
     step = int(re.fullmatch(f"{STOPS}trainer.run: {said}", outcomes["chief 0"][2])[1])
@@ -196,8 +195,7 @@ def test_a_worker_whose_machine_freezes_is_given_up_and_the_others_make_its_step
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
     try:
-        outcomes = ends(job, 180)
-        assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+        outcomes = ends(job, 0, 180)
         out = outcomes["chief 0"][1]
         assert re.search(
             r"^lost worker 1 \(localhost:\d+\) \(no sign of life for 8 s, --collective_timeout\); training continues",
@@ -222,8 +220,7 @@ def test_a_worker_that_is_stopped_for_a_moment_goes_on(line, tmp_path):
     stopped.send_signal(signal.SIGSTOP)
     time.sleep(2)
     stopped.send_signal(signal.SIGCONT)
-    outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    outcomes = ends(job, 0)
     assert ledger_of(outcomes["chief 0"][1]) == (1000, 1000, 0, 0)
     assert "lost" not in outcomes["chief 0"][1]
 
@@ -237,7 +234,7 @@ def test_a_stopped_server_ends_the_job(line, tmp_path):
     wait_for_step(job.chief, 20)
     stopped = job.processes.pop("ps 0")
     stopped.send_signal(signal.SIGSTOP)
-    outcomes = ends(job, 30)
+    outcomes = ends(job, seconds=30)
     assert re.fullmatch(f"trainer.run: {LOST_PS}{AGAIN} from the last checkpoint\n", outcomes["chief 0"][2])
     assert re.fullmatch(f"trainer.run: the job has ended: {LOST_PS}.*\n", outcomes["worker 0"][2])
     assert {code for code, _, _ in outcomes.values()} == {75}
@@ -256,7 +253,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
     chief = job.processes.pop("chief 0")
     chief.send_signal(signal.SIGSTOP)
     said = r"trainer.run: lost the chief \(localhost:\d+\): no sign of life for 3 s \(--collective_timeout\); .*\n"
-    for code, _, err in ends(job, 30).values():
+    for code, _, err in ends(job, seconds=30).values():
         assert code == 75
         assert re.fullmatch(said, err)
     chief.send_signal(signal.SIGCONT)
@@ -272,8 +269,7 @@ def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
     wait_for_step(job.chief, 20)
     late = job.start("worker", 1)
     wait_for_line(job.chief, r"worker 1 \(localhost:\d+\) has come")
-    outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    outcomes = ends(job, 0)
     assert re.search('^rows "', outcomes["worker 1"][1], re.M)
     assert late.returncode == 0
     assert ledger_of(outcomes["chief 0"][1]) == (600, 600, 0, 0)
@@ -281,8 +277,7 @@ def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
 
 def test_a_worker_that_never_comes_is_named_at_the_end(line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=60", absent=["worker 1"], by_flags=True)
-    outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    outcomes = ends(job, 0)
     out = outcomes["worker 0"][1]
     assert re.search(r"^never came: worker 1 \(localhost:\d+\); the other workers made all steps$", out, re.M)
     assert ledger_of(out) == (60, 60, 0, 0)
@@ -317,8 +312,7 @@ def test_a_process_that_cannot_begin_ends_the_others_with_its_words(who, flag, c
     began, port = time.monotonic(), int(job.hosts[kind][int(index)].rpartition(":")[2])
     with socket.create_server(("", port)) if flag == "port" else contextlib.nullcontext():
         job.start(kind, int(index), *([flag] if flag != "port" else []))
-        outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {code}, outcomes
+        outcomes = ends(job, code)
     own = re.fullmatch(r"trainer.run: (.*)\n", outcomes.pop(who)[2])[1]
     assert (str(port) if flag == "port" else flag.partition("=")[2].partition(":")[0]) in own
     name = rf"{'the chief' if kind == 'chief' else who} \(localhost:{port}\)"

@@ -26,6 +26,7 @@ from pipeline.inspect import __main__ as inspect
 from pipeline.records import framing, tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve
+from tests.helpers.datasets import flip
 from trainer import run as trainer
 
 FILES = {"odd name.rec": 17, "empty": 0, "z=3.tfrecord": 24}
@@ -243,9 +244,7 @@ def test_a_record_that_is_corrupt_is_named_or_skipped(tmp_path, shuffle_bytes):
     folder = made(tmp_path / "texts")
     offset = sum(len(record_of(number)) + 16 for number in range(17, 20))
     path = folder / "z=3.tfrecord"
-    data = bytearray(path.read_bytes())
-    data[offset + 20] ^= 1
-    path.write_bytes(data)
+    flip(path, offset + 20)
     with pytest.raises((DataError, tf.errors.OpError), match=f"z=3.tfrecord, record 3, byte offset {offset}: the rec"):
         elements(folder, shuffle_bytes=shuffle_bytes)
     found = elements(folder, shuffle_bytes=shuffle_bytes, on_corrupt="skip")

@@ -1,22 +1,18 @@
 """`benchmarks.input_throughput` and `benchmarks.conformance` as commands; the ratios are for a person to read."""
 
 import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import commands, sources
+from tests.helpers import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 RATIO = r"ratio \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
 
 
 def run(benchmark, *flags):
-    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *flags]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    return forked.fresh(["-m", f"benchmarks.{benchmark}", *flags], timeout=600)
 
 
 @pytest.mark.slow
@@ -79,7 +75,7 @@ def test_this_input_keeps_what_it_promises(tmp_path):
     ],
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
-    done = run(benchmark, flag)
+    done = forked.run(["-m", f"benchmarks.{benchmark}", flag])
     assert (done.returncode, done.stdout) == (2, "")
     assert fact in done.stderr
     assert done.stderr.count("\n") == 1

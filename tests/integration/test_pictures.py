@@ -1,6 +1,5 @@
 """The pictures of docs/pictures.py show what today's code prints."""
 
-import pathlib
 import re
 import runpy
 import shlex
@@ -8,9 +7,9 @@ import shlex
 import PIL.Image
 import pytest
 
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.forked import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))
 AGAIN = "docs/{} is stale: python docs/pictures.py draws it again"
 
@@ -28,9 +27,8 @@ def test_the_terminal(digits, tmp_path):
     (tmp_path / "digits").symlink_to(digits)
     shown = text_of("terminal.png").splitlines()
     command = shlex.split(shown[0].removeprefix("$ stepfeed train ").replace("--epochs=20", "--epochs=3"))
-    done = forked.run(["-m", "trainer.run", *command], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    printed = without_numbers(done.stdout.replace("\n", ""))
+    out = forked.output(["-m", "trainer.run", *command], cwd=tmp_path)
+    printed = without_numbers(out.replace("\n", ""))
     lines = [without_numbers(line.strip()) for line in shown[1:-1]]
     assert [line for line in lines if line not in printed] == [], AGAIN.format("terminal.png")
     assert re.fullmatch(
@@ -39,8 +37,7 @@ def test_the_terminal(digits, tmp_path):
 
 
 def test_the_card(tmp_path):
-    done = forked.run(["-m", "beam_jobs.convert", "--dataset=digits", f"--data_dir={tmp_path / 'digits'}"])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "beam_jobs.convert", "--dataset=digits", f"--data_dir={tmp_path / 'digits'}"])
     page = (tmp_path / "digits/card.html").read_text(encoding="utf-8")
     shown, there = (text.partition("Command\n")[0] for text in (text_of("card.png"), PICTURES["words_of"](page)))
     assert shown.splitlines()[0] == "digits"

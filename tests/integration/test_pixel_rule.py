@@ -17,9 +17,9 @@ from pipeline import RandomAccess, images, input_fn, manifest
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import DataError
 from pipeline.manifest import PixelRule
-from tests import forked
-from tests.converting import convert_in_process
-from tests.lanes import some_slow
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.lanes import some_slow
 from trainer import Predictor
 
 OLD = PixelRule("stored", "fast")
@@ -225,8 +225,7 @@ def test_files_are_predicted_as_the_split_is_evaluated(form, exported, request, 
     predictor = of_run = Predictor.of_run(run)
     if exported:
         flags = [f"--model_dir={run}", f"--output={tmp_path / 'out'}", "--format=saved_model", "--examples=4"]
-        done = forked.run(["-m", "trainer.export", *flags])
-        assert done.returncode == 0, done.stderr
+        forked.output(["-m", "trainer.export", *flags])
         predictor = Predictor.of_export(tmp_path / "out")
         assert ("exif_transpose" in (tmp_path / "out" / "README.md").read_text()) == (form == "new")
     assert predictor.pixel_rule == (PixelRule() if form == "new" else OLD)
@@ -273,7 +272,6 @@ def test_a_mask_beside_an_image_that_is_resized_is_named(tmp_path):
         "--image_encoding=png",
     ]
     for size, count in (["--resize=8x8"], 1), ([], 0):
-        done = forked.run(["-m", "beam_jobs.convert", *flags, "--keep_columns=mask,bbox,id", "--overwrite", *size])
-        assert done.returncode == 0, done.stderr
+        out = forked.output(["-m", "beam_jobs.convert", *flags, "--keep_columns=mask,bbox,id", "--overwrite", *size])
         said = "warning: only the images were resized: the kept features mask, bbox may refer to their pixels"
-        assert done.stdout.count(said) == count
+        assert out.count(said) == count

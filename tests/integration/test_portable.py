@@ -9,8 +9,8 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.errors import UsageError
 from pipeline.index.__main__ import main as index
-from tests import forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, write_dataset
 
 ARGUMENTS = {"global_batch_size": 4, "training": True, "streams": 2, "seed": 3, "epochs": 2, "record_ids": True}
 STEPS = 2 * 9
@@ -57,9 +57,8 @@ def test_a_checkpoint_of_the_iterator_continues_in_another_process(folder, tmp_p
     for _ in range(7):
         next(iterator)
     checkpoint = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
-    result = forked.run(["-c", RESUME, folder, checkpoint, json.dumps(arguments)])
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == records(input_fn(folder, start_step=7, **arguments))
+    out = forked.output(["-c", RESUME, folder, checkpoint, json.dumps(arguments)])
+    assert json.loads(out) == records(input_fn(folder, start_step=7, **arguments))
 
 
 @SIZES

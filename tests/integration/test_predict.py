@@ -13,7 +13,8 @@ import pytest
 
 from pipeline import RandomAccess, images
 from pipeline.errors import DataError, UsageError
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.runs import train
 from trainer import Predictor
 from trainer.exporting.inputs import image_files
 
@@ -24,16 +25,8 @@ COUNT = 60
 def run(tmp_path_factory, digits):
     """A run of 60 steps that kept a checkpoint of step 5 and an average of the weights."""
     folder = tmp_path_factory.mktemp("predict") / "run"
-    flags = [
-        "--model=lenet",
-        "--train_steps=60",
-        "--checkpoint_every=5",
-        "--max_to_keep=20",
-        "--ema=0.5",
-        "--log_every=0",
-    ]
-    done = forked.run(["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={folder}", *flags])
-    assert done.returncode == 0, done.stderr
+    flags = ("--model=lenet", "--train_steps=60", "--checkpoint_every=5", "--max_to_keep=20", "--ema=0.5")
+    train(digits, folder, *flags, "--log_every=0")
     return folder
 
 
@@ -225,23 +218,19 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
     ("arguments", "code", "said"),
     [
         (["--model_dir=RUN"], 2, "INPUT is missing"),
-        (["gone", "a.png"], 2, "gone: no such file or folder; give the folder of a run first, or by --model_dir, or"),
-        (["PHOTOS"], 2, "PHOTOS: is not the folder of a run; give the folder of a run first, or by --model_dir, or"),
+        (["gone", "a.png"], 2, "gone: no such file or folder"),
+        (["PHOTOS"], 2, "PHOTOS: is not the folder of a run"),
         (["a.png", "--model_dir=RUN", "--exported=E"], 2, "--model_dir and --exported: give one"),
-        (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw: is of a run, not of --exported"),
+        (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw: is of a run"),
         (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl, .csv or .npz"),
-        (["no.png", "b.png", "--model_dir=RUN"], 1, "no.png, b.png: cannot be read: No such file or directory"),
+        (["no.png", "b.png", "--model_dir=RUN"], 1, "no.png, b.png: cannot be read: "),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
-        (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),
-        (
-            ["PHOTOS", "--exported=EMPTY"],
-            1,
-            "EMPTY: is not an export: there is no export.json in it; export the run again",
-        ),
+        (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image"),
+        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: is not an export: "),
         (["a.png", "--model_dir=RUN", "--top=0"], 2, "--top=0: must be 1 or more"),
     ],
 )
-def test_wrong_arguments_are_one_line(arguments, code, said, run, photos, tmp_path):
+def test_wrong_arguments_are_one_line(arguments, code, said, run, photos, tmp_path, command):
     names = {"RUN": run, "EMPTY": tmp_path, "PHOTOS": photos[0]}
 
     def named(text):
@@ -249,9 +238,9 @@ def test_wrong_arguments_are_one_line(arguments, code, said, run, photos, tmp_pa
             text = text.replace(name, str(value))
         return text
 
-    done = predict(*map(named, arguments))
-    assert done.returncode == code
-    assert done.stderr.splitlines()[-1].startswith(f"trainer.predict: {named(said)}")
+    found, _, err = command("trainer.predict", *map(named, arguments))
+    assert found == code
+    assert err.splitlines()[-1].startswith(f"trainer.predict: {named(said)}")
 
 
 def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_there(run, photos, tmp_path):
@@ -276,25 +265,20 @@ def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_ther
 def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on_a_split(tmp_path, digits, photos):
     """Training and conversion themselves advise --eval_split=none if there is a single split."""
     flags = [f"--data_dir={digits}", "--model=lenet", "--train_steps=20", "--log_every=0", "--eval_split=none"]
-    done = forked.run(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
     path = next(iter(photos[1]))
     of_run = Predictor.of_run(tmp_path / "run").predict([path])[0]
     done = predict(path, f"--model_dir={tmp_path}/run")
     assert (done.returncode, list(answers(done.stdout))) == (0, [path]), done.stderr
-    done = forked.run(
+    out = forked.output(
         ["-m", "trainer.export", f"--model_dir={tmp_path}/run", f"--output={tmp_path}/out", "--format=keras"]
     )
-    assert done.returncode == 0, done.stderr
-    assert "keras: reloaded, on 200 examples of train: largest difference" in done.stdout
+    assert "keras: reloaded, on 200 examples of train: largest difference" in out
     of_export = Predictor.of_export(tmp_path / "out").predict([path])[0]
     assert [name for _, name, _ in of_export.best] == [name for _, name, _ in of_run.best]
-    done = forked.run(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
-    assert done.returncode == 0, done.stderr
-    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--split is missing: " in done.stderr
-    assert "(test, train)" in done.stderr
-    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test accuracy = ") == 1
+    forked.output(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
+    said = forked.refused(forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"]))
+    assert "--split is missing: " in said
+    assert "(test, train)" in said
+    printed = forked.output(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
+    assert printed.count("test accuracy = ") == 1

@@ -8,13 +8,12 @@ once for AVX, and libraries that choose for themselves (NumPy, libjpeg-turbo, CR
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
+from tests.helpers import forked
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BOUND = 2400  # seconds; 300 on two idle cores
 PROCESSORS = {
     "AVX2, as Zen 3": ("0", "AVX2", "AVX2"),
@@ -53,15 +52,7 @@ def test_what_computes_passes(processor, tmp_path):
     flags = ["-q", "-x", "-m", "not slow and not engines", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
     if processor in LEFT_OUT:
         flags += ["-k", f"not {LEFT_OUT[processor]}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, *SENSITIVE],
-        cwd=ROOT,
-        env=environment_of(processor),
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        check=False,
-    )
+    done = forked.fresh(["-m", "pytest", *flags, *SENSITIVE], environment_of(processor), timeout=BOUND)
     assert done.returncode == 0, done.stdout[-5000:]
 
 
@@ -76,12 +67,7 @@ print(float(hidden(tf.constant(rows))[0, 0]))
 
 def test_the_simulation_is_one():
     """Without oneDNN's operations a NaN passes a ReLU, as on Zen 3."""
-    done = subprocess.run(
-        [sys.executable, "-c", RELU],
-        env=environment_of("AVX2, as Zen 3") | {"ONEDNN_VERBOSE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.fresh(["-c", RELU], environment_of("AVX2, as Zen 3") | {"ONEDNN_VERBOSE": "1"})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "nan"
     assert "AVX512" not in done.stdout

@@ -1,7 +1,6 @@
 """Six projects' TFRecords and scripts: docs/projects.md to the letter, then killed and resumed."""
 
 import functools
-import pathlib
 import re
 import shlex
 import shutil
@@ -10,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests import foreign, forked
-from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+from tests.helpers import foreign, forked
+from tests.helpers.forked import ROOT
+from tests.helpers.runs import checkpoint_bytes, kill, succeed, tf_configs, wait_for_step
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "tfrecords"
 PAGE = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
 STEPS = 60
@@ -116,9 +115,8 @@ def make(project, folder):
 
 
 def run(folder, *arguments):
-    done = forked.run(arguments, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    out = forked.output(arguments, cwd=folder)
+    return out
 
 
 def filled(text):
@@ -187,8 +185,7 @@ def test_records_are_predicted_and_a_program_takes_them(project, tmp_path):
     (tmp_path / f"{project}_task.py").unlink()
     for command, more in (("predict", [data, "--split=validation", "--output=o.npz"]), ("export", ["--output=out"])):
         refused = forked.run(["-m", "stepfeed", command, f"{data}-run", *more], cwd=tmp_path)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert f"No module named '{project}_task'" in refused.stderr
+        assert f"No module named '{project}_task'" in forked.refused(refused)
     run(tmp_path, "-m", "stepfeed", "predict", exported, data, "--split=validation", "--output=out.npz")
 
 
@@ -208,15 +205,12 @@ def test_killed_and_resumed_a_run_ends_with_the_same_bits(project, processes, tm
         configs = tf_configs(processes) if processes > 1 else [None]
         return [forked.Process(arguments, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": c}, tmp_path) for c in configs]
 
-    assert [code for code, _, _ in finish(*begin("whole"))] == [0] * processes
+    succeed(*begin("whole"))
     killed = begin("killed")
     wait_for_step(killed[0], 20)
-    for process in killed:
-        process.kill()
-    finish(*killed)
-    resumed = finish(*begin("killed"))
-    assert [code for code, _, _ in resumed] == [0] * processes
-    assert "resumed from" in resumed[0][1]
+    kill(*killed)
+    resumed, *_ = succeed(*begin("killed"))
+    assert "resumed from" in resumed
     assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
 
 

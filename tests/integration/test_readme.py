@@ -3,12 +3,10 @@
 import difflib
 import functools
 import json
-import pathlib
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
@@ -16,11 +14,10 @@ import pytest
 
 from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
-from tests import foreign, forked
-from tests.datasets import write_dataset
-from tests.loopback import free_ports
+from tests.helpers import foreign, forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import ROOT, free_ports
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/augment_libraries.md",
@@ -59,8 +56,7 @@ def folder(tmp_path_factory, digits):
 @pytest.fixture(scope="module")
 def trained(folder):
     flags = ["--data_dir=demo/digits", "--model_dir=demo/run", "--model=lenet", "--epochs=4", "--log_every=0"]
-    done = forked.run(["-m", "trainer.run", *flags], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", "trainer.run", *flags], cwd=folder)
 
 
 SHOWS_TEXTS = "(first := next(iter(texts)))[1][:3].shape, sorted(map(len, first[0][:3].numpy()))"
@@ -82,8 +78,7 @@ for file in ("train-0.tfrecord", "test.tfrecord"):
 """
     (command,) = re.findall(r"^    python (-m pipeline\.index texts)$", TEXT["docs/reading.md"], re.MULTILINE)
     for program in (["-c", make], shlex.split(command)):
-        done = forked.run(program, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        forked.output(program, cwd=folder)
 
 
 @pytest.mark.parametrize(("page", "code"), SNIPPETS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(SNIPPETS)])
@@ -93,15 +88,14 @@ def test_snippets_run(page, code, folder, request):
             request.getfixturevalue(fixture)
     shows = {"model.predict": "'predictions', predictions.shape", "texts = input_fn": SHOWS_TEXTS}
     more = "".join(f"\nprint({shown})" for words, shown in shows.items() if words in code)
-    done = forked.run(["-c", code + more], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    out = forked.output(["-c", code + more], cwd=folder)
     for words, printed in PRINTED.items():
         if words in code:
-            assert done.stdout.endswith(printed), page
+            assert out.endswith(printed), page
     if "Predictor.of_run" in code:
-        assert done.stdout.strip() in set("0123456789")
+        assert out.strip() in set("0123456789")
     if "Shard(rank" in code:
-        assert done.stdout.count("(16, 28, 28, 1)") == 2
+        assert out.count("(16, 28, 28, 1)") == 2
 
 
 @pytest.fixture
@@ -221,17 +215,15 @@ def ported(folder, page, names):
         changes = [line[0] for line in difflib.ndiff(before, after) if line[2:].strip()]
         counts.append((str(changes.count("-")), str(changes.count("+"))))
         for kind in ("before", "after"):
-            done = forked.run([f"{kind}_{name}.py"], cwd=folder)
-            assert done.returncode == 0, done.stderr
-            printed[f"{kind}_{name}"] = done.stdout
+            out = forked.output([f"{kind}_{name}.py"], cwd=folder)
+            printed[f"{kind}_{name}"] = out
     assert re.findall(r"^(\d+) lines become (\d+)", page_text(page), re.MULTILINE) == counts
     return printed
 
 
 @pytest.mark.slow
 def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
-    done = forked.run(["-c", MNIST], cwd=folder)  # the digits, where TFDS would have MNIST
-    assert done.returncode == 0, done.stderr
+    forked.output(["-c", MNIST], cwd=folder)
     foreign.flowers(folder / "flowers", labelled=57, unlabelled=5)
     assert any("1,797 examples" in said for said in follow("porting.md").values())
     printed = ported(folder, "porting.md", ["photos", "tfds"])
@@ -245,8 +237,7 @@ def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
 def test_loops_and_channels_are_ported_in_as_few_lines_as_the_page_says(folder, follow):
     foreign.flowers(folder / "flowers", labelled=57, unlabelled=5)
     (index,) = re.findall(r"^(stepfeed index flowers .*)$", page_text("porting.md"), re.MULTILINE)
-    done = forked.run(["-m", *shlex.split(index), "--overwrite"], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.output(["-m", *shlex.split(index), "--overwrite"], cwd=folder)
     for channel, count in (("train", 44), ("validation", 20)):
         images = (np.random.default_rng(i).integers(0, 256, 3 * 32 * 32, np.uint8).tobytes() for i in range(count))
         records = [{"image": image, "label": number % 10} for number, image in enumerate(images)]
@@ -282,11 +273,10 @@ def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
     words = shlex.split(train.replace("\\\n", " ").replace("--train_steps=1000000", "--train_steps=2"))
     assert set(words) > {"--fresh", "--strategy=central_storage", "--num_replicas=2"}
-    done = forked.run(["-m", *words], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    out = forked.output(["-m", *words], cwd=folder)
     words = "cifar10_cnn with .*, average of the weights 0.9999; augment cifar10_tutorial; "
-    assert re.match(f"central_storage: 2 replicas, .*; {words}", done.stdout)
-    assert "step 0 to 2 of 256 examples, 3 per epoch; a new run" in done.stdout
+    assert re.match(f"central_storage: 2 replicas, .*; {words}", out)
+    assert "step 0 to 2 of 256 examples, 3 per epoch; a new run" in out
 
 
 @pytest.mark.slow
@@ -299,9 +289,8 @@ def test_the_commands_of_the_classic_programs_run(folder):
     for line in lines:
         words = [re.sub("=1000000|=1000|=200$", "=4", word) for word in shlex.split(line.replace("\\\n", " "))]
         words = [re.sub("epochs=10$", "epochs=2", word) for word in words]
-        done = forked.run(["-m", "stepfeed", *words], cwd=folder)
-        assert done.returncode == 0, (line, done.stderr)
-        assert "test accuracy = 0." in done.stdout, line
+        out = forked.output(["-m", "stepfeed", *words], cwd=folder)
+        assert "test accuracy = 0." in out, line
 
 
 def test_code_of_ones_own_trains_as_the_page_says(folder):
@@ -319,9 +308,8 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
         ([*command, "--model=my_models:compiled", "--model_dir=compiled"], "sparse_top_k_categorical_accuracy = "),
         ([*command, "--task=my_module:Tracked", "--model=mlp", "--model_dir=tracked"], "logged 20 eval/test/"),
     ]:
-        done = forked.run(program, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert re.search(said, done.stdout), done.stdout
+        out = forked.output(program, cwd=folder)
+        assert re.search(said, out), out
 
 
 def test_rows_are_made_by_a_function_as_the_page_says(folder, follow):
@@ -413,9 +401,7 @@ def test_a_model_is_served_as_the_page_says(folder, follow):
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])  # which has those of two commands
 def test_every_flag_that_a_page_gives_a_command_exists(name):
     module, _ = COMMANDS[name]
-    helped = subprocess.run(
-        [sys.executable, "-m", module, "--flags"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    known = forked.output(["-m", module, "--flags"]).split()
     paths = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = [path.read_text(encoding="utf-8") for path in paths if not path.name.startswith("changes_")]
     form = rf"(?:python -m {re.escape(module)}|stepfeed {name})\b((?:[^\n`]|\\\n)*)"
@@ -423,4 +409,4 @@ def test_every_flag_that_a_page_gives_a_command_exists(name):
     if name == "train":
         rows = re.findall(r"^\| (`--.*?) \|", (ROOT / "docs/train_flags.md").read_text(encoding="utf-8"), re.MULTILINE)
         used |= {flag for row in rows for flag in re.findall(r"--\w+", row)}
-    assert used - {*helped.stdout.split(), *MORE.get(name, ())} == set()
+    assert used - {*known, *MORE.get(name, ())} == set()

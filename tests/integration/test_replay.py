@@ -1,10 +1,11 @@
 """`trainer.replay`: names the rows that spoil a step, and says whether a run's bits agree; it only reads the run."""
 
+import gzip
 import json
 import pathlib
 import re
 import shutil
-import signal
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -13,14 +14,74 @@ from PIL import Image
 
 from pipeline.audit.contract import Contract
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature, Manifest, SplitInfo, naming
+from pipeline.records import framing, tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests import forked, poisoned
-from tests.runs import finish, start, start_workers_by_flags, wait_for_step
+from tests.helpers import forked
+from tests.helpers.datasets import write_shard
+from tests.helpers.runs import kill, saved_steps, start, start_workers_by_flags, succeed, train, wait_for_step
 from trainer import loss_log, replay, run
 
 COUNT, BATCH, BAD_STEP = 1900, 100, 17  # 19 steps per epoch
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+CLASSES, SIDE = 4, 8
+
+
+def write_poisoned(folder: pathlib.Path, count: int, poisoned: Collection[int] = ()) -> Manifest:
+    """Writes a split `train` of images whose class is the bright quarter; the records with these ids are poisoned."""
+    random, records = np.random.default_rng(0), []
+    labels = random.integers(0, CLASSES, count)
+    for number, label in enumerate(labels.tolist()):
+        image = random.integers(0, 60, (SIDE, SIDE, 1), np.uint8)
+        top, left = 4 * (label // 2), 4 * (label % 2)
+        image[top : top + 4, left : left + 4] += 150
+        if number in poisoned:
+            image = random.integers(0, 256, (SIDE, SIDE, 1), np.uint8)
+            label = (int(image.reshape(2, 4, 2, 4).sum((1, 3)).argmin()) + 4) % CLASSES  # noqa: PLW2901
+        features = {"image": image.tobytes(), "label": label, "key": b"made#%05d" % number}
+        records.append(framing.frame(tf_example.encode(features)))
+    return sealed(folder, [records[: count // 2], records[count // 2 :]], (SIDE, SIDE, 1), CLASSES)
+
+
+def sealed(folder: pathlib.Path, shards: list[list[bytes]], shape: tuple[int, int, int], classes: int) -> Manifest:
+    """Writes shards of framed records, and their manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = sum(map(len, shards))
+    names = [naming.shard_name("train", i, len(shards)) for i in range(len(shards))]
+    infos = tuple(write_shard(folder, name, records) for name, records in zip(names, shards, strict=True))
+    histogram = (count, *[0] * (classes - 1))  # not read here
+    manifest = Manifest(
+        dataset="poisoned",
+        class_names=tuple(map(str, range(classes))),
+        features={"image": Feature("uint8", shape, "raw"), "label": Feature("int64"), "key": Feature("string")},
+        splits={"train": SplitInfo(infos, histogram, {f"{shape[0]}x{shape[1]}": count})},
+        image_mean=(60.0,),
+        image_std=(60.0,),
+        source=(),
+        options={},
+    )
+    (folder / naming.MANIFEST).write_bytes(manifest.to_bytes())
+    return manifest
+
+
+def write_mnist(folder: pathlib.Path, source: pathlib.Path, count: int, poisoned: Collection[int] = ()) -> Manifest:
+    """Writes MNIST's first images as a split `train`; the records with these ids get noise and the label 1, or 0."""
+    with gzip.open(source / "train-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(16 + 784 * count), np.uint8, offset=16).reshape(count, 28, 28, 1).copy()
+    with gzip.open(source / "train-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(8 + count), np.uint8, offset=8).astype(np.int64)
+    random = np.random.default_rng(0)
+    for record in sorted(poisoned):
+        images[record] = random.integers(0, 256, images[record].shape, np.uint8)
+        labels[record] = 1 if labels[record] != 1 else 0
+    records = [
+        framing.frame(
+            tf_example.encode({"image": image.tobytes(), "label": int(label), "key": b"train-images#%05d" % i})
+        )
+        for i, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
+    return sealed(folder, [records[i * count // 4 : (i + 1) * count // 4] for i in range(4)], (28, 28, 1), 10)
 
 
 def ids_of(data, step, batch=BATCH):
@@ -33,8 +94,8 @@ def ids_of(data, step, batch=BATCH):
 def trained(tmp_path_factory):
     """A folder with `data`, of whose step 17 every other row is poisoned but for 5, `run` and `losses`."""
     folder = tmp_path_factory.mktemp("replay")
-    poisoned.write(folder / "data", COUNT)
-    poisoned.write(folder / "data", COUNT, set(ids_of(folder / "data", BAD_STEP)[:90:2]))
+    write_poisoned(folder / "data", COUNT)
+    write_poisoned(folder / "data", COUNT, set(ids_of(folder / "data", BAD_STEP)[:90:2]))
     flags = ["--model=mlp", f"--global_batch_size={BATCH}", "--checkpoint_every=5", "--eval_split=none"]
     logs = [f"--log_losses={folder / 'losses'}", "--train_steps=22"]
     run.main([f"--data_dir={folder / 'data'}", f"--model_dir={folder / 'run'}", *flags, *logs])
@@ -167,7 +228,7 @@ def test_flags_of_the_run_that_changed_and_data_that_moved(trained, tmp_path, ca
         with pytest.raises(DataError, match="data: if they have moved, give --data_dir$"):
             replay.main([f"--model_dir={tmp_path / 'run'}", "--verify"])
         assert shown(capsys, f"--model_dir={tmp_path / 'run'}", "--verify", f"--data_dir={tmp_path / 'moved'}")["equal"]
-        poisoned.write(tmp_path / "others", COUNT)
+        write_poisoned(tmp_path / "others", COUNT)
         with pytest.raises(DataError, match="others: is not what .*ckpt-5 was trained on: manifest_digest was"):
             replay.main(
                 [f"--model_dir={tmp_path / 'run'}", "--step=3", "--from_start", f"--data_dir={tmp_path}/others"]
@@ -250,8 +311,7 @@ def test_losses_that_stand_out():
 
 def said(*flags):
     """Returns the object that the command prints in a separate process, where TensorFlow has not made threads yet."""
-    [(code, out, error)] = finish(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
-    assert (code, error) == (0, "")
+    [out] = succeed(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
     return json.loads(out)
 
 
@@ -262,14 +322,10 @@ def test_a_run_that_was_killed_and_resumed_on_other_replicas_agrees(trained, tmp
     flags += ["--virtual_replicas=4", "--max_to_keep=99", "--log_every=2", f"--log_losses={tmp_path / 'losses'}"]
     process = start(data, model, *flags, "--train_steps=100000")
     wait_for_step(process, 24)
-    process.kill()
-    assert finish(process)[0][0] == -signal.SIGKILL
-    saved = max(int(path.stem.split("-")[1]) for path in model.glob("ckpt-*.index"))
+    kill(process)
+    saved = saved_steps(model)[-1]
     last = saved + 15
-    [(code, _, error)] = finish(
-        start(data, model, *flags, f"--train_steps={last}", "--strategy=mirrored", "--num_replicas=2")
-    )
-    assert (code, error) == (0, "")
+    train(data, model, *flags, f"--train_steps={last}", "--strategy=mirrored", "--num_replicas=2")
     assert np.bincount(loss_log.read(tmp_path / "losses")["step"]).tolist() == [BATCH] * last
     for topology in (["--strategy=one_device", "--num_replicas=1"], []):
         found = said(f"--model_dir={model}", f"--verify=0:{last}", *topology)
@@ -298,7 +354,7 @@ def test_runs_of_other_strategies(strategy, says, trained, tmp_path):
         processes = start_workers_by_flags(trained / "data", [tmp_path / "run"] * 2, *flags)
     else:
         processes = [start(trained / "data", tmp_path / "run", *flags, f"--strategy={strategy}", "--num_replicas=2")]
-    assert {code for code, _, _ in finish(*processes)} == {0}
+    succeed(*processes)
     found = said(f"--model_dir={tmp_path / 'run'}", "--step=11")
     assert found["replicas"] == says
     assert len(found["rows"]) == BATCH
@@ -313,9 +369,9 @@ DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
 def test_rows_of_noise_among_digits_are_named(tmp_path, capsys):
     """50 of 128 images of a step are noise, with the label of a digit that the model does not take noise for."""
     data, model, step = tmp_path / "mnist", tmp_path / "run", 190
-    poisoned.write_mnist(data, DATA, 25_600)
+    write_mnist(data, DATA, 25_600)
     bad = set(ids_of(data, step, 128)[:100:2])
-    poisoned.write_mnist(data, DATA, 25_600, bad)
+    write_mnist(data, DATA, 25_600, bad)
     flags = [
         "--model=lenet",
         "--augment=shift(pixels=1)",

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import Shard, StepIterator, skipped_records
 from pipeline.manifest import naming
-from tests.datasets import Kind, to_memory, write_dataset
+from tests.helpers.datasets import Kind, flip, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 5)
 SHAPE = (8, 6, 3)
@@ -57,9 +57,7 @@ def make(case, folder):
     write_dataset(folder, COUNTS, SHAPE, kind=case.kind)
     for record in case.bad:
         path = folder / naming.shard_name("train", 0, len(COUNTS))
-        data = bytearray(path.read_bytes())
-        data[record * (len(data) // COUNTS[0]) + 40] ^= 1
-        path.write_bytes(data)
+        flip(path, record * (path.stat().st_size // COUNTS[0]) + 40)
     place = to_memory(folder, "restore") if case.remote else str(folder)
     common = {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True}
     return lambda **more: StepIterator(place, **(common | case.arguments | more))

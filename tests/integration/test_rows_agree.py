@@ -20,7 +20,7 @@ from pipeline import RandomAccess, Shard, StepIterator, augment_fn, distribute, 
 from pipeline.distribution import copied_ahead, on_devices
 from pipeline.manifest import naming
 from pipeline.request import Request
-from tests.datasets import GREY_STEP, Kind, extra_of, image_of, to_memory, write_dataset
+from tests.helpers.datasets import GREY_STEP, Kind, extra_of, flip, image_of, to_memory, write_dataset
 
 COUNTS, SHAPE = (20, 0, 9, 8), (12, 10, 3)
 LONG = (
@@ -109,7 +109,7 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def folder_of(tmp_path_factory):
     """Writes the data set of a kind, once."""
 
     @functools.cache
@@ -330,9 +330,7 @@ def test_rows_beside_a_corrupt_record(form, memory, tmp_path):
     form = FORMS[form]
     write_dataset(tmp_path, COUNTS, SHAPE, classes=CLASSES, kind=form.kind)
     path = tmp_path / f"train-00002-of-00004.tfrecord{naming.COMPRESSIONS[form.kind.compression]}"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(data)
+    flip(path, mask=255)
     options = {"global_batch_size": G, "training": True, "epochs": 1, "record_ids": True, "on_corrupt": "skip"}
     seen = []
     for rows in rows_of(alone(str(tmp_path), options | form.options | memory)):

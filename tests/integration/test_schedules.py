@@ -12,8 +12,18 @@ from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import (
+    checkpoint_bytes,
+    forget,
+    kill,
+    saved_steps,
+    start,
+    start_workers,
+    succeed,
+    train,
+    wait_for_step,
+)
 from trainer import loss_log, replay, run, watch
 from trainer.watching.batch import drawn
 
@@ -59,15 +69,13 @@ def flags(folders):
 def whole(mixture, flags, tmp_path_factory):
     """Returns the bytes of the last checkpoint of a run of one process."""
     folder = tmp_path_factory.mktemp("whole")
-    [(code, _, err)] = finish(start(mixture, folder, *flags))
-    assert (code, err) == (0, "")
+    train(mixture, folder, *flags)
     return checkpoint_bytes(folder, STEPS)
 
 
 @pytest.mark.slow
 def test_two_processes_end_with_the_same_bits(mixture, flags, whole, tmp_path):
-    outputs = finish(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
-    assert {code for code, _, _ in outputs} == {0}, outputs
+    succeed(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
     assert checkpoint_bytes(tmp_path / "two", STEPS) == whole
 
 
@@ -80,13 +88,10 @@ def test_killed_and_resumed_on_other_processes_across_a_change(folders, mixture,
     begun = start_workers(mixture, run * 2, *more) if first == 2 else [start(mixture, *run, *more)]
     wait_for_step(begun[0], 8)
     time.sleep(random.Random(first).uniform(0, 0.3))
-    for worker in begun:
-        worker.kill()
-    finish(*begun)
-    saved = max(int(path.stem.split("-")[1]) for path in run[0].glob("ckpt-*.index"))
-    resumed = finish(*([start(mixture, *run, *more)] if first == 2 else start_workers(mixture, run * 2, *more)))
-    assert {(code, err) for code, _, err in resumed} == {(0, "")}, resumed
-    assert re.search(rf"resumed from .*ckpt-{saved}\b", resumed[0][1])
+    kill(*begun)
+    saved = saved_steps(run[0])[-1]
+    resumed, *_ = succeed(*([start(mixture, *run, *more)] if first == 2 else start_workers(mixture, run * 2, *more)))
+    assert re.search(rf"resumed from .*ckpt-{saved}\b", resumed)
     assert checkpoint_bytes(tmp_path / "run", STEPS) == whole
     audit.main([f"--model_dir={tmp_path}/run", f"--observed={tmp_path}/keys", "--workers=2"])
     out = capsys.readouterr().out
@@ -99,8 +104,7 @@ def test_killed_and_resumed_on_other_processes_across_a_change(folders, mixture,
 
 @pytest.mark.slow
 def test_devices_of_one_process_end_with_the_same_bits(mixture, flags, whole, tmp_path):
-    [(code, _, err)] = finish(start(mixture, tmp_path / "run", *flags, "--strategy=mirrored", "--num_replicas=2"))
-    assert (code, err) == (0, "")
+    train(mixture, tmp_path / "run", *flags, "--strategy=mirrored", "--num_replicas=2")
     assert checkpoint_bytes(tmp_path / "run", STEPS) == whole
 
 
@@ -112,8 +116,7 @@ def logged(folders, mixture, tmp_path_factory):
     common = [f"--data_dir={mixture}", f"--model_dir={path}/run", *flags, f"--skip_steps={SKIPS}"]
     first = ((0, (24, 0)), (5, (16, 8)), (14, (12, 12)))
     run.main([*common, "--train_steps=16", f"--mixture_schedule={schedule_of(folders, first)}"])
-    for file in (path / "run").glob("ckpt-16.*"):
-        file.unlink()
+    forget(path / "run", 16)
     last = ((0, (24, 0)), (5, (16, 8)), (14, (16, 8)), (16, (0, 24)), (22, (4, 20)))
     more = ("--train_steps=26", f"--mixture_schedule={schedule_of(folders, last)}")
     run.main([*common, *more, "--strategy=mirrored", "--num_replicas=2"])

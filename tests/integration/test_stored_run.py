@@ -23,7 +23,7 @@ import yaml
 from pipeline import input_fn
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import evaluate, replay, run
 
 STORED = pathlib.Path(__file__).parents[1] / "data" / "earlier_runs"

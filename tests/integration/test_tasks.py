@@ -1,18 +1,17 @@
 """Models and tasks of users, as real processes: on every strategy, killed and resumed, from Python."""
 
 import json
-import pathlib
 import re
 import shlex
 import shutil
 
 import pytest
 
-from tests import forked
-from tests.lanes import some_slow
-from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+from tests.helpers import forked
+from tests.helpers.forked import ROOT
+from tests.helpers.lanes import some_slow
+from tests.helpers.runs import checkpoint_bytes, finish, succeed, tf_configs, wait_for_step
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 REGRESSION = ROOT / "examples" / "regression" / "diabetes.py"
 TOPOLOGIES = {
     "one": ["--strategy=one_device"],
@@ -33,8 +32,7 @@ def project(tmp_path_factory):
     readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     made, *_ = re.findall(r"^    cd examples/regression && (.*)$", readme, re.MULTILINE)
     for command in made.split(" && "):
-        done = forked.run(shlex.split(command)[1:], cwd=folder)
-        assert done.returncode == 0, done.stderr
+        forked.output(shlex.split(command)[1:], cwd=folder)
     return folder
 
 
@@ -61,8 +59,7 @@ TRAINING = ("--data_dir=diabetes", *TASK, f"--train_steps={STEPS}")
 @pytest.fixture(scope="module")
 def whole(project):
     """The checkpoint of a run on one device, undisturbed."""
-    [(code, out, error)] = finish(*start_on(project, "one", *TRAINING, "--virtual_replicas=4", "--model_dir=whole"))
-    assert code == 0, error
+    [out] = succeed(*start_on(project, "one", *TRAINING, "--virtual_replicas=4", "--model_dir=whole"))
     assert error_of(out) < MOST
     return checkpoint_bytes(project / "whole", STEPS)
 
@@ -71,9 +68,8 @@ def whole(project):
 @pytest.mark.parametrize("topology", ["c2", "w2"])
 def test_regression_learns_on_every_strategy_and_comes_to_the_same_bits(topology, project, whole):
     virtual = [] if topology == "c2" else ["--virtual_replicas=4"]
-    outputs = finish(*start_on(project, topology, *TRAINING, f"--model_dir={topology}", *virtual))
-    assert {code for code, _, _ in outputs} == {0}, outputs
-    assert error_of(outputs[0][1]) < MOST
+    out, *_ = succeed(*start_on(project, topology, *TRAINING, f"--model_dir={topology}", *virtual))
+    assert error_of(out) < MOST
     assert not virtual or checkpoint_bytes(project / topology, STEPS) == whole
 
 
@@ -86,8 +82,7 @@ def test_a_task_is_killed_and_resumed_on_another_topology(project, whole):
         wait_for_step(processes[0], 40 + 50 * number)
         processes[-1].kill()
         finish(*processes)
-    [(code, out, error)] = finish(*start_on(project, "one", *flags, "--model_dir=killed"))
-    assert code == 0, error
+    [out] = succeed(*start_on(project, "one", *flags, "--model_dir=killed"))
     assert "resumed from" in out
     assert error_of(out) < MOST
     assert checkpoint_bytes(project / "killed", STEPS) == whole
@@ -212,34 +207,27 @@ def models(tmp_path_factory, digits):
 def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topology, models):
     """Keras' own fit does not work under MultiWorkerMirroredStrategy."""
     flags = ("--data_dir=digits", f"--model_dir=compiled-{topology}", "--model=mine:compiled", "--train_steps=150")
-    outputs = finish(*start_on(models, topology, *flags, "--resize=8x8", "--global_batch_size=64"))
-    assert {code for code, _, _ in outputs} == {0}, outputs
-    match = re.search(
-        r"test accuracy = ([\d.]+), sparse_top_k\w+ = ([\d.]+), loss = [\d.]+ \(368 examples\)", outputs[0][1]
-    )
+    out, *_ = succeed(*start_on(models, topology, *flags, "--resize=8x8", "--global_batch_size=64"))
+    match = re.search(r"test accuracy = ([\d.]+), sparse_top_k\w+ = ([\d.]+), loss = [\d.]+ \(368 examples\)", out)
     assert 0.8 < float(match[1]) < float(match[2])
 
 
 def test_a_model_that_is_not_compiled_is_trained_as_the_flags_say(models):
     flags = ("--data_dir=digits", "--model_dir=plain", "--model=mine:plain", "--augment=shift", "--train_steps=100")
-    [(code, out, error)] = finish(start(models, *flags, "--optimizer=adamw", "--learning_rate=0.01"))
-    assert code == 0, error
+    [out] = succeed(start(models, *flags, "--optimizer=adamw", "--learning_rate=0.01"))
     assert float(re.search(r"accuracy = ([\d.]+)", out)[1]) > 0.8
 
 
 @pytest.mark.slow
 def test_a_subclass_that_was_called_is_trained(models):
     flags = ("--data_dir=digits", "--model_dir=called", "--model=mine:called", "--resize=8x8", "--train_steps=3")
-    [(code, _, error)] = finish(start(models, *flags))
-    assert code == 0, error
+    succeed(start(models, *flags))
 
 
 def test_from_python_and_resumed_by_the_command(models):
-    [(code, out, error)] = finish(forked.Process(["-c", FROM_PYTHON], cwd=models))
-    assert code == 0, error
+    [out] = succeed(forked.Process(["-c", FROM_PYTHON], cwd=models))
     assert "368 ['accuracy', 'sparse_top_k_categorical_accuracy']" in out
-    [(code, out, error)] = finish(start(models, "--config=python/config.yaml", "--train_steps=60"))
-    assert code == 0, error
+    [out] = succeed(start(models, "--config=python/config.yaml", "--train_steps=60"))
     assert "step 40 to 60" in out
 
 
@@ -258,8 +246,7 @@ def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_ex
     code = models / "changing.py"
     code.write_text(CHANGING.replace("ACTIVATION", "'relu'"))
     flags = ("--data_dir=digits", "--model_dir=changed", "--model=changing:model", "--resize=8x8")
-    [(ended, _, error)] = finish(start(models, *flags, "--train_steps=3"))
-    assert ended == 0, error
+    succeed(start(models, *flags, "--train_steps=3"))
     code.write_text(CHANGING.replace("ACTIVATION", "'tanh'").replace("0.1", "0.4"))
     said = r"changed/ckpt-3 is of another model.*: layer dense: activation was relu, is tanh; go back to "
     for module, *arguments in (
@@ -271,11 +258,9 @@ def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_ex
         assert (ended, error.count("\n")) == (2, 1), error
         assert re.search(said, error)
     other = ("--model_dir=begun", "--train_steps=3", "--initialize_from=changed")
-    [(ended, _, error)] = finish(start(models, *flags, *other))
-    assert ended == 0, error  # the flag is meant for starting another model with these weights
+    succeed(start(models, *flags, *other))  # the flag is meant for starting another model with these weights
     code.write_text(CHANGING.replace("ACTIVATION", "'relu'").replace("0.1", "0.4"))
-    [(ended, out, error)] = finish(start(models, *flags, "--train_steps=6"))
-    assert ended == 0, error
+    [out] = succeed(start(models, *flags, "--train_steps=6"))
     assert "changed since ckpt-3: layer dropout: rate was 0.1, is 0.4" in out
 
 
@@ -288,19 +273,16 @@ def evaluated_loss(path):
 def test_the_average_of_the_weights_begins_with_those_that_a_run_starts_from(models):
     flags = ("--data_dir=digits", "--model=mine:plain", "--resize=8x8")
     first = ("--model_dir=source", "--train_steps=50", "--metrics_jsonl=source.jsonl")
-    [(code, _, error)] = finish(start(models, *flags, *first))
-    assert code == 0, error
+    succeed(start(models, *flags, *first))
     second = ("--model_dir=warm", "--train_steps=1", "--metrics_jsonl=warm.jsonl", "--initialize_from=source")
-    [(code, _, error)] = finish(start(models, *flags, *second, "--learning_rate=1e-9", "--ema=0.99", "--seed=7"))
-    assert code == 0, error
+    succeed(start(models, *flags, *second, "--learning_rate=1e-9", "--ema=0.99", "--seed=7"))
     # Averaged over the first step with the random weights, at a decay of 2/11, the loss is another one.
     assert evaluated_loss(models / "warm.jsonl") == pytest.approx(evaluated_loss(models / "source.jsonl"), rel=1e-5)
 
 
 def test_the_average_of_the_weights_is_kept_from_the_start_or_not_at_all(models):
     flags = ("--data_dir=digits", "--model_dir=averaged", "--model=mine:plain", "--resize=8x8")
-    [(code, _, error)] = finish(start(models, *flags, "--train_steps=3"))
-    assert code == 0, error
+    succeed(start(models, *flags, "--train_steps=3"))
     [(code, _, error)] = finish(start(models, *flags, "--train_steps=6", "--ema=0.9"))
     assert code == 2
     assert "has --ema unset, this run has set; use the old one, --ema=0, or another --model_dir" in error
@@ -410,11 +392,9 @@ def test_a_module_may_have_it_at_its_top_on_one_device(kind, project):
     made, used = AT_THE_TOP[kind]
     (project / f"top_{kind}.py").write_text(TOP.format(made=made, used=used))
     flags = ["--data_dir=diabetes", f"--task=top_{kind}:Scaled", "--train_steps=2", f"--model_dir=top-{kind}"]
-    [(code, out, error)] = finish(start(project, *flags))
-    assert code == 0, error
-    evaluated = forked.run(["-m", "trainer.evaluate", f"--model_dir=top-{kind}"], cwd=project)
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert f"mean_absolute_error = {error_of(out)}" in evaluated.stdout
+    [out] = succeed(start(project, *flags))
+    printed = forked.output(["-m", "trainer.evaluate", f"--model_dir=top-{kind}"], cwd=project)
+    assert f"mean_absolute_error = {error_of(out)}" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,25 @@
 """What a run shows on a terminal, from its first second: a real process in a pseudo-terminal."""
 
-import fcntl
 import os
 import re
-import struct
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
+
+from tests.helpers.displays import opened
 
 CLEAR = "\r\x1b[K"
 
 
 def run_in_terminal(*arguments):
     """Returns the exit code, the whole output, and [(seconds from the start, output at that time)]."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 150, 0, 0))
+    ours, theirs = opened(150)
     began, shown = time.monotonic(), list[tuple[float, bytes]]()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
     process = subprocess.Popen([sys.executable, *arguments], stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+    theirs.close()
     while True:
         try:
             part = os.read(ours, 1 << 16)

@@ -21,10 +21,10 @@ import pipeline
 from pipeline.audit.contract import Contract
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import forked
-from tests.datasets import Kind, image_of, key_of, write_dataset
+from tests.helpers import forked
+from tests.helpers.datasets import Kind, image_of, key_of, write_dataset
+from tests.helpers.forked import free_ports
 from tests.integration.topology_worker import num_cases
-from tests.loopback import free_ports
 
 WORKER = pathlib.Path(__file__).with_name("topology_worker.py")
 SHAPE = (8, 6, 3)

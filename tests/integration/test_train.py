@@ -3,23 +3,19 @@
 import importlib.util
 import json
 import os
-import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
-from tests import forked, launches
-from tests.runs import checkpoint_bytes, scalars
+from tests.helpers import forked, launches
+from tests.helpers.runs import checkpoint_bytes, forget, saved_steps, scalars
 from trainer import evaluate, run, training
 from trainer.checkpoint import reader
 from trainer.evaluation import command
 
-ROOT = pathlib.Path(__file__).parents[2]
 LOG_LINE = re.compile(r"step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)")
 
 
@@ -35,7 +31,7 @@ def train(digits, tmp_path, capsys):
     return train
 
 
-def test_the_time_of_each_line(train):
+def test_the_time_of_each_line_without_evaluations(train):
     lines = train("--train_steps=2", "--log_every=1", "--log_time", "--eval_split=none")
     assert len(lines) == 5
     assert all(launches.TIME.match(line) for line in lines), lines
@@ -103,19 +99,12 @@ def test_the_means_of_an_epoch_survive_a_resume(digits, tmp_path, capsys):
 
 
 def test_what_is_trained_already_is_evaluated(train, tmp_path):
-    first = train("--train_steps=10")
-    again = train("--train_steps=10")
-    assert again[0].endswith(f"; already at step 10 of 10; resumed from {tmp_path}/ckpt-10")
+    first = train("--epochs=2")
+    assert "step 0 to 30 of 100 examples, 15 per epoch" in first[0]  # the last of which is padded
+    again = train("--epochs=2")
+    assert again[0].endswith(f"; already at step 30 of 30; resumed from {tmp_path}/ckpt-30")
     assert again[1:] == first[-2:]
-    assert "; already at step 10 of 5; " in train("--train_steps=5")[0]
-
-
-def test_an_epoch_counts_its_padded_step(train):
-    assert "step 0 to 30 of 100 examples, 15 per epoch" in train("--epochs=2")[0]
-
-
-def test_without_a_split_to_evaluate_on(train):
-    assert not any("accuracy" in line for line in train("--train_steps=2", "--eval_split=none"))
+    assert "; already at step 30 of 5; " in train("--train_steps=5")[0]
 
 
 def test_slices_of_splits(train):
@@ -129,16 +118,11 @@ def test_slices_of_splits(train):
     ("model", "flags", "weights"),
     [
         ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--augment=shift(pixels=2)"], ""),
-        pytest.param(
-            *("cifar10_cnn", ["--augment=none", "--global_batch_size=32"]), "; averaged weights", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"]),
-            "",
-            marks=pytest.mark.slow,
-        ),
+        ("cifar10_cnn", ["--augment=none", "--global_batch_size=32"], "; averaged weights"),
+        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"], ""),
     ],
 )
+@pytest.mark.quick(1)
 def test_models_optimizers_and_strategies(model, flags, weights, train):
     lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
     assert LOG_LINE.fullmatch(lines[2])
@@ -175,16 +159,10 @@ def test_what_a_resume_trains_with_differently_is_one_line(train):
     assert not any("changed" in line for line in train("--train_steps=5", *changed[:2]))
 
 
-def test_checkpoints_at_the_end_only(train, tmp_path):
-    train("--train_steps=40", "--checkpoint_every=0", "--eval_split=none")
-    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-40.index"]
-
-
 @pytest.mark.slow
 def test_besides_the_newest_checkpoints_older_ones_are_kept(train, tmp_path):
     train("--train_steps=50", "--checkpoint_every=1", "--max_to_keep=2", "--eval_split=none")
-    kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index"))
-    assert kept == [31, 46, 49, 50]  # 15 steps are an epoch
+    assert saved_steps(tmp_path) == [31, 46, 49, 50]  # 15 steps are an epoch
 
 
 def test_scalars_have_their_own_steps_and_each_split_its_tags(train, tmp_path):
@@ -202,7 +180,7 @@ def test_what_happens_every_so_many_epochs(train, tmp_path):
     flags = ("--train_steps=50", "--max_to_keep=9", "--summary_every=0.5 epochs", "--checkpoint_every=2 epochs")
     lines = train(*flags, "--log_every=1 epoch", "--eval_every=1.5 epochs", "--steps_per_loop=4")
     assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [15, 30, 45]
-    assert sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index")) == [30, 50]
+    assert saved_steps(tmp_path) == [30, 50]
     found = scalars(tmp_path / "logs")
     assert [step for tag, step in found if tag == "train/loss"] == [8, 15, 23, 30, 38, 45]
     assert [step for tag, step in found if tag == "eval/test/loss"] == [23, 45, 50]
@@ -233,17 +211,17 @@ def test_a_line_per_epoch_is_that_of_an_undisturbed_run_after_a_resume_in_its_mi
     assert epochs("silent", "--epochs=1", "--nolog_epochs") == []
 
 
-def test_without_scalars_there_are_no_logs(train, tmp_path):
-    lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10")
+def test_scalars_may_be_left_out_and_checkpoints_but_for_the_last(train, tmp_path):
+    lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10", "--checkpoint_every=0")
     assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-20"
     assert not (tmp_path / "logs").exists()
+    assert saved_steps(tmp_path) == [20]
 
 
 def test_after_a_kill_and_a_resume_every_scalar_is_there_once(train, tmp_path):
     flags = ("--checkpoint_every=25", "--eval_split=none")
     train("--train_steps=60", "--summary_every=10", *flags)
-    for path in tmp_path.glob("ckpt-60.*"):  # as if killed before it was saved
-        path.unlink()
+    forget(tmp_path, 60)
     train("--train_steps=75", "--summary_every=35", *flags)
     assert [step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"] == [10, 20, 30, 40, 50, 70]
 
@@ -253,13 +231,13 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
     flags = ("--train_steps=20", "--steps_per_loop=1", "--eval_split=none", "--max_to_keep=20", "--log_every=0")
     train(*flags, "--summary_every=0", "--summary_secs=0.0001", "--checkpoint_every=0", "--checkpoint_secs=0.0001")
     steps = {step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"}
-    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")}
+    saved = set(saved_steps(tmp_path))
     assert len(steps) >= 7  # after every second loop: what is due by the clock is agreed after one
     assert len(saved) >= 7
     shorter = ("--summary_every=0.0001s", "--checkpoint_every=0.0001s", "--eval_every=0.0001s", "--eval_split=test")
     lines = train(*flags[1:], "--train_steps=40", *shorter)
     steps = {step for tag, step in scalars(tmp_path / "logs") if step > 20 and tag == "train/loss"}
-    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")} - saved
+    saved = set(saved_steps(tmp_path)) - saved
     evaluated = [line for line in lines if re.match(r"step \d+, test ", line)]
     assert min(len(steps), len(saved), len(evaluated)) >= 7
 
@@ -328,11 +306,9 @@ def test_batches_copied_in_groups_train_to_the_same_weights(virtual, place, most
     flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", f"--augment_on={place}"]
     folders = tmp_path / "groups", tmp_path / "host"
     common = [f"--data_dir={digits}", "--model=softmax_regression", *flags, *virtual]
-    done = forked.run(["-c", IN_GROUPS, str(most_then), *common, f"--model_dir={folders[0]}"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == [f"in groups of 64 {one} images" for one in groups]
-    done = forked.run(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
-    assert done.returncode == 0, done.stderr
+    out = forked.output(["-c", IN_GROUPS, str(most_then), *common, f"--model_dir={folders[0]}"])
+    assert out.splitlines()[-2:] == [f"in groups of 64 {one} images" for one in groups]
+    forked.output(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
     assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)
 
 
@@ -359,9 +335,8 @@ print(*(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glo
 @pytest.mark.slow
 def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=1", "--eval_split=none"]
-    done = forked.run(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].split().count("tf_XLAEigen") == 3
+    out = forked.output(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
+    assert out.splitlines()[-1].split().count("tf_XLAEigen") == 3
 
 
 @pytest.mark.slow
@@ -391,15 +366,8 @@ def tags_of(folder, kind):
 def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path):
     flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--activation_every=5", "--profile=3:5"]
     program = ["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", "--eval_split=none", *flags]
-    done = subprocess.run(
-        [sys.executable, *program, "--log_device_placement"],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = forked.fresh([*program, "--log_device_placement"], environment)
     assert done.returncode == 0, done.stderr
     assert re.search(r"MatMul.*CPU:0", done.stderr)
     logs = tmp_path / "logs"
@@ -418,24 +386,17 @@ def test_a_augmentation_that_leaves_nothing_of_the_images_is_refused(train):
         train("--augment=shift(pixels=50)")
 
 
-@pytest.mark.parametrize("flag", ["--model=lenet", "--optimizer=adam"])
-def test_another_model_or_optimizer_is_refused(flag, train):
+def test_another_model_or_optimizer_is_refused(train):
     train("--train_steps=3", "--eval_split=none")
-    with pytest.raises(UsageError, match=r"ckpt-3 has (model softmax_regression|optimizer sgd), this run has"):
-        train("--train_steps=6", flag)
+    for flag, had in (("--model=lenet", "model softmax_regression"), ("--optimizer=adam", "optimizer sgd")):
+        with pytest.raises(UsageError, match=rf"ckpt-3 has {had}, this run has"):
+            train("--train_steps=6", flag)
 
 
 @pytest.mark.slow
 def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--model=mlp", "--train_steps=20", "--eval_every=10"]
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.run", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked.fresh(["-m", "trainer.run", *flags])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("one_device: 1 replica, here CPU:0; ")
 
@@ -461,9 +422,7 @@ def test_multiworker_without_a_cluster_is_one_worker(train, monkeypatch):
 def test_help_loads_nothing_heavy():
     loaded = "import sys; from trainer import run; run.main(['--help'])"
     code = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {loaded}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked.fresh(["-c", code])
     assert (done.returncode, done.stderr) == (0, "")
     assert "--global_batch_size" in done.stdout
     assert not {"tensorflow", "keras", "pyarrow", "apache_beam"} & set(done.stdout.splitlines()[-1].split())

@@ -1,11 +1,8 @@
 """The validator as a user runs it, on damaged data sets: its messages and exit codes."""
 
 import json
-import pathlib
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import crc32c
@@ -20,11 +17,12 @@ from pipeline.errors import PipelineError
 from pipeline.files.paths import path_of
 from pipeline.index import __main__ as index
 from pipeline.manifest import naming
-from tests import forked
-from tests.lanes import some_slow
-from tests.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
+from tests.helpers import forked
+from tests.helpers.datasets import flip
+from tests.helpers.foreign import png
+from tests.helpers.lanes import some_slow
+from tests.helpers.validated import KINDS, edit, examples_of, pixels_of, rewrite_shard, write
 
-ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 OK = r".*: 22 records in 4 shards, [\d,]+ bytes read, .* records/s"
 
@@ -75,7 +73,7 @@ def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run
 )
 def test_every_runner_finds_the_same(how, tmp_path, run):
     write(tmp_path)
-    damage(tmp_path / "train-00001-of-00003.tfrecord", 30)
+    flip(tmp_path / "train-00001-of-00003.tfrecord", 30)
     (tmp_path / "test-00000-of-00001.tfrecord").unlink()
     code, lines, error = run(tmp_path)
     other_code, other_lines, other_error = run(tmp_path, *how)
@@ -84,12 +82,6 @@ def test_every_runner_finds_the_same(how, tmp_path, run):
     assert lines[1] == "test-00000-of-00001.tfrecord: cannot be read: No such file or directory"
     assert lines[2].startswith("train-00001-of-00003.tfrecord, record 0, byte offset 0: ")
     assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, [\d,]+ bytes read, .*", lines[3])
-
-
-def damage(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,7 +165,7 @@ def test_an_edited_manifest_is_not_validated(tmp_path, run):
 
 def test_totals_are_not_compared_where_a_record_could_not_be_read(tmp_path, run):
     write(tmp_path)
-    damage(tmp_path / "train-00000-of-00003.tfrecord", 60)
+    flip(tmp_path / "train-00000-of-00003.tfrecord", 60)
     code, lines, _ = run(tmp_path, "--deep")
     assert code == 1
     assert lines[1].startswith("train-00000-of-00003.tfrecord, record 0, byte offset 0: ")
@@ -264,7 +256,7 @@ def test_the_card_is_compared_with_the_manifest_and_with_what_was_written(tmp_pa
 
 def test_the_report_is_json(tmp_path, run):
     write(tmp_path / "made")
-    damage(tmp_path / "made" / "train-00000-of-00003.tfrecord", 0)
+    flip(tmp_path / "made" / "train-00000-of-00003.tfrecord", 0)
     code, lines, _ = run(tmp_path / "made", f"--report={tmp_path / 'report.json'}")
     assert code == 1
     report = json.loads((tmp_path / "report.json").read_text())
@@ -315,7 +307,7 @@ def test_help_loads_neither_beam_nor_tensorflow():
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('apache_beam', 'tensorflow', 'sklearn') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = forked.fresh(["-c", program])
     assert done.stdout.startswith("usage: beam_jobs.validate")
     assert done.stdout.splitlines()[-1] == "[]"
     assert "--deep" in done.stdout

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 
 import numpy as np
 import PIL.Image
@@ -10,11 +9,12 @@ import pytest
 
 from pipeline import input_fn, manifest
 from pipeline.manifest import naming
-from tests import forked
-from tests.converting import killed_in
-from tests.lanes import some_slow
-from tests.parameter_servers import Job
-from tests.runs import checkpoint_bytes, finish, start, wait_for_step
+from tests.helpers import forked
+from tests.helpers.converting import killed_in
+from tests.helpers.datasets import files_of
+from tests.helpers.lanes import some_slow
+from tests.helpers.parameter_servers import Job
+from tests.helpers.runs import checkpoint_bytes, finish, kill, start, succeed, train, wait_for_step
 
 
 def write_images(folder, numbers, splits=("train",)):
@@ -29,18 +29,8 @@ def write_images(folder, numbers, splits=("train",)):
 
 
 def convert(source, data, *flags):
-    process = forked.Process(
-        ["-m", "beam_jobs.convert", "--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags]
-    )
-    out, err = process.communicate()
-    assert (process.returncode, err) == (0, ""), err
-    return out
-
-
-def files_of(folder):
-    """Returns {name: bytes} of a data set's files, without cards and the log, which have times and commands."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name != naming.LOG and ".html" not in name}
+    given = ("--dataset=image_folder", f"--source={source}", f"--data_dir={data}", *flags)
+    return succeed(forked.Process(["-m", "beam_jobs.convert", *given]))[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +51,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
     old, clean = grown / "old", grown / "new"
     out = shutil.copytree(old, tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", killed_in("publish_version"), moment, *flags])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("publish_version", moment, *flags)
     kept = files_of(old)
     del kept[naming.CROISSANT]  # it is replaced just before the manifest
     outdated = {naming.MANIFEST, *naming.TFDS_FILES}
@@ -81,9 +69,7 @@ def test_killed_at_any_change_the_old_version_is_whole_and_the_same_command_fini
 def test_shards_of_a_killed_append_do_not_stay_beside_those_of_another(grown, tmp_path):
     out = shutil.copytree(grown / "old", tmp_path / "out")
     flags = ["--dataset=image_folder", f"--source={grown / 'more'}", f"--data_dir={out}", "--append", "--num_shards=2"]
-    process = forked.Process(["-c", killed_in("publish_version"), 8, *flags])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed_in("publish_version", 8, *flags)
     assert (out / "train-v2-00001-of-00002.tfrecord").exists()
     convert(grown / "more", out, "--append", "--num_shards=3")
     added = sorted(path.name for path in out.glob("train-v2-*"))
@@ -112,24 +98,17 @@ FLAGS = (
 IN_EPOCH = 4  # of 70 records; of version 2, 5
 
 
-def ends(process):
-    code, out, err = finish(process)[0]
-    assert (code, err) == (0, "")
-    return out
-
-
 @pytest.mark.parametrize("deaths", [(40,), pytest.param((31, 40, 52), marks=pytest.mark.slow)])
 def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, grown, tmp_path):
     data, still = shutil.copytree(grown / "old", tmp_path / "data"), grown / "old"
     run, calm = tmp_path / "run", tmp_path / "calm"
-    ends(start(still, calm, *FLAGS, "--train_steps=30"))
+    train(still, calm, *FLAGS, "--train_steps=30")
 
     killed = start(data, run, *FLAGS, "--train_steps=30")
     wait_for_step(killed, 12)
-    killed.kill()
-    finish(killed)
+    kill(killed)
     convert(grown / "more", data, "--append", "--num_shards=2")
-    out = ends(start(data, run, *FLAGS, "--train_steps=30"))
+    out = train(data, run, *FLAGS, "--train_steps=30")
     assert f"trains on version 1 of {data}\n" in out
     assert (
         f"the newest is version 2, of 30 more examples; to move to it at the end of an epoch: --data_dir={data}@2"
@@ -138,14 +117,13 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, gro
     assert checkpoint_bytes(run, 30) == checkpoint_bytes(calm, 30)
 
     twin = shutil.copytree(run, tmp_path / "twin")
-    out = ends(start(f"{data}@2", twin, *FLAGS, "--train_steps=60"))
+    out = train(f"{data}@2", twin, *FLAGS, "--train_steps=60")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     for step in deaths:
         killed = start(f"{data}@2" if step < 50 else data, run, *FLAGS, "--train_steps=60")
         wait_for_step(killed, step)
-        killed.kill()
-        finish(killed)
-    out = ends(start(data, run, *FLAGS, "--train_steps=60"))
+        kill(killed)
+    out = train(data, run, *FLAGS, "--train_steps=60")
     assert f"trains on version 1, from step 32 on version 2 of {data}\n" in out
     assert "the newest" not in out
     assert checkpoint_bytes(run, 60) == checkpoint_bytes(twin, 60)
@@ -173,9 +151,7 @@ def test_a_run_with_parameter_servers_moves_at_the_end_of_an_epoch(grown, tmp_pa
         return Job(1, 1, given, place, *flags)
 
     def chief_of(ended):
-        outcomes = ended.finish()
-        assert [(code, err) for code, _, err in outcomes.values()] == [(0, "")] * 3
-        return outcomes["chief 0"][1]
+        return ended.succeed()["chief 0"]
 
     chief_of(job(data, run, 6))
     convert(grown / "more", data, "--append", "--num_shards=2")
@@ -216,10 +192,10 @@ def test_each_version_has_its_records_once_per_epoch(grown):
 @pytest.mark.slow
 def test_another_command_reads_the_version_that_a_run_was_trained_on(grown, tmp_path):
     data, run = shutil.copytree(grown / "old", tmp_path / "data"), tmp_path / "run"
-    ends(start(data, run, *FLAGS, "--train_steps=10"))
+    train(data, run, *FLAGS, "--train_steps=10")
     more = write_images(tmp_path / "tests", range(200, 210), ["test"])
     convert(more, data, "--append")
     process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={run}"])
-    assert "(70 examples" in ends(process)
+    assert "(70 examples" in succeed(process)[0]
     process = forked.Process(["-m", "trainer.replay", f"--model_dir={run}", "--step=7"])
-    ends(process)
+    succeed(process)

@@ -16,10 +16,10 @@ import pytest
 
 from pipeline import images, input_fn
 from pipeline.index.__main__ import main as index
-from tests import forked
+from tests.helpers import forked
+from tests.helpers.launches import Launch, left_within
+from tests.helpers.runs import finish, scalars, start_workers, train
 from tests.integration import parameter_server_tasks, slow_task
-from tests.launches import Launch, left_within
-from tests.runs import finish, scalars, start, start_workers
 from trainer.callbacks.tensorboard import EventFile
 from trainer.watching import batch
 from trainer.watching.snapshot import straggler_of
@@ -36,8 +36,7 @@ def ended(digits, tmp_path_factory):
     """The folder of a run that was resumed with another learning rate, and has ended."""
     folder = tmp_path_factory.mktemp("ended") / "run"
     for more in (("--epochs=1",), ("--learning_rate=0.02",)):
-        [(code, _, err)] = finish(start(digits, folder, *FLAGS, *more))
-        assert code == 0, err
+        train(digits, folder, *FLAGS, *more)
     return folder
 
 
@@ -92,8 +91,8 @@ def test_a_worker_that_is_slow_is_named_with_the_time_that_the_other_waits(slow,
     index([str(data), "--split=train:train-*.tfrecord"])
     monkeypatch.setenv("SLOW", slow)
     flags = ("--task=tests.integration.slow_task:Slow", "--eval_split=none", "--global_batch_size=12", "--epochs=12")
-    ends = finish(*start_workers(data, [tmp_path / "run"] * 2, *flags, "--steps_per_loop=4"))
-    assert [code for code, *_ in ends] == [0, 0], ends
+    ended = finish(*start_workers(data, [tmp_path / "run"] * 2, *flags, "--steps_per_loop=4"))
+    assert [code for code, *_ in ended] == [0, 0], ended  # stderr has a warning: the task calls Python
     members = RunSource(tmp_path / "run").snapshot().members
     found = straggler_of([dataclasses.replace(one, state="running") for one in members], True)
     assert (found.name, found.why.startswith(why)) == ("worker 1", True), found

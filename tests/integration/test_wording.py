@@ -9,7 +9,6 @@ Other tests assert facts alone: exit codes, file names, record numbers.
 
 from __future__ import annotations
 
-import importlib
 import pathlib
 import re
 import shutil
@@ -20,9 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-from pipeline.commands import commandline
-from tests import validated
-from tests.datasets import write_dataset
+from tests.helpers import validated
+from tests.helpers.datasets import flip, write_dataset
 
 BATCH = "--global_batch_size=8"
 TABLE = "--dataset=image_table --source={tmp}/photos.csv"
@@ -262,7 +260,7 @@ def tmp(tmp_path_factory):
     validated.write(folder / "valid")
     for name in ("corrupt", "cut", "missing", "bad_manifest"):
         shutil.copytree(folder / "made", folder / name)
-    damage(folder / "corrupt" / SHARD)
+    flip(folder / "corrupt" / SHARD, mask=255)
     (folder / "cut" / SHARD).write_bytes((folder / "cut" / SHARD).read_bytes()[:-10])
     (folder / "missing" / SHARD).unlink()
     (folder / "bad_manifest" / "manifest.json").write_text("{")
@@ -280,33 +278,22 @@ def tmp(tmp_path_factory):
     return folder
 
 
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(data)
-
-
-def said(command, arguments, tmp, capsys):
+def said(command, name, arguments, tmp):
     """Returns the exit code and the text of a command, without what varies."""
-    module = importlib.import_module(f"{command}.__main__" if command.startswith("pipeline.") else command)
-    capsys.readouterr()
     known = {"parquet": PARQUET.format(tmp=tmp), "table": TABLE.format(tmp=tmp)}
-    with pytest.raises(SystemExit) as ended:
-        commandline.run(command, module.main, arguments.format(tmp=tmp, **known).split())
-    out, err = capsys.readouterr()
+    code, out, err = command(name, *arguments.format(tmp=tmp, **known).split())
     text = "".join(f"{name}| {line}\n" for name, lines in (("", out), ("!", err)) for line in lines.splitlines())
     text = text.replace(str(tmp), "TMP").replace(str(pathlib.Path.home()), "HOME")
-    for pattern, name in VARYING:
-        text = re.sub(pattern, name, text, flags=re.MULTILINE)
-    return f"exit code {ended.value.code}\n{text}"
+    for pattern, other in VARYING:
+        text = re.sub(pattern, other, text, flags=re.MULTILINE)
+    return f"exit code {code}\n{text}"
 
 
-@pytest.mark.parametrize("command", CASES)
-def test_wording(command, tmp, capsys, snapshot, monkeypatch):
+@pytest.mark.parametrize("name", CASES)
+def test_wording(name, tmp, command, snapshot, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    if command in ("trainer.evaluate", "trainer.export", "trainer.predict", "trainer.replay"):
+    if name in ("trainer.evaluate", "trainer.export", "trainer.predict", "trainer.replay"):
         run = f"--data_dir={tmp}/made --model_dir={tmp}/trained --model=mlp --train_steps=6 --ema=0 {BATCH}"
-        assert said("trainer.run", run, tmp, capsys).startswith("exit code 0")
-    cases = CASES[command].items()
-    text = "\n".join(f"== {name}: {line}\n{said(command, line, tmp, capsys)}" for name, line in cases)
+        assert said(command, "trainer.run", run, tmp).startswith("exit code 0")
+    text = "\n".join(f"== {case}: {line}\n{said(command, name, line, tmp)}" for case, line in CASES[name].items())
     assert text == snapshot(extension_class=Text)

@@ -16,8 +16,9 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.records import framing
-from tests.converting import convert_in_process
-from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.raised import said
 
 SHAPE, FIRST = (8, 6, 3), 2  # the record of the first shard that changes places with the next one
 KINDS = {"raw": Kind(), "png": Kind("png"), "offsets": Kind(unequal_keys=True), "gzip": Kind(compression="GZIP")}
@@ -178,6 +179,5 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     (tmp_path / naming.crcs_name(path.name)).write_bytes(crcs)
     changes = {"crc32c": f"{crc32c.crc32c(path.read_bytes()):08x}", "crcs_crc32c": f"{crc32c.crc32c(crcs):08x}"}
     edit_manifest(tmp_path, lambda content: content["splits"]["train"]["shards"][1].update(changes))
-    with pytest.raises(DataError, match=f"{path.name}, record 5: its image cannot be decoded: .*; convert") as caught:
+    with pytest.raises(DataError, check=said(f"{path.name}, record 5: its image cannot be decoded: ")):
         input_fn(tmp_path, **WINDOWS | {"shuffle_bytes": 1 << 30})
-    assert "\n" not in str(caught.value)

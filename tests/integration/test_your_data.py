@@ -15,10 +15,11 @@ import venv
 import pytest
 
 from tests.engines import commands, fetch
-from tests.integration.test_kill_convert import digests, finished, kill_group, wait_for_shards
+from tests.helpers.datasets import files_of
+from tests.helpers.forked import ROOT
+from tests.integration.test_kill_convert import finished, kill_group, wait_for_shards
 from tests.integration.test_packages import run, sdist, unpacked, wheel  # noqa: F401, fixtures
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples/your_data").glob("*.py"))
 ENGINE = ["csv_of_paths", "webdataset_shards"]
 SAME = ["masks", "patients", "regression", "several_labels", "webdataset_shards"]
@@ -108,7 +109,7 @@ def test_two_workers_and_a_conversion_that_was_killed_write_the_bytes_of_one_wor
     assert before
     assert not list((tmp_path / "killed").glob("[!.]*"))
     run(again, folder)
-    assert digests(tmp_path / "one") == digests(tmp_path / "two") == digests(tmp_path / "killed")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "killed")
     for name, (inode, written) in before.items():
         found = (tmp_path / "killed" / name).stat()
         assert (found.st_ino, found.st_mtime_ns) == (inode, written)
@@ -124,4 +125,4 @@ def test_an_engine_writes_the_bytes_of_one_worker(engine, script, done, programs
     command = conversion(folder, programs)
     run([*command, f"--data_dir={tmp_path}/one", "--direct_num_workers=1"], folder)
     run([*command, f"--data_dir={tmp_path}/engine", *commands.FLAGS[engine]], folder)
-    assert digests(tmp_path / "one") == digests(tmp_path / "engine")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "engine")

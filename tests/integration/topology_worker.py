@@ -24,6 +24,7 @@ import tensorflow as tf
 import pipeline
 from pipeline.distribution import PREFETCH, copied_ahead, on_devices, per_worker
 from pipeline.request import Request
+from tests.helpers.datasets import flip
 
 REPLICAS = 8  # logical CPUs
 CLOSURES = 8  # scheduled together: any worker takes any of them
@@ -136,20 +137,13 @@ def fed(name, cases, ways_of, steps):
         try:
             for way, elements in ways_of(data_dir, arguments | augment):
                 if damaged:
-                    damage(pathlib.Path(data_dir) / damaged)
+                    flip(pathlib.Path(data_dir) / damaged, mask=255)
                 result[case][way] = steps(elements)
                 if number or name not in EVERY_WAY:
                     break
         except (ValueError, tf.errors.OpError) as error:
             result[case] = error.__class__.__name__, str(error)
     return result
-
-
-def damage(path):
-    """Turns a byte in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(data)
 
 
 def feed_replicas(kind, cases):

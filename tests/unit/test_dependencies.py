@@ -11,7 +11,7 @@ import setuptools
 
 from beam_jobs import convert, validate
 from pipeline.errors import UsageError
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONVERTS = ("pyarrow", "apache_beam", "tensorflow_datasets")  # modules that conversion alone needs

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 HOSTILE = {
     **{"TF_CONFIG": "{", "SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "STEPFEED_HEARTBEAT": "/none", "FAKE": "{}"},

@@ -133,8 +133,8 @@ SEEN: dict[str, dict[str, str]] = {
         "deterministic": (
             "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it"
         ),
-        "log_keys": "integration/test_log_keys.py::test_the_log_is_the_order_and_training_is_the_same_with_it",
-        "log_losses": "integration/test_log_losses.py::test_each_row_has_its_loss_and_training_is_the_same_with_it",
+        "log_keys": "integration/test_row_logs.py::test_the_keys_are_the_order_and_training_is_the_same_with_them",
+        "log_losses": "integration/test_row_logs.py::test_each_row_has_its_loss_and_training_is_the_same_with_it",
         "model": "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it",
         "task": "integration/test_evaluate.py::test_a_task_without_classes_has_its_metrics_alone",
         "initialize_from": "unit/trainer/test_task.py::test_a_new_run_begins_with_them_and_so_does_the_average",
@@ -172,7 +172,7 @@ SEEN: dict[str, dict[str, str]] = {
         "allow_order_change": "integration/test_train.py::test_another_order_is_refused_and_can_be_allowed",
         "allow_model_change": "unit/trainer/checkpoint/test_manager.py::test_another_model_can_be_allowed_and_is_then_stored",
         "train_steps": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
-        "epochs": "integration/test_train.py::test_an_epoch_counts_its_padded_step",
+        "epochs": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
         "steps_per_loop": "integration/test_train.py::test_by_the_clock_scalars_are_written_and_checkpoints_saved",
         "log_every": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "log_epochs": "integration/test_train.py::test_a_line_per_epoch_is_that_of_an_undisturbed_run_after_a_resume_in_its_middle",
@@ -192,7 +192,7 @@ SEEN: dict[str, dict[str, str]] = {
         "profile": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "metrics_jsonl": "integration/test_best.py::test_run_again_it_stays_as_it_is",
         "headspace": "integration/test_verdict.py::test_the_bound_is_found",
-        "log_time": "integration/test_train.py::test_the_time_of_each_line",
+        "log_time": "integration/test_train.py::test_the_time_of_each_line_without_evaluations",
         "log_device_placement": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "worker_hosts": "unit/trainer/cluster/test_tf_config.py::test_workers_are_numbered_as_they_are_listed",
         "ps_hosts": "integration/test_parameter_server.py::test_linear_regression_in_three_terminals",
@@ -219,11 +219,11 @@ SEEN: dict[str, dict[str, str]] = {
         "gpus_per_worker": "unit/trainer/launching/schedulers/test_slurm.py::test_options_of_sbatch",
         "page": "integration/test_launch.py::test_a_page_that_cannot_be_served_is_one_line_and_the_job_goes_on",
         "target": "unit/docs/test_launching.py::test_the_batch_script_has_what_the_line_asks_for",
-        "max_restarts": "integration/test_launch.py::test_there_is_a_last_restart",
+        "max_restarts": "unit/trainer/launching/local/test_supervisor.py::test_restarts_without_a_new_checkpoint_are_counted",
         "restart_delay": "integration/test_launch.py::test_a_later_failure_at_start_up_is",
         "silent_timeout": "integration/test_launch.py::test_a_silent_worker_is_named_and_killed",
         "stop_timeout": (
-            "integration/test_launch.py::test_who_is_killed_after_stop_timeout_is_named_with_the_steps_that_are_lost"
+            "unit/trainer/launching/local/test_supervisor.py::test_who_does_not_end_in_time_is_killed_by_name"
         ),
         "regrow_delay": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
         "elastic": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
@@ -387,7 +387,7 @@ SEEN: dict[str, dict[str, str]] = {
             "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest"
         ),
         "exhaustive": "unit/pipeline/audit/test_budget.py::test_exhaustive_replays_what_is_else_a_sample",
-        "observed": "integration/test_log_keys.py::test_two_worker_processes",
+        "observed": "integration/test_row_logs.py::test_two_worker_processes",
         "png": "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest",
         "content": "integration/test_audit.py::test_an_input_that_gives_a_row_the_value_of_another_fails",
         "list_all": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",

@@ -19,9 +19,9 @@ from pipeline.errors import PipelineError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import naming
 from pipeline.order.hashing import splitmix64
-from tests import made_source
-from tests.converting import convert_in_process
-from tests.made_source import write_source
+from tests.helpers import made_source
+from tests.helpers.converting import convert_in_process
+from tests.helpers.made_source import write_source
 
 MNIST_NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

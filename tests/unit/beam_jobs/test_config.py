@@ -5,7 +5,7 @@ import pytest
 from beam_jobs.config import ConvertConfig
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
-from tests.raised import said
+from tests.helpers.raised import said
 
 # Every flag, with a value that is not its default, and whether the bytes of the shards can depend on it.
 SHAPING = {

@@ -29,9 +29,9 @@ from pipeline.manifest import Feature, naming
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.splits import select
 from pipeline.records import framing, tf_example
-from tests import forked
-from tests.converting import convert_in_process
-from tests.made_source import Content
+from tests.helpers import forked
+from tests.helpers.converting import convert_in_process
+from tests.helpers.made_source import Content
 
 ROOT = pathlib.Path(__file__).parents[3]
 # The first 16 digits of each file's SHA-256: conftest.py's mnist_arrays, --num_shards=train:2 --seed=1.

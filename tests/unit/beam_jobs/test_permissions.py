@@ -13,7 +13,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.index import command as indexing
 from pipeline.records import framing
-from tests.raised import at
+from tests.helpers.raised import at
 
 NOBODY = 65534
 LONG = "x" * 300

@@ -18,7 +18,7 @@ from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.order import hashing
 from pipeline.records.tf_example import encode
-from tests.made_source import Content, write_source
+from tests.helpers.made_source import Content, write_source
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from benchmarks.interpreters import Interpreters
 from pipeline.errors import UsageError
 
 SETTING = Setting("", "", "", rows=10)
-FAKE = "tests.fake_feed"
+FAKE = "tests.unit.benchmarks.fake_feed"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from benchmarks.feeds import photographs
 from benchmarks.feeds.photographs import tf_randaugment
 from pipeline.errors import UsageError
 
-FAKE = "tests.fake_feed"
+FAKE = "tests.unit.benchmarks.fake_feed"
 
 
 @pytest.fixture(scope="module")

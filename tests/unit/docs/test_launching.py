@@ -5,8 +5,8 @@ import shlex
 import pytest
 import yaml
 
-from tests import manifests
 from tests.engines import manual
+from tests.helpers import manifests
 from trainer import launch
 
 PROGRAM = "python -m trainer.launch "

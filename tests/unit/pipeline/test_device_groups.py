@@ -17,7 +17,7 @@ from pipeline.distribution import MOST_KEPT, DeviceGroups, in_groups, in_host_me
 from pipeline.index.__main__ import main as index
 from pipeline.order.sharding import Shard
 from pipeline.request import Request
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 STEPS = 15  # from step 3 to the end; an epoch has 2
 OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "record_ids": True, "epochs": 9}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pipeline import distribute, input_fn
 from pipeline.errors import UsageError
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import errors
 from pipeline.errors import DataError, RerunError, TransientError, UsageError, of_user
-from tests.raised import at
+from tests.helpers.raised import at
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pipeline.order.hashing import Domain
 from pipeline.order.order import make_order
 from pipeline.order.sharding import Shard
 from pipeline.read import memory
-from tests.datasets import images_of, write_dataset
+from tests.helpers.datasets import images_of, write_dataset
 
 SHAPE = (8, 6, 3)
 

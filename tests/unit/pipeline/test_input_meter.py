@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline import InputMeter, StepIterator, distribute, input_fn
 from pipeline.errors import UsageError
 from pipeline.read import memory
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 PAUSE = 0.05  # seconds, against some microseconds
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from pipeline import ExactResume, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import DataError, UsageError
 from pipeline.keras import _CallbackState
-from tests.datasets import write_dataset
-from tests.lanes import some_slow
+from tests.helpers.datasets import write_dataset
+from tests.helpers.lanes import some_slow
 
 SHAPE = (4, 4, 1)
 STEPS = 5  # of 38 records, 8 at a time

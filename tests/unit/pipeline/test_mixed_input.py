@@ -5,7 +5,7 @@ import pytest
 
 from pipeline import Shard, input_fn
 from pipeline.errors import UsageError
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 TEXT = "pad_crop_flip(pad=2) | cutout(size=3) | mixup_or_cutmix(mixup_alpha=1.0, until_epoch=1)"
 OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "augment": TEXT}

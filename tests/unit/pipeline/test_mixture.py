@@ -11,7 +11,7 @@ from pipeline import Shard, StepIterator, distribute, input_fn, order_spec, step
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from pipeline.resolved import parts_of
-from tests.datasets import Kind, edit_manifest, extra_of, key_of, write_dataset
+from tests.helpers.datasets import Kind, edit_manifest, extra_of, key_of, write_dataset
 
 # 36 rows of a step: 24 and 12, so that 1, 2, 3, 4 replicas divide them. a: 53 records, 3 steps; b: 40 records, 4 steps.
 STEPS = 12

@@ -14,8 +14,8 @@ from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import LABELS_VERSION
 from pipeline.records import framing
-from tests.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
+from tests.helpers.raised import at
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)

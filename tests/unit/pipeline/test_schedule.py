@@ -14,7 +14,7 @@ from pipeline.errors import UsageError
 from pipeline.order.shares import Shares, unit_of
 from pipeline.request import Request
 from pipeline.resolved import parts_of
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 # 24 rows of a step, in units of 6: 18 + 6 rows, then 6 + 18, then 12 + 12. a: 53 records, 9 units; b: 40 records, 7.
 SCHEDULE = ((0, (18, 6)), (4, (6, 18)), (9, (12, 12)))

@@ -16,8 +16,8 @@ from pipeline import Shard, StepIterator, input_fn
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
-from tests.datasets import Kind, extra_of, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, extra_of, write_dataset
+from tests.helpers.raised import at
 
 TRAIN = {"global_batch_size": 4, "training": True}
 

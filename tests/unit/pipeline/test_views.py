@@ -31,8 +31,8 @@ from pipeline.records import tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve, resolve_all
 from pipeline.step_iterator import StepIterator
-from tests.datasets import Kind, edit_manifest, write_dataset
-from tests.lanes import some_slow
+from tests.helpers.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.lanes import some_slow
 
 RAW = Kind()
 COUNTS = (30, 0, 25, 45)  # records of each shard; record i has label i % 5

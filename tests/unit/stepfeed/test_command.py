@@ -11,8 +11,8 @@ from pipeline import errors
 from pipeline.commands import commandline
 from stepfeed import command
 from stepfeed.command import COMMANDS
-from tests.datasets import write_dataset
-from tests.forked import ROOT
+from tests.helpers.datasets import write_dataset
+from tests.helpers.forked import ROOT
 from trainer.config.trained import EvaluateConfig, ExportConfig, PredictConfig
 from trainer.launching.local.screen import Screen
 from trainer.replay import ReplayConfig

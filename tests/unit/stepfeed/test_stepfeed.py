@@ -8,7 +8,7 @@ import pytest
 import pipeline
 import stepfeed
 import trainer
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 PROGRAM = "from stepfeed import input_fn\nprint(input_fn.__module__)\n"
 THEIRS = "answer = 42\n"

@@ -149,7 +149,7 @@ def make_trained(make_strategy, make_state, make_checkpoints, tmp_path):
     """
 
     def make(kind=None, data_dir=None, **flags):
-        from tests.datasets import Kind, write_dataset
+        from tests.helpers.datasets import Kind, write_dataset
         from trainer import inference
         from trainer.checkpoint import reader
         from trainer.config.trained import CheckpointFlags

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import trainer
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import description, plan
 from trainer.checkpoint import structure
 from trainer.cluster.messages import difference

@@ -9,8 +9,8 @@ import tensorflow as tf  # so that tests/conftest.py makes four devices of the C
 from pipeline import RandomAccess, images, input_fn
 from pipeline.errors import UsageError
 from pipeline.order.hashing import Domain, derive_key
-from tests import augmenting_tasks, forked
-from tests.datasets import Kind, write_dataset
+from tests.helpers import augmenting_tasks, forked
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import Predictor, evaluate, export, inference, predict, run
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
@@ -80,7 +80,7 @@ def test_a_run_takes_the_mean_over_copies_and_so_do_its_evaluations(data, tmp_pa
 
 @pytest.mark.slow
 def test_copies_are_augmented_by_the_function_of_a_task(data, tmp_path, capsys):
-    train(data, tmp_path, "--task=tests.augmenting_tasks:Darkens", f"--eval_copies={COPIES}")
+    train(data, tmp_path, "--task=tests.helpers.augmenting_tasks:Darkens", f"--eval_copies={COPIES}")
     loss, accuracy = mean_over_copies(data, tmp_path, augmenting_tasks.Darkens.augment)
     assert f"test accuracy = {accuracy:.4f}, loss = {loss:.4f} (9 examples" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from pipeline.errors import DataError, UsageError
-from tests.datasets import edit_manifest, write_dataset
+from tests.helpers.datasets import edit_manifest, write_dataset
 from trainer import inference, plan
 from trainer.checkpoint.reader import Record
 from trainer.config.trained import CheckpointFlags

@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import loss_log
 from trainer.loss_log import LossLog
 

@@ -9,7 +9,7 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import plan
 from trainer.task import Task
 

@@ -11,16 +11,16 @@ import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of
 from pipeline import RandomAccess, input_fn
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
-from tests import augmenting_tasks as tasks
-from tests import forked
-from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes
+from tests.helpers import augmenting_tasks as tasks
+from tests.helpers import forked
+from tests.helpers.datasets import write_dataset
+from tests.helpers.runs import checkpoint_bytes
 from trainer import Predictor, TrainConfig, evaluate, plan, replay, run
 from trainer.parameter_server import run as parameter_server
 from trainer.task import data_spec_of
 
 COUNTS, SHAPE, BATCH = (25, 15), (12, 10, 3), 8
-OF_MODULE = "tests.augmenting_tasks"
+OF_MODULE = "tests.helpers.augmenting_tasks"
 
 
 @pytest.fixture(scope="module")

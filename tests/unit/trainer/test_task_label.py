@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
-from tests import foreign
-from tests.raised import said
+from tests.helpers import foreign
+from tests.helpers.raised import said
 from trainer import Task, plan
 from trainer.task import data_spec_of
 

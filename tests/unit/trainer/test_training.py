@@ -6,7 +6,7 @@ import tensorflow as tf  # so that tests/conftest.py makes four devices of the C
 
 from pipeline.errors import UsageError
 from pipeline.read.shard_cache import CacheCounts, _count
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import Task, TrainConfig, evaluate, plan, run
 
 RESIZED = ("--resize=32x32", "--model=lenet")

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from pipeline.errors import UsageError
-from tests import forked
+from tests.helpers import forked
 from trainer import watch
 from trainer.launching.flags import PAGE_PORT
 

@@ -19,7 +19,7 @@ from pipeline import RandomAccess, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import naming, splits, succession, versions
 from pipeline.manifest.columns import Columns
-from tests.round_trips import picture
+from tests.helpers.round_trips import picture
 
 
 def write_images(folder, numbers, classes=("cat", "dog"), splits=("train", "test"), size=(8, 8), kind="png"):

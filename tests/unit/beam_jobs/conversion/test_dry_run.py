@@ -18,9 +18,9 @@ from beam_jobs.sink.local import LocalSink
 from beam_jobs.sources import published
 from pipeline import images, manifest
 from pipeline.errors import DataError
-from tests.converting import write_shard
-from tests.datasets import examples_in
-from tests.made_source import Content
+from tests.helpers.converting import write_shard
+from tests.helpers.datasets import examples_in
+from tests.helpers.made_source import Content
 
 ROOT = pathlib.Path(__file__).parents[4]
 

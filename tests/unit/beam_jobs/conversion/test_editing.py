@@ -17,7 +17,7 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.inspect.__main__ import main as inspect
 from pipeline.manifest import croissant, naming, versions
 from pipeline.read.statistics import entropy
-from tests.converting import convert_in_process
+from tests.helpers.converting import convert_in_process
 from tests.unit.beam_jobs.conversion.test_appending import files_of, write_images
 
 STATISTICS = ("image_mean", "image_std", "class_names")

@@ -13,8 +13,8 @@ from beam_jobs.plan import make_plan
 from beam_jobs.sink import staging
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
-from tests.converting import write_shard
-from tests.displays import later
+from tests.helpers.converting import write_shard
+from tests.helpers.displays import later
 
 
 @pytest.fixture

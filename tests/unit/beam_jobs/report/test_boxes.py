@@ -7,7 +7,7 @@ from beam_jobs.report import boxes
 from beam_jobs.report.boxes import Boxes
 from pipeline.manifest import Feature, Manifest
 from pipeline.records import tf_example
-from tests.round_trips import picture
+from tests.helpers.round_trips import picture
 
 
 def manifest_of(convention, encoding="raw", **more):

@@ -18,9 +18,9 @@ from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
 from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records import framing, tf_example
-from tests import annotated
-from tests.converting import convert_in_process
-from tests.datasets import encoded, images_of, write_shard
+from tests.helpers import annotated
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import encoded, images_of, write_shard
 
 VOID = {"img", "meta"}
 HOSTILE = ['<script>alert("1")</script>', "</figure></body>'\"", "a\u202eb\0c\x1b[2J", "{{ 7 * 7 }}&amp;<b>", "\ud800"]

@@ -12,7 +12,7 @@ import pytest
 from beam_jobs.runs import lifeline
 from beam_jobs.runs.lifeline import Lifeline
 from tests.engines.commands import wait_for
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 
 HOLD = """
 import sys, time
@@ -24,7 +24,7 @@ time.sleep(60)
 COMMAND = """
 import subprocess, sys, time
 from beam_jobs.runs.lifeline import Lifeline
-from tests.forked import ROOT
+from tests.helpers.forked import ROOT
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(Lifeline().port)], stdout=subprocess.PIPE)
 worker.stdout.readline()
 print(worker.pid, flush=True)

@@ -13,7 +13,7 @@ import requests
 from beam_jobs.runs import run
 from beam_jobs.runs.run import Display, MainThreadOnly, as_ours, carried
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
-from tests.displays import later, terminal
+from tests.helpers.displays import later, terminal
 
 KEEP = """
 import tempfile, time

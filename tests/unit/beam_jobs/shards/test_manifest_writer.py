@@ -18,9 +18,9 @@ from pipeline import images, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo, naming
 from pipeline.manifest.manifest import size_histogram
-from tests.datasets import images_of, write_dataset
-from tests.made_source import Content
-from tests.raised import at
+from tests.helpers.datasets import images_of, write_dataset
+from tests.helpers.made_source import Content
+from tests.helpers.raised import at
 
 
 def receipts_of(plan):

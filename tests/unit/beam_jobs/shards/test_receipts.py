@@ -7,8 +7,8 @@ from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Reject
 from pipeline import images
 from pipeline.manifest import naming
-from tests.converting import write_shard
-from tests.made_source import Content
+from tests.helpers.converting import write_shard
+from tests.helpers.made_source import Content
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, members
-from tests.converting import write_shard
-from tests.datasets import examples_in
-from tests.made_source import Content
-from tests.raised import said
+from tests.helpers.converting import write_shard
+from tests.helpers.datasets import examples_in
+from tests.helpers.made_source import Content
+from tests.helpers.raised import said
 
 
 def decoded(folder, name):

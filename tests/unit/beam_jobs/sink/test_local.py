@@ -14,10 +14,10 @@ from beam_jobs.sink.remote import RemoteSink
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
-from tests.converting import convert_in_process, write_data_set
-from tests.forked import ROOT
-from tests.made_source import Content
-from tests.raised import at, said
+from tests.helpers.converting import convert_in_process, write_data_set
+from tests.helpers.forked import ROOT
+from tests.helpers.made_source import Content
+from tests.helpers.raised import at, said
 
 
 def test_a_data_dir_that_cannot_be_one(tmp_path):

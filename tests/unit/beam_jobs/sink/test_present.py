@@ -10,9 +10,9 @@ from beam_jobs.sink import present
 from pipeline import images, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import PixelRule, naming
-from tests.datasets import edit_manifest
-from tests.made_source import Content
-from tests.round_trips import fill, picture
+from tests.helpers.datasets import edit_manifest
+from tests.helpers.made_source import Content
+from tests.helpers.round_trips import fill, picture
 
 
 def flip_last_bit(path):

@@ -10,9 +10,9 @@ from beam_jobs.sink import staging
 from pipeline import images, manifest
 from pipeline.errors import DataError, TransientError
 from pipeline.manifest import naming
-from tests.converting import write_shard
-from tests.made_source import Content
-from tests.raised import at
+from tests.helpers.converting import write_shard
+from tests.helpers.made_source import Content
+from tests.helpers.raised import at
 
 OLD, NEW = {"seed": 0, "num_shards": "train:3,test:2"}, {"seed": 1, "num_shards": "2"}
 DIGEST = "0123456789abcdef" * 4

@@ -14,9 +14,9 @@ from beam_jobs.conversion.command import convert as convert_command
 from beam_jobs.sources import archives, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
-from tests.converting import convert_in_process
-from tests.raised import at, said
-from tests.round_trips import everything, fill, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import everything, fill, picture
 
 COUNT = 6
 FILES = {f"pictures/{row}.png": picture(row) for row in range(COUNT)}

@@ -15,9 +15,9 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.converting import convert_in_process
-from tests.raised import at, said
-from tests.round_trips import everything, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import everything, picture
 
 NAMES = ["dog", "ape", "cat"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}

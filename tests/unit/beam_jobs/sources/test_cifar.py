@@ -22,9 +22,9 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
-from tests.lanes import examples
-from tests.raised import at
-from tests.round_trips import Row, check, digits, empty_folder
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at
+from tests.helpers.round_trips import Row, check, digits, empty_folder
 
 DATA = pathlib.Path(__file__).parents[5] / "shared" / "data"
 FOLDER = "cifar-10-batches-bin"

@@ -9,8 +9,8 @@ from beam_jobs.sources import segmentations
 from pipeline import RandomAccess, input_fn
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature
-from tests import annotated
-from tests.annotated import CLASSES, size_of
+from tests.helpers import annotated
+from tests.helpers.annotated import CLASSES, size_of
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.dealt import resplit, shares_of
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from tests import foreign
-from tests.converting import convert_in_process
-from tests.datasets import examples_in
-from tests.made_source import Content, write_source
-from tests.raised import said
-from tests.round_trips import everything, fill, picture
+from tests.helpers import foreign
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import examples_in
+from tests.helpers.made_source import Content, write_source
+from tests.helpers.raised import said
+from tests.helpers.round_trips import everything, fill, picture
 
 FRACTIONS = {"train": 0.8, "validation": 0.15, "extra": 0.05}
 

@@ -16,9 +16,9 @@ from pipeline import manifest
 from pipeline.errors import UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
-from tests.converting import convert_in_process
-from tests.raised import said
-from tests.round_trips import everything, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import said
+from tests.helpers.round_trips import everything, picture
 
 FORMS = ["parquet", "arrow", "jsonl", "csv"]
 COLUMNS = {

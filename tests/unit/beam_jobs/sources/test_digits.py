@@ -7,8 +7,8 @@ from beam_jobs import sources
 from beam_jobs.sources import digits
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
-from tests.raised import said
-from tests.round_trips import everything
+from tests.helpers.raised import said
+from tests.helpers.round_trips import everything
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 

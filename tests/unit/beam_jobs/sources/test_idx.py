@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
-from tests.lanes import examples
-from tests.raised import at, said
-from tests.round_trips import Row, check, digits, empty_folder
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import Row, check, digits, empty_folder
 
 
 def idx(values):

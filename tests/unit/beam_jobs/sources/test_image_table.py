@@ -15,9 +15,9 @@ from beam_jobs.sources import image_files, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.lanes import examples
-from tests.raised import at, said
-from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, everything, fill, in_order
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, everything, fill, in_order
 
 DELIMITERS = {".csv": ",;", ".tsv": "\t"}  # the first row decides
 CAPTION = 'a "cat",\nor;\ttwo'

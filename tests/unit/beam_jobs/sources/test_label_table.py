@@ -11,7 +11,7 @@ from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 CLASS = Feature("int64")
 

@@ -19,9 +19,9 @@ from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import Feature
-from tests.converting import convert_in_process
-from tests.raised import at, said
-from tests.round_trips import everything, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import everything, picture
 
 NAMES = [["sea", "beach"], ["city"], [], ["sea"], ["city", "sea"], ["beach"]]
 HOT = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0]])

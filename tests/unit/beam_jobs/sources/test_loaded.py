@@ -9,9 +9,9 @@ from beam_jobs.sources import loaded, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
-from tests.converting import convert_in_process
-from tests.raised import at
-from tests.round_trips import everything, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at
+from tests.helpers.round_trips import everything, picture
 
 ROWS = [{"file": f"{row}.png", "label": "ab"[row % 2], "score": row / 2} for row in range(5)]
 TEXTS = {

@@ -12,7 +12,7 @@ from beam_jobs import sources
 from beam_jobs.sources import row_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
-from tests.raised import at
+from tests.helpers.raised import at
 
 REAL = pathlib.Path(__file__).parents[5] / "shared" / "data" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

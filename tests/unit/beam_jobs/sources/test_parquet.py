@@ -22,9 +22,19 @@ from beam_jobs.sources import table as tables
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.lanes import examples
-from tests.raised import at, said
-from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, everything, in_order, picture
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import (
+    NO_PICTURES,
+    PICTURES,
+    Row,
+    check,
+    digits,
+    empty_folder,
+    everything,
+    in_order,
+    picture,
+)
 
 ROOT = pathlib.Path(__file__).parents[4]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"

@@ -19,9 +19,9 @@ from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import Feature
-from tests import annotated
-from tests.annotated import CLASSES, file_of, size_of
-from tests.foreign import CONVENTIONS
+from tests.helpers import annotated
+from tests.helpers.annotated import CLASSES, file_of, size_of
+from tests.helpers.foreign import CONVENTIONS
 
 COUNT = 8
 

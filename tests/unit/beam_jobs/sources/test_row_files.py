@@ -13,7 +13,7 @@ from beam_jobs.sources import row_files, streams
 from beam_jobs.sources.row_files import RowFile
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
-from tests.raised import at
+from tests.helpers.raised import at
 
 ROOT = pathlib.Path(__file__).parents[4]
 

@@ -17,9 +17,9 @@ from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
 from pipeline.records import framing, splits, tf_example
-from tests.made_source import Content, write_source
-from tests.raised import at, said
-from tests.round_trips import fill, picture
+from tests.helpers.made_source import Content, write_source
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import fill, picture
 
 ROWS = 4
 

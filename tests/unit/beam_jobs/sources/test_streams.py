@@ -29,8 +29,8 @@ from pipeline.files.paths import LocalPath
 from pipeline.images import BadImageError
 from pipeline.manifest import SourceFile
 from pipeline.records import framing, tf_example
-from tests.converting import convert_in_process
-from tests.raised import at
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at
 
 FLIPS = 40
 ROOT = pathlib.Path(__file__).parents[4]

@@ -15,7 +15,7 @@ from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
-from tests.raised import at, said
+from tests.helpers.raised import at, said
 
 NAMES = ("circle", "square", "star")
 

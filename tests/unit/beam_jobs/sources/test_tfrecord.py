@@ -17,10 +17,10 @@ from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
-from tests.datasets import write_dataset, write_shard
-from tests.lanes import examples
-from tests.raised import at, said
-from tests.round_trips import PICTURES, Row, check, digits, empty_folder, in_order, png
+from tests.helpers.datasets import write_dataset, write_shard
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import PICTURES, Row, check, digits, empty_folder, in_order, png
 
 
 def opened(path, **flags):

@@ -16,11 +16,11 @@ from beam_jobs.sources.transformed import ROWS
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.converting import convert_in_process
-from tests.datasets import examples_in
-from tests.made_source import Content
-from tests.raised import said
-from tests.round_trips import picture, png
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import examples_in
+from tests.helpers.made_source import Content
+from tests.helpers.raised import said
+from tests.helpers.round_trips import picture, png
 
 HEAD = "import numpy as np\n"
 

@@ -8,8 +8,8 @@ import pytest
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature
-from tests import annotated
-from tests.annotated import CLASSES, VOC_CLASSES, size_of
+from tests.helpers import annotated
+from tests.helpers.annotated import CLASSES, VOC_CLASSES, size_of
 
 NAMES = (  # noqa: SIM905
     "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "

@@ -16,10 +16,10 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.converting import convert_in_process
-from tests.datasets import examples_in
-from tests.raised import at, said
-from tests.round_trips import everything, picture
+from tests.helpers.converting import convert_in_process
+from tests.helpers.datasets import examples_in
+from tests.helpers.raised import at, said
+from tests.helpers.round_trips import everything, picture
 
 
 def tar(path, members):

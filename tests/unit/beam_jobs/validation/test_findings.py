@@ -22,8 +22,8 @@ from beam_jobs.validation import findings, near, twins
 from pipeline import manifest
 from pipeline.errors import UsageError
 from pipeline.random_access import RandomAccess
-from tests.raised import said
-from tests.validated import pixels_of, png
+from tests.helpers.raised import said
+from tests.helpers.validated import pixels_of, png
 
 SPLIT_OF_SHARD = np.array([0, 1, 1, 2])
 

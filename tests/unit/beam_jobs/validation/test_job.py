@@ -8,9 +8,9 @@ from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from pipeline.index import __main__ as index
-from tests.displays import later
-from tests.raised import at
-from tests.validated import write
+from tests.helpers.displays import later
+from tests.helpers.raised import at
+from tests.helpers.validated import write
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pipeline import manifest as manifests
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, tf_example
-from tests.datasets import Kind, edit_manifest, write_dataset
-from tests.datasets import write_shard as members_of
-from tests.validated import KINDS, edit, examples_of, png, rewrite_shard, write
+from tests.helpers.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.datasets import write_shard as members_of
+from tests.helpers.validated import KINDS, edit, examples_of, png, rewrite_shard, write
 
 FILES = {
     "raw": "train-00001-of-00003.tfrecord",

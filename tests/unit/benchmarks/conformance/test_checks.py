@@ -10,7 +10,7 @@ from benchmarks.conformance.__main__ import row_of
 from benchmarks.conformance.checks import Program
 from benchmarks.conformance.job import Peer
 
-PEER = Peer("tests.broken_adapter", sys.executable)
+PEER = Peer("tests.unit.benchmarks.conformance.broken_adapter", sys.executable)
 KEPT = dict.fromkeys(("once", "steps", "resume", "elastic", "same", "skip"), "kept") | {"flip": "noticed and named"}
 
 

@@ -13,7 +13,7 @@ from pipeline.order.reading import Reading, Topology
 from pipeline.read import memory
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 HUGE = 1_000_000_000
 

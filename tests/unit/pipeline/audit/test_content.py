@@ -10,8 +10,8 @@ from pipeline.errors import DataError
 from pipeline.index import __main__ as index
 from pipeline.order.reading import Topology
 from pipeline.records import framing
-from tests.datasets import Kind, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.raised import at
 
 
 class Order:

@@ -10,7 +10,7 @@ from pipeline.batch import batches
 from pipeline.batch.batches import Batches
 from pipeline.errors import DataError
 from pipeline.order.feed import Feed
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 FLAGS = ("--global_batch_size=12", "--workers=2")
 

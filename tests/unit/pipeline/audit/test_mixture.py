@@ -11,7 +11,7 @@ from pipeline.order.key_log import SourceLogs
 from pipeline.order.shares import rows_in_blocks
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests.datasets import edit_manifest, write_dataset
+from tests.helpers.datasets import edit_manifest, write_dataset
 
 
 @pytest.fixture(scope="module")

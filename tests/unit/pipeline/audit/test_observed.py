@@ -13,8 +13,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.order.key_log import Header, KeyLogWriter
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
-from tests.raised import at
+from tests.helpers.datasets import write_dataset
+from tests.helpers.raised import at
 
 COUNTS = (30, 0, 25, 44)  # 99 records; T = 9 steps of 12 rows with 9 rows of padding in the last
 FLAGS = {"global_batch_size": 12, "streams": 4, "shuffle_bytes": 240, "seed": 3}

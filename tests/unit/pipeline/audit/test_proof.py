@@ -14,7 +14,7 @@ from pipeline.order.feed import Feed, WindowPlan, make_feed
 from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 SHAPE = (2, 3, 1)  # 6 bytes
 

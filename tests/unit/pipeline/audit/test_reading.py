@@ -15,7 +15,7 @@ from pipeline.commands.text import size_of
 from pipeline.order.reading import Reading, Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import edit_manifest, write_dataset
+from tests.helpers.datasets import edit_manifest, write_dataset
 
 
 def source_of(folder, counts=(30, 0, 25, 44), split="train", **changes):

@@ -20,8 +20,8 @@ from pipeline.order.key_log import SourceLogs
 from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests.datasets import write_dataset
-from tests.raised import said
+from tests.helpers.datasets import write_dataset
+from tests.helpers.raised import said
 
 # Units of 6 rows: b begins later, a pauses; the rest goes to the largest remainder.
 SEGMENTS = ((0, (24, 0)), (3, (18, 6)), (6, (0, 24)), (10, (12, 12)))

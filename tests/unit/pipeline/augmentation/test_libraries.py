@@ -15,9 +15,9 @@ from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 from pipeline.order.sharding import Shard
-from tests import forked
-from tests.datasets import images_of, write_dataset
-from tests.lanes import examples
+from tests.helpers import forked
+from tests.helpers.datasets import images_of, write_dataset
+from tests.helpers.lanes import examples
 
 SHAPE, COUNTS, SEED, EPOCHS = (8, 6, 3), (5, 0, 4, 3), 7, 2
 TRAIN = {"global_batch_size": 6, "training": True, "seed": SEED, "epochs": EPOCHS, "record_ids": True}
@@ -77,7 +77,7 @@ def digest(images, keys):
 def test_another_process_draws_the_same():
     keys = np.arange(5, dtype=np.uint64) * np.uint64(hashing.GAMMA)
     code = "import hashlib, keras, numpy as np, tensorflow as tf\nfrom pipeline import augment\n"
-    code += f"from tests.datasets import images_of\n{inspect.getsource(layers)}\n{inspect.getsource(digest)}\n"
+    code += f"from tests.helpers.datasets import images_of\n{inspect.getsource(layers)}\n{inspect.getsource(digest)}\n"
     code += f"print(digest(images_of(0, 5, {SHAPE}), np.array({keys.tolist()}, np.uint64)))"
     done = forked.run(["-c", code])
     assert done.stdout.split()[-1] == digest(images_of(0, 5, SHAPE), keys), done.stderr

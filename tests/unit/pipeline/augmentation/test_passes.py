@@ -12,9 +12,9 @@ from pipeline.augmentation.base import Recipe
 from pipeline.augmentation.composed import augmented_by_passes
 from pipeline.augmentation.passes import Pass
 from pipeline.augmentation.recipes import make_recipe
-from tests import datasets
-from tests.datasets import write_dataset
-from tests.lanes import some_slow
+from tests.helpers import datasets
+from tests.helpers.datasets import write_dataset
+from tests.helpers.lanes import some_slow
 from tests.unit.pipeline.augmentation import reference
 from tests.unit.pipeline.augmentation.running import run, statistics_of
 

@@ -19,7 +19,7 @@ from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 from pipeline.order.sharding import Shard
-from tests.datasets import images_of, write_dataset
+from tests.helpers.datasets import images_of, write_dataset
 
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # its LLVM and TensorFlow's cannot be in one process
 HOW = "in an environment of its own, see above: pip install torch torchvision albumentations==2.0.8"

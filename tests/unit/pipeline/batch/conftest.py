@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 SHAPE = (8, 6, 3)
 

@@ -12,7 +12,7 @@ from pipeline.batch.plans import RunningWorker
 from pipeline.errors import UsageError
 from pipeline.read import memory
 from pipeline.request import Request
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 RECORD, TRAIN = 8 * 6 * 3, {"global_batch_size": 4, "training": True}
 

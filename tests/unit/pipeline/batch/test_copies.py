@@ -14,7 +14,7 @@ from pipeline.decode.images import resize
 from pipeline.errors import UsageError
 from pipeline.manifest import load
 from pipeline.order.hashing import Domain, derive_key
-from tests.datasets import Kind, images_of, write_dataset
+from tests.helpers.datasets import Kind, images_of, write_dataset
 
 SHAPE, COUNTS, SEED = (10, 8, 3), (20, 0, 9, 8), 5
 TRAIN = {"global_batch_size": 8, "training": True, "seed": SEED, "epochs": 2, "record_ids": True}

@@ -13,7 +13,7 @@ from pipeline.order.feed import make_feed
 from pipeline.order.sharding import as_shard
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 SHAPE = (8, 6, 3)
 TRAIN = {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True, "seed": 7}

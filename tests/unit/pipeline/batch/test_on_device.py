@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from pipeline import Shard, augment_fn, distribute, input_fn, uniform
 from pipeline.errors import UsageError
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 SHAPE = (10, 8, 3)
 TRAIN = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2}

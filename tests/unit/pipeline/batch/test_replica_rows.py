@@ -8,7 +8,7 @@ from pipeline.batch import dataset
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import slices, split
 from pipeline.request import Request
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 SHAPE = (8, 6, 3)
 ROWS = 12

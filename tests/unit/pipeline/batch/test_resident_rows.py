@@ -12,9 +12,9 @@ from pipeline.decode.forms import Kept, Serialized
 from pipeline.errors import DataError
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import datasets, forked
-from tests.datasets import Kind, write_dataset
-from tests.raised import at
+from tests.helpers import datasets, forked
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.raised import at
 
 PARTS = ["cifar10_tutorial(crop=5)", "cifar10_tutorial(crop=6, flip=False)", "pad_crop_flip(pad=3)", "shift(pixels=5)"]
 WHOLE = ["none", "cutout(size=2) | pad_crop_flip(pad=1)", "color_jitter"]

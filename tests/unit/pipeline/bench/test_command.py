@@ -15,7 +15,7 @@ from pipeline.index import __main__ as index
 from pipeline.operations import can_resize
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
 STAGES = ["read", "check", "decode", "order", "gather", "augment", "batch", "copy to device"]

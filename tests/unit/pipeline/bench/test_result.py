@@ -20,7 +20,7 @@ from pipeline.bench.result import (
 )
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 MADE = of_prefixes([NUMBERS, GATHER, AUGMENT])
 STAGES = [

@@ -15,7 +15,7 @@ from pipeline.files.reading import OpenFile
 from pipeline.operations import is_compiled
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 
 SHAPE = (8, 6, 3)
 RECORDS = 53

@@ -11,7 +11,7 @@ from pipeline import StepIterator, distribute, input_fn, order_spec
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 OPTIONS = {"global_batch_size": 8, "training": True}
 

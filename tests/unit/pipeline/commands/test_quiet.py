@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 NOISE = [
     b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n",

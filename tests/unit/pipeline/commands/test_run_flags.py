@@ -8,7 +8,7 @@ import pytest
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer.config import TrainConfig, file
 
 HOSTS = {"worker_hosts": "a:1,b:1,c:1,d:1,e:1", "ps_hosts": "f:1", "job_name": "worker", "task_index": 0}

@@ -11,8 +11,8 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.files import reading
 from pipeline.files.paths import folder, path_of
-from tests.datasets import to_memory, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import to_memory, write_dataset
+from tests.helpers.raised import at
 
 
 @pytest.fixture(params=["local", "remote"])

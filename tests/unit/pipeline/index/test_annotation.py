@@ -24,8 +24,8 @@ from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import Feature, splits
 from pipeline.manifest.columns import Columns
 from pipeline.records import columns as columns_of_records
-from tests import foreign
-from tests.raised import said
+from tests.helpers import foreign
+from tests.helpers.raised import said
 
 MAP = f"--feature_map=image:image,label:label,mask:mask,boxes:{foreign.BOXES},points:points"
 TRAIN = {"global_batch_size": 8, "training": True, "seed": 2, "epochs": 2, "features": ("mask", "boxes", "points")}

@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.index import choice
 from pipeline.records import framing
-from tests.raised import at, said
+from tests.helpers.raised import at, said
 
 RECORDS = framing.frame(b"one") + framing.frame(b"two")
 

@@ -21,8 +21,8 @@ from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, PixelRule
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import foreign
-from tests.raised import at, said
+from tests.helpers import foreign
+from tests.helpers.raised import at, said
 
 TF_SLIM = ("--split=train:train-*", "--split=validation:validation-*", foreign.TF_SLIM, "--label_offset=-1")
 

@@ -26,9 +26,9 @@ from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing, splits
-from tests import foreign
-from tests.datasets import write_dataset, write_shard
-from tests.raised import at, said
+from tests.helpers import foreign
+from tests.helpers.datasets import write_dataset, write_shard
+from tests.helpers.raised import at, said
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]

@@ -18,9 +18,9 @@ from pipeline.inspect import __main__ as inspect
 from pipeline.manifest import Feature
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import foreign
-from tests.converting import convert_in_process
-from tests.raised import at, said
+from tests.helpers import foreign
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import at, said
 
 FLOWERS = ("rose", "tulip", "daisy")
 SPLITS = {"train": 9, "validation": 4, "test": 3}

@@ -29,9 +29,9 @@ from pipeline.manifest.splits import select
 from pipeline.records.stream import records_of
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests import foreign
-from tests.converting import convert_in_process
-from tests.raised import said
+from tests.helpers import foreign
+from tests.helpers.converting import convert_in_process
+from tests.helpers.raised import said
 from trainer.exporting.predictions import pixels_of
 
 FLAGS = ("--split=train:train-*", "--feature_map=image:image,label:label,key:key", "--orientation=upright")

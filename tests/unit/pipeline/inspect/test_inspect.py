@@ -5,7 +5,7 @@ from PIL import Image
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import edit_manifest, images_of, write_dataset
+from tests.helpers.datasets import edit_manifest, images_of, write_dataset
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pipeline import Shard, input_fn, order_spec, step_rows
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import Kind, image_of, write_dataset
+from tests.helpers.datasets import Kind, image_of, write_dataset
 from trainer.config import TrainConfig, file
 
 COUNTS = (13, 0, 9, 15)  # 37 records

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from tests.datasets import edit_manifest, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import edit_manifest, write_dataset
+from tests.helpers.raised import at
 
 
 @pytest.fixture

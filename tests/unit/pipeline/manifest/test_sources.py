@@ -8,7 +8,7 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Source, own_views, parse_sources, sources_of
-from tests.raised import at
+from tests.helpers.raised import at
 
 
 @pytest.mark.parametrize(

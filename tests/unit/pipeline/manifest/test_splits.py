@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.manifest.splits import select
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 
 @pytest.fixture(scope="module")

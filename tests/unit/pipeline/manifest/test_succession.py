@@ -3,7 +3,7 @@ import pytest
 from pipeline.manifest import succession
 from pipeline.request import Request
 from pipeline.resolved import parts_of, resolve_all
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 
 OLD, NEW = "a" * 64, "b" * 64
 

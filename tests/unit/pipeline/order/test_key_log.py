@@ -7,7 +7,7 @@ from pipeline.errors import DataError
 from pipeline.order import key_log
 from pipeline.order.key_log import Entry, Header, KeyLogWriter, SourceLogs
 from pipeline.order.order import MixtureSpec, OrderSpec
-from tests.raised import at
+from tests.helpers.raised import at
 
 SPEC = OrderSpec("0" * 64, "train", 7, 8, 2, 400, "pad", True)
 

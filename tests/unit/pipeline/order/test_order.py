@@ -18,7 +18,7 @@ from pipeline.order import order as orders
 from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
 from pipeline.order.sharding import Shard, as_shard, check_pairs, check_replicas, check_virtual_replicas
-from tests.lanes import examples
+from tests.helpers.lanes import examples
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "order.json"
 

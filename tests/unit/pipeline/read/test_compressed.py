@@ -14,8 +14,8 @@ from pipeline.read.compressed import ForwardReader
 from pipeline.read.corruption import Corruption
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
-from tests.datasets import Kind, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.raised import at
 
 FILE = "train-00000-of-00002.tfrecord.gz"
 KIND = Kind(compression="GZIP")

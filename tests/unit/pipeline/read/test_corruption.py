@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.read.corruption import Corruption, CorruptRecord, skipped_records
-from tests.raised import at
+from tests.helpers.raised import at
 
 
 def record(number, file="d/train-00000-of-00001.tfrecord"):

@@ -19,8 +19,8 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader, packed, unpacked
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
-from tests.datasets import Kind, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.raised import at
 
 COUNTS = (5, 0, 4, 3)
 KINDS = {

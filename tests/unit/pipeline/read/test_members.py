@@ -20,8 +20,8 @@ from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, tf_example
-from tests.datasets import EXTRA, Kind, edit_manifest, images_of, key_of, write_dataset, write_shard
-from tests.raised import at
+from tests.helpers.datasets import EXTRA, Kind, edit_manifest, images_of, key_of, write_dataset, write_shard
+from tests.helpers.raised import at
 
 COUNTS, SHAPE = (29, 0, 11), (8, 6, 3)
 FILE = "train-00000-of-00003.tfrecord.gz"

@@ -4,8 +4,8 @@ import pytest
 
 from pipeline import input_fn
 from pipeline.read import progress
-from tests.datasets import Kind, write_dataset
-from tests.displays import terminal
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.displays import terminal
 
 
 @pytest.fixture

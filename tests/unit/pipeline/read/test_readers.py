@@ -21,9 +21,9 @@ from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing, tf_example
-from tests.datasets import Kind, images_of, key_of, to_memory, write_dataset
-from tests.lanes import examples
-from tests.raised import at
+from tests.helpers.datasets import Kind, images_of, key_of, to_memory, write_dataset
+from tests.helpers.lanes import examples
+from tests.helpers.raised import at
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)

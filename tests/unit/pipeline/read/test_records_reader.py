@@ -18,8 +18,8 @@ from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars, shard_offsets
 from pipeline.records import framing, tf_example
-from tests.datasets import Kind, images_of, key_of, write_dataset, write_shard
-from tests.raised import at
+from tests.helpers.datasets import Kind, images_of, key_of, write_dataset, write_shard
+from tests.helpers.raised import at
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)

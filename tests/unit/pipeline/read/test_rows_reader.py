@@ -14,8 +14,8 @@ from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards
 from pipeline.records import framing
 from pipeline.records.tf_example import encode
-from tests.datasets import Kind, images_of, write_dataset, write_shard
-from tests.raised import at
+from tests.helpers.datasets import Kind, images_of, write_dataset, write_shard
+from tests.helpers.raised import at
 
 pytestmark = pytest.mark.usefixtures("engine")
 

@@ -20,8 +20,8 @@ from pipeline.read.corruption import Corruption, skipped_records
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shard_cache import CacheCounts, ShardCache, cache_counts, make_cache
 from pipeline.read.shards import Shards
-from tests.datasets import Kind, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import Kind, write_dataset
+from tests.helpers.raised import at
 
 DIGEST = "0123456789abcdef" * 4
 

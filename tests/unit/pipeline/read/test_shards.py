@@ -21,8 +21,8 @@ from pipeline.manifest.splits import select
 from pipeline.read import shards as read
 from pipeline.read.corruption import Corruption
 from pipeline.read.shards import LOCAL_THREADS, Shards
-from tests.datasets import to_memory, write_dataset
-from tests.raised import at
+from tests.helpers.datasets import to_memory, write_dataset
+from tests.helpers.raised import at
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 FILE = "train-00003-of-00004.tfrecord"

@@ -15,7 +15,7 @@ from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.window import as_tensor
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import images_of, write_dataset
+from tests.helpers.datasets import images_of, write_dataset
 
 SHAPE = (8, 8, 3)  # 8 rows of a batch are a multiple of 64 bytes, as TensorFlow needs it to slice without a copy
 RECORDS, ROWS, WINDOWS = 480, 8, 3

@@ -6,7 +6,7 @@ import pytest
 from pipeline.manifest import Feature
 from pipeline.records import annotation
 from pipeline.records.annotation import ShardAnnotations
-from tests.foreign import CONVENTIONS, png
+from tests.helpers.foreign import CONVENTIONS, png
 
 BOXES = np.array([[2.0, 3.0, 8.0, 9.0], [0.0, 0.0, 10.0, 20.0]])  # ymin, xmin, ymax, xmax
 SIZE = (10, 20)

@@ -12,9 +12,9 @@ from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.manifest.columns import encode
 from pipeline.records.columns import Gathered, Scalars, of_records
-from tests import foreign
-from tests.datasets import write_dataset
-from tests.raised import at
+from tests.helpers import foreign
+from tests.helpers.datasets import write_dataset
+from tests.helpers.raised import at
 
 NUMBERS = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),

@@ -12,7 +12,7 @@ from pipeline.errors import DataError
 from pipeline.records import framing
 from pipeline.records.framing import Kind, check, records, walk
 from pipeline.records.stream import RecordStream
-from tests.raised import at
+from tests.helpers.raised import at
 
 RECORDS = [b"", b"a", b"hello" * 100]
 DATA = b"".join(map(framing.frame, RECORDS))  # frames at 0, 16 and 33, of 549 bytes

@@ -5,7 +5,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.files.paths import path_of
 from pipeline.records.labels import beside
-from tests.raised import at
+from tests.helpers.raised import at
 
 
 def names(folder, *files, **options):

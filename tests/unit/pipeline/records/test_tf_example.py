@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.manifest import Feature
 from pipeline.records import tf_example
 from pipeline.records.tf_example import Layout
-from tests.datasets import encoded, image_of
+from tests.helpers.datasets import encoded, image_of
 
 
 def test_arrays_are_laid_out_row_by_row_and_only_wanted_features_decoded():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.runs import scalars
+from tests.helpers.runs import scalars
 from trainer.callbacks import tensorboard
 from trainer.callbacks.tensorboard import EventFile, TrainScalars
 from trainer.config.model import OptimizerFlags

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests import displays
-from tests.displays import terminal
+from tests.helpers import displays
+from tests.helpers.displays import terminal
 from trainer.callbacks import heartbeat
 from trainer.callbacks import progress as progress_bar
 from trainer.callbacks import terminal as live

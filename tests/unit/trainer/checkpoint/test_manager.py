@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
-from tests.runs import RECORD_KEY
+from tests.helpers.runs import RECORD_KEY
 from trainer.checkpoint import NotFiniteError
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import description, plan
 from trainer.cluster import algorithms
 from trainer.cluster.messages import difference

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
-from tests.loopback import free_ports
+from tests.helpers.forked import free_ports
 from trainer.cluster import messages, rendezvous, tf_config
 from trainer.cluster.rendezvous import LostError
 from trainer.cluster.tf_config import Cluster

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 from trainer.evaluation.judging import Judge, Mistake, Report, Tally, summary
 
 NAMES = ("ape", "bee", "cat", "dog")

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.images import fitted, width_of
-from tests.runs import scalars
+from tests.helpers.runs import scalars
 from trainer.config.trained import EvaluateConfig
 from trainer.evaluation import command, outputs
 from trainer.evaluation.judging import Judge, Mistake, Report

@@ -11,7 +11,7 @@ import tensorflow as tf
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import PixelRule
-from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.helpers.datasets import Kind, edit_manifest, write_dataset
 from trainer.config.trained import FORMATS, ExportConfig
 from trainer.exporting import command, reading
 from trainer.exporting.predictions import Predictor

@@ -14,8 +14,8 @@ from pipeline.images import resized
 from pipeline.index import __main__ as index
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.records import framing, tf_example
-from tests import foreign
-from tests import parsing_tasks as tasks
+from tests.helpers import foreign
+from tests.unit.trainer.exporting import parsing_tasks as tasks
 from trainer import Predictor, evaluate, export, inference, predict, run
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
@@ -53,7 +53,7 @@ def data(tmp_path_factory):
 
 def train(data, folder, task):
     flags = ("--global_batch_size=8", f"--train_steps={STEPS}", "--ema=0.5", "--learning_rate=0.1", "--log_every=0")
-    run.main([f"--data_dir={data}", f"--model_dir={folder}", f"--task=tests.parsing_tasks:{task.__name__}", *flags])
+    run.main([f"--data_dir={data}", f"--model_dir={folder}", f"--task={tasks.__name__}:{task.__name__}", *flags])
     return folder
 
 
@@ -231,8 +231,8 @@ def test_what_cannot_be_exported_is_said(data, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_compiled_model_of_a_task_that_parses_gives_its_own_probabilities(data, tmp_path):
     folder, examples = tmp_path / "run", stored_tests()
-    flags = ("--model=tests.parsing_tasks:compiled", "--global_batch_size=8", f"--train_steps={STEPS}")
-    run.main([f"--data_dir={data}", f"--model_dir={folder}", "--task=tests.parsing_tasks:Parses", *flags])
+    flags = (f"--model={tasks.__name__}:compiled", "--global_batch_size=8", f"--train_steps={STEPS}")
+    run.main([f"--data_dir={data}", f"--model_dir={folder}", f"--task={tasks.__name__}:Parses", *flags])
     expected = built(folder).model(np.stack([one["x"] for one in examples]))
     np.testing.assert_allclose(Predictor.of_run(folder).probabilities(encoded(examples, "x")), expected, atol=1e-6)
 
@@ -263,7 +263,7 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
         [str(tmp_path / "data"), "--feature_map=image:image,label:label", *["--image_shape=4x5x3"] * (form == "raw")]
     )
     flags = (f"--augment={augment}", "--global_batch_size=8", f"--train_steps={STEPS}", "--learning_rate=1e-3")
-    task = "--task=tests.parsing_tasks:Number"
+    task = f"--task={tasks.__name__}:Number"
     run.main([f"--data_dir={tmp_path}/data", f"--model_dir={tmp_path}/run", task, *flags])
     [(features, *_)] = input_fn(tmp_path / "data", "test", global_batch_size=8, training=False, augment=augment)
     found = Predictor.of_run(tmp_path / "run").outputs([tf_example.encode({"image": one}) for one in contents[16:]])

@@ -10,7 +10,7 @@ from pipeline.decode.images import ImageDecoder, InStrings
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.request import Request
-from tests.datasets import encoded
+from tests.helpers.datasets import encoded
 from trainer import models
 from trainer.config.model import MODELS, ModelFlags
 from trainer.exporting.served import fitting_of, preprocess, told_apart, without_own_layers

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.commands import commandline
 from pipeline.errors import PipelineError, UsageError
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer import launch
 from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job

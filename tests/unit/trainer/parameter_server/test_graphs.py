@@ -12,8 +12,8 @@ from pipeline.batch.compose import make_dataset
 from pipeline.index.__main__ import main as index
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests import foreign
-from tests.datasets import Kind, write_dataset
+from tests.helpers import foreign
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
 from trainer.cluster.tf_config import Cluster

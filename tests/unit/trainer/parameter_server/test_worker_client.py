@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 STANDS_STILL = """
 import signal

@@ -10,7 +10,7 @@ from pipeline import input_fn
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
-from tests.datasets import Kind, write_dataset
+from tests.helpers.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.config.model import OptimizerFlags
 from trainer.step import state

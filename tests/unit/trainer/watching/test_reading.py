@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.audit.contract import Contract
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer.config import TrainConfig
 from trainer.watching import reading
 from trainer.watching.reading import Data, data_of

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.datasets import write_dataset
+from tests.helpers.datasets import write_dataset
 from trainer.callbacks.tensorboard import EventFile
 from trainer.config import TrainConfig, file
 from trainer.journal import Beat

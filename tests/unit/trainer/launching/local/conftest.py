@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from tests.puppets import Puppets
+from tests.unit.trainer.launching.local.puppets import Puppets
 
 
 @pytest.fixture

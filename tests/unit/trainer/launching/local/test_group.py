@@ -6,8 +6,8 @@ import types
 import pytest
 
 from pipeline.errors import DataError
-from tests.launches import is_running
-from tests.puppets import SECONDS, named
+from tests.helpers.launches import is_running
+from tests.unit.trainer.launching.local.puppets import SECONDS, named
 from trainer.launching.local.group import Cause, first_failure, is_awaited
 from trainer.launching.local.process import ExitStatus, Task
 

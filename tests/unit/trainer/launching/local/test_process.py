@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.launches import is_running, left_within
-from tests.puppets import SECONDS, named, state_of
+from tests.helpers.launches import is_running, left_within
+from tests.unit.trainer.launching.local.puppets import SECONDS, named, state_of
 from trainer.journal import Beat
 from trainer.launching.local.process import _STARTING_SECONDS, ExitStatus, HeartbeatMonitor, Tail, Task
 

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.lanes import examples
-from tests.puppets import Puppets, named
+from tests.helpers.lanes import examples
+from tests.unit.trainer.launching.local.puppets import Puppets, named
 from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, WorkerPool
 
 DELAY = 10.0

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from pipeline.errors import RerunError, UsageError
-from tests.datasets import write_dataset
-from tests.launches import is_running, left_within
-from tests.puppets import PROGRAM, SECONDS
+from tests.helpers.datasets import write_dataset
+from tests.helpers.launches import is_running, left_within
+from tests.unit.trainer.launching.local.puppets import PROGRAM, SECONDS
 from trainer import launch
 from trainer.launching.local import guardian
 from trainer.launching.local.supervisor import JobFailedError

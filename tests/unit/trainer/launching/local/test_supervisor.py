@@ -9,8 +9,8 @@ import time
 import pytest
 
 from pipeline.errors import RerunError
-from tests.launches import is_running
-from tests.puppets import named
+from tests.helpers.launches import is_running
+from tests.unit.trainer.launching.local.puppets import named
 from trainer.launching.local import process as processes
 from trainer.launching.local.restarts import WorkerPool
 from trainer.launching.local.supervisor import Attempt, JobFailedError, Stopping, Supervisor

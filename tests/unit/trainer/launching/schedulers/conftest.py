@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from pipeline.commands import commandline
-from tests.slurm import Slurm
+from tests.helpers.slurm import Slurm
 from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job
 

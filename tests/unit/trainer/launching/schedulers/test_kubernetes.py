@@ -15,8 +15,8 @@ import yaml
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
-from tests import manifests
-from tests.lanes import examples
+from tests.helpers import manifests
+from tests.helpers.lanes import examples
 from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES, NASTY
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import tf_config

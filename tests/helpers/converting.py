@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 from collections.abc import Callable
 
 from beam_jobs.config import ConvertConfig
@@ -14,6 +15,7 @@ from beam_jobs.shards.receipts import Receipt
 from beam_jobs.sink import sink_of
 from pipeline.commands import commandline
 from pipeline.files.paths import StoragePath
+from tests.helpers import forked
 
 
 def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = None) -> pathlib.Path:
@@ -93,11 +95,16 @@ COMMAND.main(sys.argv[2:])
 """
 
 
-def killed_in(function: str, command: str = "convert") -> str:
-    """Returns a program that converts, and is killed by the change of files or objects that its first argument numbers.
+def killed_in(function: str, change: int, *arguments: object, command: str = "convert") -> str:
+    """Runs a command in another process, which kills itself before a change of files or objects; returns its stdout.
 
     Args:
       function: function of `beam_jobs.sink.staging` from which on changes are counted.
+      change: number of the change, from 1 on.
+      *arguments: arguments of the command.
       command: `convert` or `edit`.
     """
-    return _KILLED.replace("FUNCTION", function).replace("COMMAND", command)
+    program = _KILLED.replace("FUNCTION", function).replace("COMMAND", command)
+    done = forked.run(["-c", program, change, *arguments])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stdout

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tests import forked
-from tests.loopback import free_ports
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
 
 Path = str | os.PathLike[str]
 RECORD_KEY = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
@@ -57,6 +57,38 @@ def finish(*processes: forked.Process, timeout: float = forked.TIMEOUT) -> list[
     """Returns (exit code, rest of stdout, stderr) of each process at its end, or killed after `timeout` seconds."""
     outputs = [process.communicate(timeout) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def succeed(*processes: forked.Process, timeout: float = forked.TIMEOUT) -> list[str]:
+    """Returns the stdout of each process; all must end with exit code 0, and say nothing on stderr."""
+    ends = finish(*processes, timeout=timeout)
+    assert [(code, err) for code, _, err in ends] == [(0, "")] * len(ends), ends
+    return [out for _, out, _ in ends]
+
+
+def train(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = None) -> str:
+    """Returns the stdout of a run to its end, of the process that `start` starts."""
+    [out] = succeed(start(data_dir, model_dir, *flags, tf_config=tf_config))
+    return out
+
+
+def kill(*processes: forked.Process) -> None:
+    """Kills processes, and waits for their ends."""
+    for process in processes:
+        process.kill()
+    finish(*processes)
+
+
+def saved_steps(model_dir: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, sorted."""
+    return sorted(int(path.stem.removeprefix("ckpt-")) for path in pathlib.Path(model_dir).glob("ckpt-*.index"))
+
+
+def forget(model_dir: Path, *steps: int) -> None:
+    """Removes the checkpoints of these steps, as if the run had been killed before it saved them."""
+    for step in steps:
+        for path in pathlib.Path(model_dir).glob(f"ckpt-{step}.*"):
+            path.unlink()
 
 
 def wait_for_step(process: forked.Process, step: int) -> None:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests import forked
+from tests.helpers import forked
 
-FAKE = (sys.executable, str(forked.ROOT / "tests" / "fake_trainer.py"))
+FAKE = (sys.executable, str(pathlib.Path(__file__).with_name("fake_trainer.py")))
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")
 SECONDS = 300.0  # time limit for anything, on a busy machine
 CODE = """

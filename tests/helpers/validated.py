@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import io
 import pathlib
 from collections.abc import Callable
 
 import crc32c
 import numpy as np
-from PIL import Image
 
 from beam_jobs.shards import manifest_writer
 from pipeline import manifest as manifests
@@ -18,7 +16,8 @@ from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.manifest import size_histogram
 from pipeline.read.statistics import PixelSums, entropy, moments
 from pipeline.records import framing, tf_example
-from tests.datasets import edit_manifest, examples_in
+from tests.helpers.datasets import edit_manifest, examples_in
+from tests.helpers.foreign import png
 
 CLASSES = 4
 KINDS = ("raw", "png", "gzip")  # raw with a stride; PNG with offsets, of many sizes; the same, compressed
@@ -28,13 +27,6 @@ def pixels_of(number: int, kind: str) -> np.ndarray:
     """Returns the image of an example, uint8 (height, width, 3)."""
     shape = (4, 5, 3) if kind == "raw" else (4 + number % 3, 5, 3)
     return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
-
-
-def png(pixels: np.ndarray) -> bytes:
-    """Returns a PNG file."""
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def example(number: int, split: str, kind: str) -> dict:

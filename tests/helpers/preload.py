@@ -1,4 +1,4 @@
-"""What the server of `tests.forked` loads before it forks: modules alone; no operation of TensorFlow has run."""
+"""What the server of `forked` loads before it forks: modules alone; no operation of TensorFlow has run."""
 
 import gc
 

@@ -2,7 +2,7 @@
 
 Loading them takes 5 CPU seconds; a fork takes a few hundredths. Forking is safe because the server only loads them:
 TensorFlow starts its threads, and reads its environment, at the first operation. A test that is about a fresh
-interpreter (what it loads, how soon it answers, how it exits) starts one with `subprocess` instead.
+interpreter (what it loads, how soon it answers, how it exits) starts one with `fresh` instead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TextIO
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT = 300.0  # seconds
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.preload"])
+_context.set_forkserver_preload(["tests.helpers.preload"])
 
 
 class Process:
@@ -116,9 +117,48 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def free_ports(count: int) -> list[int]:
+    """Returns ports that were free a moment ago, all different, for processes that stand in for machines."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def output(
+    program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
+) -> str:
+    """Returns the stdout of a program, which must end with exit code 0."""
+    done = run(program, environment, cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """Returns the one line on stderr of a program that has ended with this exit code."""
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done
+    return done.stderr
+
+
+def fresh(
+    program: Sequence[object],
+    environment: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] = ROOT,
+    timeout: float = TIMEOUT,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in an interpreter of its own, with these variables alone, or those of the tests."""
+    command = [sys.executable, *map(str, program)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
 def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
     """Runs a program in this process, which the server has just forked, like the interpreter."""
-    assert "tests.preload" in sys.modules, "the server could not load what tests/preload.py imports"
+    assert "tests.helpers.preload" in sys.modules, "the server could not load what tests/helpers/preload.py imports"
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)

@@ -113,8 +113,6 @@ def deeplab(folder: pathlib.Path, counts: Mapping[str, int], classes: int = 4) -
         for number in range(count):
             size = 40 + number % 3, 48 + number % 2
             mask = np.array(PIL.Image.open(io.BytesIO(jpeg(number, size, mode="L")))) // (256 // classes)
-            stream = io.BytesIO()
-            PIL.Image.fromarray(mask).save(stream, "PNG")
             records.append({
                 "image/encoded": jpeg(number, size),
                 "image/filename": b"2007_%06d" % number,
@@ -122,7 +120,7 @@ def deeplab(folder: pathlib.Path, counts: Mapping[str, int], classes: int = 4) -
                 "image/height": size[0],
                 "image/width": size[1],
                 "image/channels": 3,
-                "image/segmentation/class/encoded": stream.getvalue(),
+                "image/segmentation/class/encoded": png(mask),
                 "image/segmentation/class/format": b"png",
             })  # fmt: skip
         write(folder / f"{split}-00000-of-00001.tfrecord", records)

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 
-from tests import forked
-from tests.loopback import free_ports
-from tests.runs import Path
+from tests.helpers import forked
+from tests.helpers.forked import free_ports
+from tests.helpers.runs import Path
 
 LEDGER = re.compile(
     r"^ledger: of ([\d,]+) steps, ([\d,]+) applied once, ([\d,]+) twice, ([\d,]+) not at all(.*)$", re.M
@@ -77,18 +77,30 @@ class Job:
         """The process that schedules the steps."""
         return self.processes["worker 0" if self._by_flags else "chief 0"]
 
-    def finish(self, timeout: float = forked.TIMEOUT) -> dict[str, tuple[int | None, str, str]]:
+    def finish(
+        self, timeout: float = forked.TIMEOUT, code: int | None = None
+    ) -> dict[str, tuple[int | None, str, str]]:
         """Returns (exit code, rest of stdout, stderr) of each process at its end; reads all, as a full pipe blocks.
 
-        Those that have not ended after `timeout` seconds are killed.
+        Args:
+          timeout: seconds after which those that have not ended are killed.
+          code: exit code that all must have; None if they may have any.
         """
 
-        def code(process: forked.Process) -> tuple[int | None, str, str]:
+        def end(process: forked.Process) -> tuple[int | None, str, str]:
             out, err = process.communicate(timeout)
             return process.returncode, out, err
 
         with concurrent.futures.ThreadPoolExecutor(len(self.processes)) as readers:
-            return dict(zip(self.processes, readers.map(code, self.processes.values()), strict=True))
+            ends = dict(zip(self.processes, readers.map(end, self.processes.values()), strict=True))
+        assert code is None or {found for found, _, _ in ends.values()} == {code}, ends
+        return ends
+
+    def succeed(self, timeout: float = forked.TIMEOUT) -> dict[str, str]:
+        """Returns the rest of stdout of each process; all must end with exit code 0, and say nothing on stderr."""
+        ends = self.finish(timeout, code=0)
+        assert {err for _, _, err in ends.values()} == {""}, ends
+        return {name: out for name, (_, out, _) in ends.items()}
 
 
 def wait_for_line(process: forked.Process, pattern: str, timeout: float = 120.0) -> re.Match[str]:

@@ -24,8 +24,8 @@ from beam_jobs.sources.base import Block, Source, SourceOptions
 from pipeline import manifest
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
-from tests.converting import check_keys, write_data_set
-from tests.datasets import examples_in
+from tests.helpers.converting import check_keys, write_data_set
+from tests.helpers.datasets import examples_in
 
 
 @contextlib.contextmanager

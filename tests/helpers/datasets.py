@@ -137,6 +137,23 @@ def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> Non
     path.write_text(json.dumps(manifest.sealed(content)))
 
 
+def flip(path: pathlib.Path, position: int | None = None, mask: int = 1) -> None:
+    """Flips bits of a byte of a file: of the one in its middle, or at a position."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if position is None else position] ^= mask
+    path.write_bytes(data)
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns {name: bytes} of a data set's files: none hidden, and no cards nor log, which have times and commands."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name.as_posix(): path.read_bytes()
+        for name, path in paths.items()
+        if name.suffix != ".html" and name.as_posix() != naming.LOG and not any(part[0] == "." for part in name.parts)
+    }
+
+
 def to_memory(folder: pathlib.Path, name: str) -> str:
     """Copies a data set to TensorFlow's in-memory file system, which stands in for object stores; returns its URL."""
     import tensorflow as tf
