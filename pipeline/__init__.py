@@ -1,11 +1,11 @@
-"""Input for training image models on several replicas: the global step is all the state that the input has.
+"""Input for training image models on several replicas; its only state is the global step.
 
     from pipeline import input_fn
 
 Names are loaded on first use, so that importing the package takes milliseconds and loads no TensorFlow.
 """
 
-# Of stepfeed.
+# Part of stepfeed.
 from __future__ import annotations
 
 import importlib

@@ -13,7 +13,7 @@ LAST_EPOCH = 1 << 62  # bound for epochs
 
 @dataclasses.dataclass(frozen=True)
 class AuditConfig:
-    """The order to audit, given by the run's own arguments, and the workers that read."""
+    """The order to audit, given by the run's own arguments, and the workers that read it."""
 
     data_dir: str | None = flag(
         None, "a folder, or a=0.7,b=0.3; not needed with --model_dir", positional=True, metavar="DATA_DIR"

@@ -1,4 +1,4 @@
-"""`python -m pipeline.bench DATA_DIR`: times each stage of an input on this machine, and says which bounds it."""
+"""`python -m pipeline.bench DATA_DIR`: times each stage of an input on this machine and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with quiet.loading():
         from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    # TensorFlow warns about a function that is traced many times; here each part of an input has its own.
+    # TensorFlow warns about a function that is traced many times; here each part of an input has its own function.
     with quiet.logs(), measure.input_errors():
         strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
         if resolved.request.is_mixture:

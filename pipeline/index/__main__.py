@@ -83,7 +83,7 @@ class IndexConfig:
 
     @property
     def image_flags(self) -> ImageFlags | None:
-        """The flags about images, parsed; None if records of any kind are indexed."""
+        """Flags about images, parsed; None if records of any kind are indexed."""
         if not self.feature_map:
             return None
         shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
@@ -94,7 +94,7 @@ class IndexConfig:
 
     @property
     def indexes(self) -> bool:
-        """Whether the files are read; else columns are added to an index that is there."""
+        """Whether the files are read; otherwise columns are added to an existing index."""
         return bool(self.split or self.feature_map) or self.add_columns is None
 
     @property
