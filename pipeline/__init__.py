@@ -5,7 +5,7 @@
 Names are loaded on first use, so that importing the package takes milliseconds and loads no TensorFlow.
 """
 
-# Part of stepfeed.
+# Of stepfeed.
 from __future__ import annotations
 
 import importlib

@@ -36,7 +36,7 @@ COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # most image sizes listed
 _CROP = 96  # pixels on a side for images of different sizes in the contact sheet
 _IMAGES = 32
-_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of a smaller image
+_TINY = 4  # pixels on a side: pad_crop_flip could crop a smaller image away entirely
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
-    """Returns a table of the versions of a data set, with who made them; empty if there is one."""
+    """Returns a table of a data set's versions and their authors; empty if there is only one."""
     place = folder(data_dir)
     every, log = versions.all_of(place), versions.log_of(place)
     found = {made.digest: (made.version, f"{made.num_examples:,}", str(made.edit or "")) for made in every}
@@ -223,11 +223,11 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     request = Request(**options, training=True)
     others = [made for source in request.sources if not (made := manifest.load(source.data_dir)).has_images]
     if others:
-        for name in ("augment", "resize"):  # a run's code decides on them; given here, they would be ignored
+        for name in ("augment", "resize"):  # the run's code determines these, so flags would be ignored
             if (given := getattr(config.order, name)) is not None:
                 raise UsageError(f"--{name}={given}: {others[0].dataset} has records of any kind, not images")
         options |= {"augment": None, "resize": None}
-        request = Request(**options, training=True, parse=lambda records: records)  # does not matter
+        request = Request(**options, training=True, parse=lambda records: records)  # the parser does not matter
     return request
 
 
@@ -302,7 +302,7 @@ def _save(picture: Image.Image, path: str) -> None:
 
 
 def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:
-    """Returns the lines of all tables: splits, shards, labels, and sizes; `numbers` are those of `columns.numbers`."""
+    """Returns the lines of all tables: splits, shards, labels, and sizes; `numbers` come from `columns.numbers`."""
     splits = [
         [
             ("split", name),

@@ -102,7 +102,7 @@ def short_permutations(keys: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]
     low = np.uint64((1 << max(len(index) - 1, 0).bit_length()) - 1)
     numbers &= ~low
     numbers |= index
-    numbers[~exists] = np.iinfo(np.int64).max  # they are sorted last
+    numbers[~exists] = np.iinfo(np.int64).max  # sorted last
     numbers.view(np.int64).sort(axis=1)
     if (((numbers[:, 1:] ^ numbers[:, :-1]) <= low) & exists[:, 1:]).any():  # equal upper bits are rare
         each = [permutation(key, int(size)) for key, size in zip(keys, sizes, strict=True)]
