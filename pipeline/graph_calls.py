@@ -236,7 +236,7 @@ def _check_repeats(name: str, trace: Callable[[], Any], traced: Any) -> None:
     if any(_numbers(trace()) != again for _ in range(_MORE_TRACES)):
         raise UsageError(
             f"{name}: the function computes other numbers each time that TensorFlow traces it, since its Python draws "
-            f"(random, numpy.random) or asks for the time: once for all rows, and anew after a resume; {_ADVICE}"
+            f"(random, numpy.random) or reads the clock: once for all rows, and again after a resume; {_ADVICE}"
         )
 
 

@@ -95,9 +95,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
     if image.format in ("JPEG", "MPO"):
         _check_jpeg(data)
     if image.format == "TIFF" and (data[8:10] == b"CR" or _DNG in _tags(image) or _tags(image).get(_SUBFILE, 0) & 1):
-        raise BadImageError(
-            "it is a camera's raw file, of which only a preview could be read; develop it to PNG or JPEG"
-        )
+        raise BadImageError("it is a camera's raw file, and only its preview could be read; develop it to PNG or JPEG")
     return image
 
 
@@ -134,7 +132,7 @@ def _check_png(data: bytes) -> bytes:
         if is_critical and zlib.crc32(data[start + 4 : end]) != _PNG_CRC.unpack_from(data, end)[0]:
             raise BadImageError(f"the CRC of the PNG file's chunk {name.decode('latin-1')!r} is wrong")
         if name == b"IHDR" and data[start + 18 : start + 20] != b"\0\0":
-            raise BadImageError("the PNG file's compression or filter is none that there is")
+            raise BadImageError("the PNG file has an unknown compression or filter method")
         has_pixels |= name == b"IDAT"
         if has_pixels and name in _PNG_METADATA:
             late.append(data[start : end + _PNG_CRC.size])

@@ -31,8 +31,8 @@ class InputFlags:
     split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train", meaning=_ON_SHEET)
     # At most 16.7 million rows per step, more images than any memory holds.
     global_batch_size: int | None = flag(None, "batch rows over all replicas", least=1, most=1 << 24)
-    seed: int | None = flag(None, "of the order and the augmentations", unset="0", meaning=_ON_SHEET)
-    streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
+    seed: int | None = flag(None, "seed of the order and the augmentations", unset="0", meaning=_ON_SHEET)
+    streams: int | None = flag(None, "K of the order", least=1, unset="1 if the decoded split fits --shuffle_bytes")
     shuffle_bytes: int | None = flag(
         None, "decoded bytes that are shuffled together, over all streams", least=1, unset="1 GiB"
     )
@@ -55,11 +55,11 @@ class InputFlags:
     limit: str | None = flag(None, "number of records to take, or '500 per label'", meaning=_ON_SHEET)
     balance: str | None = flag(
         None,
-        "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
+        "column whose values fill the same number of rows of an epoch: label; 'sqrt(label)' for half way to that",
         meaning=_ON_SHEET,
     )
     weigh: str | None = flag(
-        None, "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times", meaning=_ON_SHEET
+        None, "column of weights: a record of weight w occurs floor(w) or ceil(w) times in an epoch", meaning=_ON_SHEET
     )
     mixture_schedule: str | None = flag(
         None,

@@ -52,7 +52,7 @@ def run(config: AuditConfig) -> None:
     if len(sources) == 1:
         if config.order.mixture_schedule is not None:
             raise UsageError(
-                f"--mixture_schedule with DATA_DIR={config.data_dir}: is of a mixture, such as a=0.7,b=0.3"
+                f"--mixture_schedule with DATA_DIR={config.data_dir}: needs a mixture, such as a=0.7,b=0.3"
             )
         _run(config)
         return
@@ -92,7 +92,7 @@ def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
     if config.order.global_batch_size is None:
         if config.order.mixture_schedule is not None:
-            raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights are parts of")
+            raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights divide")
         return None
     request = Request(given, training=True, **config.order.options)
     for topology in _topologies(config, request.global_batch_size, None):

@@ -47,7 +47,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
 
     keys, rows = (
         "every row's draws are made from the key of its seed, epoch and record",
-        f"a record is augmented anew in each epoch, and alike again in the same one ({recipe})",
+        f"a record is augmented differently in each epoch, and the same when the epoch is repeated ({recipe})",
     )
     return [
         (keys, lambda: _check_keys(source, epochs, topology)),
@@ -141,8 +141,8 @@ def _check_repeats(augmented: Request, first: _Rows, epoch: int, other: int) -> 
         if _differences(first, _augmented(augmented, max(epoch, other) + n, _BATCH)):
             return
     raise Fault(
-        f"{count_of(len(first), 'record')}: augmented in epoch {other} and {_TRIES - 1} more as in epoch {epoch}, but "
-        f"in another way by {by_seed} of {_TRIES} other seeds"
+        f"{count_of(len(first), 'record')}: augmented the same in epoch {epoch} as in {other} and {_TRIES - 1} more, "
+        f"but differently by {by_seed} of {_TRIES} other seeds"
     )
 
 

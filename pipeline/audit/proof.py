@@ -434,7 +434,7 @@ class Runs:
         first = self._epoch.number * contract.steps_per_epoch
         real_rows[[contract.is_skipped(first + step) for step in steps]] = 0
         if not np.array_equal(fed.real_rows, real_rows.repeat(self._topology.local_replicas)):
-            raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step are {fed.real_rows[-1:]} at last")
+            raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step end with {fed.real_rows[-1:]}")
 
     def _name(self, record: int) -> str:
         copy, record = divmod(record, self._contract.num_stored)

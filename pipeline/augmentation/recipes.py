@@ -97,7 +97,7 @@ def images_of_size(augment: str, size: str) -> dict[str, str | None]:
     if not crops(augment):
         return {"augment": augment, "resize": f"{height}x{width or height}"}
     if width not in ("", height):
-        raise UsageError(f"augment={augment!r}: cuts squares, and {size} is none")
+        raise UsageError(f"augment={augment!r}: cuts squares, and {size} is not one")
     calls = parse_calls(augment, "augment", "a recipe")
     calls[0][1]["size"] = int(height)
     texts = [f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})" for name, own in calls]

@@ -45,23 +45,21 @@ class InspectConfig:
 
     data_dir: str | None = flag(
         None,
-        f"the data set's folder; for --step and --key also several, as in {name_of('trainer.run')} --data_dir, or "
-        "none: the run's",
+        f"the data set's folder; --step and --key also accept several, as in {name_of('trainer.run')} --data_dir, or "
+        "none, for the run's",
         positional=True,
         metavar="DATA_DIR",
     )
     png: str | None = flag(None, "contact sheet to write: images as stored and augmented; with --step, all its rows")
-    step: int | None = flag(
-        None, "step of a run whose batch is shown, counted from 0: the updates made before it", least=0
-    )
-    key: str | None = flag(None, "key of a record: shows at which steps of an epoch it is, and where")
+    step: int | None = flag(None, "step of a run whose batch to show, from 0: the number of updates before it", least=0)
+    key: str | None = flag(None, "key of a record: shows the steps of an epoch that have it, and where")
     epoch: int | None = flag(None, "epoch of --key, from 0; default: 0", least=0, needs="key")
     model_dir: str | None = flag(
         None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and augmentation"
     )
-    replicas: int | None = flag(None, "number of the run's replicas; default: what its flags tell, else 1", least=1)
+    replicas: int | None = flag(None, "number of the run's replicas; default: as in its flags, else 1", least=1)
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
-    json: bool = flag(False, "one object of JSON instead of tables, for --step and --key")
+    json: bool = flag(False, "one JSON object instead of tables, for --step and --key")
 
     def __post_init__(self) -> None:
         check_all(self._check_png, self._check_needed, self._check_step)

@@ -65,7 +65,7 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
     for source, part in enumerate(resolved.parts):
         key_feature = part.manifest.key_feature
         if key_feature is None:
-            raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} knows of no keys")
+            raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} has no keys")
         for record, found in enumerate(_keys(part, key_feature)):
             first = first or found
             if found == key:
