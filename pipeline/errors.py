@@ -95,7 +95,7 @@ class PipelineError(Exception):
 
     @property
     def where(self) -> str:
-        """The faulty place: `folder/file, record 3, byte offset 120`; empty if there is none."""
+        """Faulty place, such as `folder/file, record 3, byte offset 120`; empty if there is none."""
         if self.path is None:
             return ""
         part = f", {self.part}" if self.part else ""

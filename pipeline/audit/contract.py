@@ -37,7 +37,7 @@ class Contract:
       remainder, seed, training: as in the spec.
       times: function from an epoch to the number of times each record occurs in it, (records of the selection,); None
         if each occurs once.
-      skip_steps: (first, end) of ranges of steps whose rows are not real.
+      skip_steps: (first, end) of each range of steps without real rows.
     """
 
     counts: tuple[int, ...]

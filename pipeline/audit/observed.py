@@ -263,7 +263,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
     gap, gaps = _gaps(seen, steps, full)
     found, count = [*seen.differences, *gap], len(seen.differences) + gaps
     epochs = []
-    contract = dataclasses.replace(contract, skip_steps=())  # each logged row has a flag for a skipped step
+    contract = dataclasses.replace(contract, skip_steps=())  # the logged rows have their own flag for that
     for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
         counts, differences = _compare_epoch(contract, seen, list(of_epoch))
         epochs.append({"epoch": epoch, **counts})

@@ -26,8 +26,8 @@ from pipeline.resolved import ResolvedRequest
 
 Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
 BUDGET = 1 << 24  # most records to replay, about 4 s; a smaller epoch is replayed completely
-_REPLAY_BYTES = 160  # bytes of memory per record or row replayed at once; 75 to 150 were measured
-_WINDOW_BLOCK = 1 << 18  # windows compared at once
+_REPLAY_BYTES = 160  # bytes of memory per record or row replayed at a time; 75 to 150 were measured
+_WINDOW_BLOCK = 1 << 18  # windows compared at a time
 NOT_READ = -1  # marks a row without a record
 _PLAN_COST = 1 << 13  # records whose replay takes as long as making a plan, however small its window is
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears

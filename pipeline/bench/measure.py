@@ -178,7 +178,7 @@ def input_errors() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes that were read, and how many of them came from disks (None if the system does not say)."""
+    """Bytes that were read, and how many of them came from disks (None if unknown)."""
 
     asked: int = 0
     delivered: int | None = 0
@@ -283,7 +283,7 @@ def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64]
 
 
 def bytes_from_disks() -> int | None:
-    """Returns the bytes that disks have delivered to this process so far; None if the system does not say."""
+    """Returns the bytes that disks have delivered to this process so far; None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _PROC_IO.read_text(encoding="ascii").splitlines())
         return int(lines["read_bytes"])

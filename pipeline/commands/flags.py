@@ -162,7 +162,7 @@ def fields_with(flags: Any, meaning: str) -> list[dataclasses.Field[Any]]:
 
 
 def flags_of(kind: type) -> Mapping[str, Flag]:
-    """Returns the flags of a dataclass by name, including those of the dataclasses that are its fields."""
+    """Returns the flags of a dataclass by name, including flags of nested dataclasses."""
     return _by_name(kind)
 
 
@@ -309,7 +309,7 @@ def check_name(flag: str, value: str, known: Iterable[str]) -> None:
 
 
 def shown(name: str, value: Any) -> str:
-    """Returns a flag as it is written on the command line."""
+    """Returns a flag in command-line form."""
     return f"--{name}" if value is True else f"--{name}={value}"
 
 

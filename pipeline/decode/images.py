@@ -367,7 +367,7 @@ class ImageDecoder:
         return self._turned(pixels, tf.concat([[0, 0], tf.shape(pixels)[:2]], axis=0), turn)[0]
 
     def _turned(self, image: tf.Tensor, part: tf.Tensor, turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns an image that contains a part of another one upright, and where it is in there."""
+        """Returns an image that contains a part of another one upright, and the part's place in it."""
 
         def turned() -> tuple[tf.Tensor, tf.Tensor]:
             size = tf.concat([[0, 0], upright_sizes(part[2:], turn)], axis=0)

@@ -1,4 +1,4 @@
-"""`python -m pipeline.index DATA_DIR`: makes existing TFRecord files a data set."""
+"""`python -m pipeline.index DATA_DIR`: turns existing TFRecord files into a data set."""
 
 from __future__ import annotations
 

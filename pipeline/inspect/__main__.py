@@ -100,7 +100,7 @@ class InspectConfig:
 
 
 def _words(flags: Mapping[str, Any]) -> list[str]:
-    """Returns the given flags as they are written on the command line."""
+    """Returns the given flags in command-line form."""
     return [shown(name, value) for name, value in flags.items() if value is not None and value is not False]
 
 

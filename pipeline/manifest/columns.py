@@ -167,7 +167,7 @@ class Columns(Mapping[str, Values]):
         """Returns the values of a column, (records,), of the column's dtype; strings as their codes.
 
         Raises:
-          DataError: a file of the column is missing, cut, or of another conversion.
+          DataError: a file of the column is missing, cut, or from another conversion.
           UsageError: there is no such column.
         """
         if name in self._read:
@@ -243,7 +243,7 @@ def numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, dict[str, Value
     These are labels to predict, and the counts of boxes and points. Splits without labels are left out.
 
     Raises:
-      DataError: a file of the column is missing, cut, or of another conversion.
+      DataError: a file of the column is missing, cut, or from another conversion.
     """
     label = manifest.features.get("label")
     shown = ["label"] if label is not None and label.dtype == "float32" and not label.shape else []

@@ -25,7 +25,7 @@ Segments: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (first step, ro
 class Shares:
     """The rows of a step that each source fills; a single data set fills all rows of every step.
 
-    A source is an input of its own, whose steps are its *units*. A step takes the next units of each source.
+    A source is a separate input, whose steps are its *units*. A step takes the next units of each source.
 
     Attributes:
       segments: (first step, rows of each source), from step 0 on; one segment if the rows never change.

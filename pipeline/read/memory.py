@@ -26,7 +26,7 @@ _WAITS, _WAIT_SECONDS = 5, 0.004  # waits for unfinished batches to release the 
 
 
 class Used(NamedTuple):
-    """Current and peak bytes of memory of this process; 0 if the system does not say."""
+    """Current and peak memory of this process in bytes; 0 if unknown."""
 
     resident: int
     peak: int

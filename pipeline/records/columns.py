@@ -444,7 +444,7 @@ def _joined(file: str, name: str, values: NDArray[Any], rows: NDArray[np.int64])
     kind = found.dtype.kind
     if kind in "iu":
         raise DataError(
-            f"column {name!r}: {int(is_missing.sum()):,} records are not in the file, and no whole number marks that",
+            f"column {name!r}: {int(is_missing.sum()):,} records are not in the file, which no whole number can mark",
             path=file,
             advice="give all records, or numbers with a fraction (missing ones become NaN), truth values (False) or "
             "strings (empty)",

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line as written by TF-Slim
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_DIGITS = 18  # digits of whole numbers that `in_order` sorts by value
 _WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_CODE = re.compile(r"[+-]?0[0-9].*")  # leading zeros make a name of a number: 007
+_CODE = re.compile(r"[+-]?0[0-9].*")  # a number with leading zeros is a name: 007
 _TIME = re.compile(
     r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"([T ](?P<clock>[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?) ?(?P<zone>Z|UTC|[+-][0-9]{2}:?[0-9]{2})?)?"

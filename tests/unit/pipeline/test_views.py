@@ -524,7 +524,7 @@ def test_values_that_a_file_lacks_are_nan_false_or_empty(tmp_path, capsys):
     [
         (
             {"key": ["train#00000"], "n": [1]},
-            "column 'n': 3 records are not in the file, and no whole number marks that",
+            "column 'n': 3 records are not in the file, which no whole number can mark",
         ),
         ({"key": ["a", "a"], "n": [1.0, 2.0]}, "the key 'a' is there twice"),
         ({"key": ["a"], "n": [1.0]}, "none of its 1 key, such as 'a', is in"),
