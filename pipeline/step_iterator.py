@@ -114,7 +114,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         if begun:
             raise UsageError(
                 f"get_state in the middle of step {self.step}: {begun} of its {self._replicas} local replicas have "
-                "their rows; take those of the others first"
+                "their rows; take the others' rows first"
             )
         return {"step": self.step, "spec": json.loads(self.spec.to_json()), "spec_digest": self.spec.digest}
 

@@ -321,7 +321,7 @@ class Affine(Augmentation):
         shift = [kernels.symmetric(keys, draw) * self.shift * n for draw, n in ((_RIGHT, width), (_DOWN, height))]
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
         # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
-        # It turns about the middle of the image.
+        # It rotates about the middle of the image.
         middle, lines = ((width - 1) / 2, (height - 1) / 2), []
         for i, (a, b) in enumerate([[cos - lean * sin, -sin - lean * cos], [sin, cos]]):
             rest = middle[i] - a * (middle[0] + shift[0]) - b * (middle[1] + shift[1])
