@@ -1,4 +1,4 @@
-"""Input for training image models on several replicas: the global step is all the state that the input has.
+"""Input for training image models on several replicas; its only state is the global step.
 
     from pipeline import input_fn
 

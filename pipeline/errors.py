@@ -17,14 +17,14 @@ from typing import Any, Self
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
-EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
+EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: unfinished; rerun the same command
 # {module: name of its command in messages} if the user started it as `stepfeed NAME`, which sets the variable before
-# this module is imported, here and in processes that it starts (workers of a job, and Beam's).
+# this module is imported, here and in the processes that it starts (workers of a job or of Beam).
 _SUBCOMMANDS = (pair.partition("=") for pair in os.environ.get("STEPFEED_COMMANDS", "").split(";") if pair)
 SUBCOMMANDS: dict[str, str] = {module: name for module, _, name in _SUBCOMMANDS}
-_MOST_LISTED = 20  # names in one line
-_MOST_CHARACTERS = 300  # characters shown of a TensorFlow message
-_MOST_OF_REASON = 400  # characters of a system or store message: without Java, HDFS lists 100 folders
+_MOST_LISTED = 20  # most names in one line
+_MOST_CHARACTERS = 300  # most characters shown of a TensorFlow message
+_MOST_OF_REASON = 400  # most characters of a system or store message: without Java, HDFS lists 100 folders
 _TOO_LARGE = os.strerror(errno.EFBIG)
 _REMEDIES = {  # {system's reason: what to do}
     os.strerror(errno.ENOSPC): "make room",
@@ -33,7 +33,7 @@ _REMEDIES = {  # {system's reason: what to do}
 }
 _OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow errors, which have no errno
 
-# Lines of TensorFlow's error messages that only give a location in the graph, the Python code or the cluster.
+# Lines of TensorFlow's error messages that only name a location in the graph, the Python code or the cluster.
 _LOCATES = re.compile(
     r"\s*(Graph execution error:|Detected at node|File \"|\[\[|From /job:|<stack traces? unavailable>|"
     r"The op is created at:|Traceback \(most recent call last\)|\d+ root error\(s\) found|\d+ successful operations|"
@@ -41,14 +41,14 @@ _LOCATES = re.compile(
 )
 _ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # item of a list: `  (0) ABORTED:  text`
 _NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # nodes and compiled functions
-_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # codes of errors that others cause
+_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # codes of errors caused by other errors
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # in Keras' messages
 # Keras' lines before the message itself.
 _CALLING = ("Exception encountered when calling ", "Could not automatically infer the ", "Error encountered:")
 _SITE = ("site-packages", "dist-packages")  # pip installs into these folders
 _OURS = ("pipeline", "trainer", "beam_jobs", "stepfeed")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Flags that replace something or lift a protection: no hint may lead a user to them.
+# Flags that replace something or lift a protection: no hint may suggest them to a user.
 _NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_change", "update", "fresh"})
 
 
@@ -59,13 +59,13 @@ class PipelineError(Exception):
 
     Attributes:
       reason: description of what is wrong.
-      path: file, folder or URL; None if the error is not about one, or `reason` names it.
-      part: place in that file, in words: `line 3`; empty if `record` tells it, or the whole file is meant.
+      path: file, folder or URL; None if the error is not about a file or `reason` names it.
+      part: place in that file, in words, such as `line 3`; empty if `record` is set or the whole file is meant.
       record: number of the record in that file, from 0.
       offset: byte offset of the record in the file.
       decompressed: whether the offset counts decompressed bytes.
-      advice: advice on what to do; empty if `reason` has it, or there is none.
-      lost: process names, in the job, of those whose end has ended this one; empty if the error is this process's own.
+      advice: advice on what to do; empty if `reason` includes it or there is none.
+      lost: names, in the job, of the processes whose end caused this one's; empty if the error is this process's own.
     """
 
     exit_code = EXIT_DATA
@@ -90,12 +90,12 @@ class PipelineError(Exception):
 
     @property
     def mistakes(self) -> tuple[PipelineError, ...]:
-        """The errors reported together, one line each: just this one, except for several wrong flags."""
+        """Errors reported together, one line each: only this one, unless several flags are wrong."""
         return (self,)
 
     @property
     def where(self) -> str:
-        """The faulty place: `folder/file, record 3, byte offset 120`; empty if there is none."""
+        """Faulty place, such as `folder/file, record 3, byte offset 120`; empty if there is none."""
         if self.path is None:
             return ""
         part = f", {self.part}" if self.part else ""
@@ -137,8 +137,8 @@ class UsageError(PipelineError, ValueError):
     """An argument or flag has a value that cannot work.
 
     Attributes:
-      argument: name of the faulty argument or flag; None if `reason` has it.
-      value: value of that argument; None if `reason` has it.
+      argument: name of the faulty argument or flag; None if `reason` includes it.
+      value: value of that argument; None if `reason` includes it.
     """
 
     exit_code = EXIT_USAGE
@@ -160,7 +160,7 @@ class UsageError(PipelineError, ValueError):
 class MistakesError(UsageError):
     """Several mistakes in flags, one per line.
 
-    Without any, it has no message: the check needs the value of a flag that another error already reports.
+    Without mistakes it has no message: a check needed the value of a flag that another error already reports.
     """
 
     def __init__(self, mistakes: Iterable[PipelineError] = ()) -> None:
@@ -169,7 +169,7 @@ class MistakesError(UsageError):
 
     @property
     def mistakes(self) -> tuple[PipelineError, ...]:
-        """The errors that it reports together."""
+        """Errors that it reports together."""
         return self._mistakes
 
     def __str__(self) -> str:
@@ -177,7 +177,7 @@ class MistakesError(UsageError):
 
 
 class RerunError(PipelineError):
-    """The run stopped early with its state saved, or cannot begin yet: rerun the same command."""
+    """The run stopped early with its state saved, or cannot start yet: rerun the same command."""
 
     exit_code = EXIT_RERUN
 
@@ -196,7 +196,7 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     """Returns an error about a name that is not in `known`, which suggests the nearest one if that is harmless.
 
     Args:
-      what: flag or argument, as the user wrote it (`--model`).
+      what: flag or argument as the user wrote it, such as `--model`.
       value: the unknown name.
       known: valid names.
     """
@@ -207,7 +207,7 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
-    """Returns the known name most like a value; None if there is none, or the hint would not be harmless."""
+    """Returns the known name most similar to a value; None if there is none, or the hint could do harm."""
     near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
     return near[0] if is_harmless else None
@@ -220,18 +220,18 @@ def names_that_work(known: Iterable[str]) -> str:
 
 
 def root_cause(message: str) -> tuple[str | None, str]:
-    """Returns the code and the line of a TensorFlow message that say what happened.
+    """Returns the code and the line of a TensorFlow message that describe what happened.
 
-    An error in a compiled function lists where its node was made. If several operations failed, as on several replicas,
-    the message is `2 root error(s) found.` and a list. The first error that is not a consequence of another, such as a
-    cancelled operation, is taken.
+    An error in a compiled function lists where its node was created. If several operations failed, as on several
+    replicas, the message is `2 root error(s) found.` and a list. The result is the first error that is not a
+    consequence of another one, as a cancelled operation is.
 
     Args:
       message: message of a `tf.errors.OpError`; this function does not load TensorFlow.
 
     Returns:
-      The code, such as INVALID_ARGUMENT, or None if the message lists no errors (its class then gives the code); and
-      at most 300 characters, empty if the message says nothing.
+      The code, such as INVALID_ARGUMENT, or None if the message lists no errors (the error's class then determines it);
+      and a line of at most 300 characters, empty if the message has no content.
     """
     before, *listed = _ROOT.split(_NAMES.sub("", message))
     if not listed:
@@ -243,9 +243,9 @@ def root_cause(message: str) -> tuple[str | None, str]:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of an error of TensorFlow.
+    """Returns the message of a TensorFlow error.
 
-    A message with bytes of a record in it arrives as a UnicodeDecodeError, which has the message as its object.
+    A message that contains bytes of a record arrives as a UnicodeDecodeError, whose `object` is the message.
     """
     if isinstance(error, UnicodeDecodeError):
         return error.object.decode(errors="backslashreplace")
@@ -253,7 +253,7 @@ def message_of(error: Exception) -> str:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line that says more than a location, and the next one if the first ends with a colon."""
+    """Returns the first line with more than a location, and the next one if the first ends with a colon."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
     said = next(lines, "")
     if said.endswith(":"):  # such as `The following tasks are unhealthy (stopped sending heartbeats):` before the tasks
@@ -264,14 +264,14 @@ def _first_line(text: str) -> str:
 def of_user(error: BaseException) -> str:
     """Returns one line about an error in user code: `my_models.py:12: ValueError: text`.
 
-    The place is the innermost line that is not Python's, ours or installed by pip, if there is one.
+    The place is the innermost line in a file that is not Python's, ours or installed by pip, if there is one.
     """
     place = place_of(error)
     return f"{place}: {said_by(error)}" if place else said_by(error)
 
 
 def said_by(error: BaseException) -> str:
-    """Returns the class of an error and the line of its message that says what happened, `ValueError: text`."""
+    """Returns the class of an error and the line of its message that describes what happened, `ValueError: text`."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg}"
@@ -287,7 +287,7 @@ def place_of(error: BaseException, skipped: int = 0) -> str | None:
 
     Args:
       error: error that was raised.
-      skipped: number of outermost frames that are not the user's, whatever their files.
+      skipped: number of outermost frames that are not the user's, regardless of their files.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
@@ -320,11 +320,11 @@ def _shown(file: str) -> str:
 
 
 def reason_of(error: BaseException, is_advised: bool = False) -> str:
-    """Returns one line on why the system or a store failed, without the file's name if that is known anyway.
+    """Returns one line on why the system or a store failed, without the file's name if that is known already.
 
     Args:
       error: the error.
-      is_advised: whether advice follows, which a remedy must not precede.
+      is_advised: whether advice follows, so that no remedy is added.
     """
     if isinstance(error, PipelineError):
         return str(error)
@@ -335,9 +335,9 @@ def reason_of(error: BaseException, is_advised: bool = False) -> str:
 
 
 def with_remedy(reason: str) -> str:
-    """Returns a reason with what to do, if a full disk, a mount or a limit is one.
+    """Returns a reason, with a remedy for a full disk, a mount or a limit.
 
-    For a file that is too large, that is after the largest that this process may write.
+    For a file that is too large, the remedy follows the largest size that this process may write.
     """
     for text, remedy in _REMEDIES.items():
         if reason.endswith(text):
@@ -352,7 +352,7 @@ def with_remedy(reason: str) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """Returns the first line of a library's error, or its class if it has no text."""
+    """Returns the first line of a library's error, or the error's class if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -375,7 +375,7 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_flag(argument: str, flag: str) -> Iterator[None]:
-    """Makes a UsageError in the block that is about an argument of a function name the flag that gives it."""
+    """Turns a UsageError in the block about a function's argument into an error about the flag for it."""
     try:
         yield
     except UsageError as error:
@@ -390,12 +390,12 @@ def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
 
     Args:
       path: file or folder.
-      done: what the block does with it: "read", "written".
+      done: participle for what the block does with it: "read", "written".
       missing: whether a missing file stays a `FileNotFoundError`.
     """
     try:
         yield
-    except DataError:  # already one line
+    except DataError:  # is already one line
         raise
     # pyarrow's own errors are only known if it is loaded, and this module never loads it.
     except (OSError, getattr(sys.modules.get("pyarrow"), "ArrowException", OSError)) as error:

@@ -1,7 +1,7 @@
-"""Calls of Python functions by TensorFlow, both NumPy functions that read windows and the user's, with one-line errors.
+"""Calls of Python functions by TensorFlow (NumPy functions that read windows, and the user's), with one-line errors.
 
-A NumPy call that begins while the interpreter is finalized never returns, and the interpreter waits for it: a script
-would hang at its end. So no call begins once the interpreter exits.
+A NumPy call that begins while the interpreter is finalized never returns, and the interpreter waits for it, so that a
+script would hang at its end. So no call begins once the interpreter exits.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _ADVICE = (
 )
 
 KEYS, TRAINING = ASKED = ("keys", "training")  # arguments that a user's function gets by name
-_NOT_KEYS = re.compile("(label|target|mask|weight|box)e?s?|y|y_true|sample_weights?")  # not keys, if second arguments
+_NOT_KEYS = re.compile("(label|target|mask|weight|box)e?s?|y|y_true|sample_weights?")  # second arguments, but not keys
 
 _logger = logging.getLogger("pipeline")
 
 
 def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph if enabled."""
+    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph, if that is enabled."""
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 @dataclasses.dataclass(frozen=True)
 class UserFunction:
-    """A user's function of a batch, which gets further arguments by their names.
+    """A user's function of a batch, which gets further arguments by name.
 
     Attributes:
-      name: name of the `input_fn` argument or the method that the function is, for messages.
+      name: name of the `input_fn` argument or method that is the function, for messages.
       function: user's function. Its first argument is the batch.
-      by_position: whether the second argument is the keys, whatever its name.
-      asked: arguments to pass by name, out of `ASKED`.
+      by_position: whether the second argument is the keys, regardless of its name.
+      asked: arguments from `ASKED` to pass by name.
       no_python: reason why it may not call Python, such as "portable=True runs it in other processes"; "" if it may.
     """
 
@@ -79,9 +79,9 @@ class UserFunction:
         """Returns a user's function, converted by AutoGraph as `tf.data.Dataset.map` would convert it.
 
         Args:
-          name: name of the `input_fn` argument or the method that the function is.
+          name: name of the `input_fn` argument or method that is the function.
           function: user's function; arguments after the first are called `keys` or `training`, or have defaults.
-          any_keys: whether a second argument without default is the keys under most names.
+          any_keys: whether a second argument without a default is the keys under almost any name.
           no_python: reason why the function may not call Python; "" if it may.
 
         Raises:
@@ -90,7 +90,7 @@ class UserFunction:
         return cls(name, as_given(function), *_asked(name, function, any_keys), no_python)
 
     def __call__(self, batch: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
-        """Calls the function and returns its result, whatever its structure.
+        """Calls the function and returns its result, in any structure.
 
         Args:
           batch: first argument.
@@ -122,10 +122,10 @@ class UserFunction:
 
 
 def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
-    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function."""
+    """Returns `UserFunction.by_position` and `UserFunction.asked` for a function."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin whose arguments Python does not know
+    except (TypeError, ValueError):  # a builtin without a signature
         return any_keys, ()
     if isinstance(function, functools.partial):  # a signature shows arguments bound by name as defaults
         parameters = [one for one in parameters if one.name not in function.keywords]
@@ -166,18 +166,18 @@ def call_user(
     of: Callable[..., Any] | None = None,
     no_python: str = "",
 ) -> Any:
-    """Calls a user's function on tensors and returns its result, whatever its structure.
+    """Calls a user's function on tensors and returns its result, in any structure.
 
     Args:
-      name: name of the `input_fn` argument that the function is, for messages.
+      name: name of the `input_fn` argument that is the function, for messages.
       function: user's function.
       *arguments: arguments of the call.
       of: function that the user wrote, if `function` wraps it.
       no_python: reason why the function may not call Python; "" if it may.
 
     Raises:
-      UsageError: it fails, draws random numbers that do not depend on its arguments alone, changes a variable, or calls
-        Python where it may not.
+      UsageError: the function fails, draws random numbers that do not depend only on its arguments, changes a variable,
+        or calls Python where it may not.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
     try:
@@ -200,9 +200,9 @@ def call_user(
 
 
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:
-    """Refuses functions that would give other values after a resume; notes once that a Python function is opaque."""
+    """Refuses functions that would return other values after a resume; notes once that a Python function is opaque."""
     graph = traced.graph.as_graph_def()
-    # The library has all called functions, including those of branches, loops and datasets.
+    # The library has all called functions, including the bodies of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
         for node in body:
             if _STATEFUL_DRAW.match(node.op) or (_SHUFFLE.match(node.op) and _is_unseeded(node, body)):
@@ -227,16 +227,16 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python
 
 
 def _check_repeats(name: str, trace: Callable[[], Any], traced: Any) -> None:
-    """Refuses functions whose Python draws while it is traced: once for all rows, and another number after a resume."""
+    """Refuses functions whose Python code draws during tracing: one number for all rows, and another after a resume."""
     before = _python_draws()
     again = _numbers(trace())
     if again == _numbers(traced) and before == _python_draws():
         return
-    # The first trace may have made what later ones find, such as layers. A drawn choice may come out alike in two.
+    # The first trace may create objects, such as layers, that later ones find. Two traces may draw the same choice.
     if any(_numbers(trace()) != again for _ in range(_MORE_TRACES)):
         raise UsageError(
             f"{name}: the function computes other numbers each time that TensorFlow traces it, since its Python draws "
-            f"(random, numpy.random) or asks for the time: once for all rows, and anew after a resume; {_ADVICE}"
+            f"(random, numpy.random) or reads the clock: once for all rows, and again after a resume; {_ADVICE}"
         )
 
 
@@ -246,9 +246,9 @@ def _python_draws() -> tuple[Any, ...]:
 
 
 def _numbers(traced: Any) -> list[tuple[str, tuple[bytes, ...]]]:
-    """Returns the operations of a graph with their numbers, in an order that depends on nothing else.
+    """Returns the operations of a graph with their numbers, in an order that depends only on these.
 
-    Texts are left out: they have names, which are new in each trace.
+    Texts are left out because they contain names, which are new in each trace.
     """
     graph = traced.graph.as_graph_def()
     bodies = (graph.node, *(inner.node_def for inner in graph.library.function))
@@ -283,9 +283,9 @@ def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
         )
 
 
-_MORE_TRACES = 6  # of a function that may have drawn: one that flips a coin is then found in 98%
+_MORE_TRACES = 6  # of a function that may have drawn; they detect 98% of functions that flip a coin
 _unchecked: set[Any] = set()  # code of functions already reported
-_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or it has received the error
+_QUIET_SECONDS = 0.05  # after so long without a call, TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
 
 _lock = threading.Lock()
@@ -323,18 +323,18 @@ def call_numpy(
 
     # A Python error would reach the user as many lines with a stack; an assertion's message is one line. Under op
     # determinism, a stateful operation would make TensorFlow disable all parallelism and prefetching of an input; these
-    # functions depend on nothing but their arguments.
+    # functions depend only on their arguments.
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string], stateful=False, name=name)
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def _kept(error: PipelineError) -> str:
-    """Keeps an error and returns the text by which `error_of_input` finds it: only text passes through TensorFlow."""
+    """Keeps an error and returns the text that `error_of_input` looks up: only text passes through TensorFlow."""
     with _lock:
         while len(_errors) >= _MOST_ERRORS:
             del _errors[next(iter(_errors))]
-        _errors[str(error)] = error.changed()  # a copy: the traceback would keep its frames' arrays
+        _errors[str(error)] = error.changed()  # a copy, because the traceback would keep its frames' arrays
     return str(error)
 
 
@@ -346,7 +346,7 @@ def error_of_input(message: str) -> PipelineError | None:
 
 
 def kept_error(message: str) -> PipelineError | None:
-    """Returns `error_of_input`, but None for an assertion in TensorFlow's graph, which may be the user's."""
+    """Returns `error_of_input`'s result, but None for an assertion in TensorFlow's graph, which may be the user's."""
     found = _errors.get(message_of_input(message) or "")
     return found.changed() if found else None
 
@@ -387,7 +387,7 @@ def _end() -> None:
     _state["ends"] = True
     if not _state["last"] and not _calls:
         return
-    # Let calls that have begun finish, and fail those that begin now, until TensorFlow stops calling.
+    # Let running calls finish, and fail calls that begin now, until TensorFlow stops calling.
     start = quiet = time.monotonic()
     while time.monotonic() - quiet < _QUIET_SECONDS and time.monotonic() - start < _MOST_SECONDS:
         time.sleep(_QUIET_SECONDS / 10)
@@ -398,8 +398,8 @@ def _end() -> None:
 def release_arrays() -> None:
     """Makes TensorFlow release arrays that it no longer needs.
 
-    A TensorFlow thread without the interpreter's lock leaves that to the next NumPy call, and a loop inside one
-    `tf.function` makes none for a whole epoch.
+    A TensorFlow thread without the interpreter's lock leaves the release to the next NumPy call, and a loop inside one
+    `tf.function` makes no such call for a whole epoch.
     """
     tf.numpy_function(_nothing, [], tf.int64)
 

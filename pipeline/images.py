@@ -1,6 +1,6 @@
 """Converts image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded.
 
-Pixels are uint8. Images with 16 bits per channel keep the upper eight bits, as with TensorFlow's `decode_png`.
+Pixels are uint8. Images with 16 bits per channel keep the upper eight bits, as in TensorFlow's `decode_png`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import PIL.ImageFont
 import PIL.JpegImagePlugin
 from numpy.typing import NDArray
 
-MAX_PIXELS = 1 << 26  # 64 Mi: three times a large camera's, 192 MiB decoded; more is a decompression bomb
+MAX_PIXELS = 1 << 26  # 64 Mi: three times as many as a large camera has, 192 MiB decoded; more is a decompression bomb
 # Pillow's names. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) needs pillow-heif.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
-# Formats that every TFRecord reader decodes. Cameras write MPO, a JPEG file with more images after the first.
+# Formats that every TFRecord reader decodes. Cameras write MPO: a JPEG file with more images after the first.
 _KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
 # Modes of grey images; for colour images Pillow itself drops the lower bits.
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -60,25 +60,25 @@ _FONTS = (
 )
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
-_PNG_BITS = 24  # byte that says how many bits a channel has
+_PNG_BITS = 24  # offset of the byte with the number of bits per channel
 _PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may hold the orientation
 _JPEG_HEADER = re.compile(rb"\xff([\xc0-\xfe])")  # a marker before the pixels
 _JPEG_SCAN, _JPEG_END = 0xDA, b"\xff\xd9"
-_JPEG_FRAMES = range(0xC0, 0xD0)  # markers that tell how pixels are compressed, except for these:
+_JPEG_FRAMES = range(0xC0, 0xD0)  # markers of the pixels' compression, except for these:
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)
-_USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what every libjpeg decodes
+_USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive, which every libjpeg decodes
 _BLOCKS = {0: (8, 8), 1: (16, 8), 2: (16, 16)}  # {Pillow's number of the subsampling: (width, height) in pixels}
 
 
 class BadImageError(ValueError):
-    """The bytes are not a usable image; the message says why."""
+    """The bytes are not a usable image; the message explains why."""
 
 
 def open_file(data: bytes) -> PIL.Image.Image:
     """Opens an image file; reads only its header.
 
     Raises:
-      BadImageError: the file has none of the `_FORMATS`; is a camera raw file, a damaged PNG file or a JPEG file
+      BadImageError: the file is in none of the `_FORMATS`; is a camera raw file, a damaged PNG file or a JPEG file
         without an end; or has more than 16 bits per channel or 64 Mi pixels.
     """
     try:
@@ -95,9 +95,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
     if image.format in ("JPEG", "MPO"):
         _check_jpeg(data)
     if image.format == "TIFF" and (data[8:10] == b"CR" or _DNG in _tags(image) or _tags(image).get(_SUBFILE, 0) & 1):
-        raise BadImageError(
-            "it is a camera's raw file, of which only a preview could be read; develop it to PNG or JPEG"
-        )
+        raise BadImageError("it is a camera's raw file, and only its preview could be read; develop it to PNG or JPEG")
     return image
 
 
@@ -119,7 +117,7 @@ def _tags(image: PIL.Image.Image) -> Any:
 def _check_png(data: bytes) -> bytes:
     """Returns the metadata chunks after the pixels, which Pillow has not read yet.
 
-    Checks those that decoding needs, as TensorFlow does but Pillow does not.
+    Checks the chunks that decoding needs, as TensorFlow does but Pillow does not.
     """
     start, name, has_pixels, late = len(_PNG_SIGNATURE), b"", False, []
     while name != b"IEND":
@@ -134,7 +132,7 @@ def _check_png(data: bytes) -> bytes:
         if is_critical and zlib.crc32(data[start + 4 : end]) != _PNG_CRC.unpack_from(data, end)[0]:
             raise BadImageError(f"the CRC of the PNG file's chunk {name.decode('latin-1')!r} is wrong")
         if name == b"IHDR" and data[start + 18 : start + 20] != b"\0\0":
-            raise BadImageError("the PNG file's compression or filter is none that there is")
+            raise BadImageError("the PNG file has an unknown compression or filter method")
         has_pixels |= name == b"IDAT"
         if has_pixels and name in _PNG_METADATA:
             late.append(data[start : end + _PNG_CRC.size])
@@ -145,7 +143,7 @@ def _check_png(data: bytes) -> bytes:
 def _add_late_metadata(image: PIL.Image.Image, chunks: bytes) -> None:
     """Adds metadata from a PNG file's last chunks to the image's `info`.
 
-    Pillow's `getexif` would decode the image to reach them, and leave a damaged one half decoded.
+    Pillow's `getexif` would decode the image to reach them, and leave a damaged image half decoded.
     """
     if not chunks:
         return
@@ -162,7 +160,7 @@ def _add_late_metadata(image: PIL.Image.Image, chunks: bytes) -> None:
 def _check_jpeg(data: bytes) -> None:
     """Raises BadImageError if the pixel data has no end marker.
 
-    If a file's last part is zeros, Pillow takes them for pixels; TensorFlow reads on to the end, and fails.
+    If the end of a file is zeros, Pillow takes them as pixels; TensorFlow reads on to the end and fails.
     """
     _, scan = _jpeg_frame(data)
     if scan is not None and data.find(_JPEG_END, scan) < 0:
@@ -172,7 +170,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
-    """Returns a JPEG file's frame marker, and the offset of the first pixels; None for what is not found."""
+    """Returns a JPEG file's frame marker and the offset of the first pixels; None for each that is not found."""
     frame, start = None, 2
     while found := _JPEG_HEADER.match(data, start):
         marker = found[1][0]
@@ -187,10 +185,10 @@ def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
 
 
 def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
-    """Returns `png` or `jpeg` if every TFRecord reader can decode an opened image file unchanged; else None."""
+    """Returns `png` or `jpeg` if every TFRecord reader can decode an opened image file as it is; otherwise None."""
     kind = _KEPT_FORMATS.get(image.format or "")
-    # TensorFlow does not read lossless and arithmetic JPEG, which this Pillow may read. And Pillow takes CMYK values
-    # for inverted even without Adobe's marker; TensorFlow does not.
+    # TensorFlow does not read lossless or arithmetic JPEG, which this Pillow may read. And Pillow assumes that CMYK
+    # values are inverted even without Adobe's marker; TensorFlow does not.
     is_unusual = _jpeg_frame(data)[0] not in (None, *_USUAL_FRAMES) or (
         image.mode == "CMYK" and "adobe" not in image.info
     )
@@ -203,7 +201,7 @@ def channels_of(image: PIL.Image.Image) -> int:
 
 
 def _is_deep_grey(image: PIL.Image.Image) -> bool:
-    """Returns whether it is a 16-bit PGM file, whose values Pillow scales to 0..65,535, in 32 bits."""
+    """Returns whether the image is a 16-bit PGM file, whose values Pillow scales to 0..65,535, in 32 bits."""
     return image.format == "PPM" and image.mode == "I"
 
 
@@ -214,7 +212,7 @@ def orientation(image: PIL.Image.Image) -> int:
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Not the PNG file's own method, which decodes the image: errors in its pixels would be lost here.
+            # Not the method of a PNG file, which decodes the image: errors in its pixels would be lost here.
             found = PIL.Image.Image.getexif(image).get(PIL.ExifTags.Base.Orientation)
             return int(found) if found in _TURNS else 1
     except Exception:  # Pillow's readers raise a dozen error types
@@ -230,7 +228,7 @@ def orientation_of(data: bytes) -> int:
 
 
 def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
-    """Returns the (height, width) that an opened image has once it is upright."""
+    """Returns the (height, width) of an opened image once it is upright."""
     if image.format == "TIFF":  # Pillow rotates it while decoding, and already reports the final size
         return image.height, image.width
     return turned_size((image.height, image.width), orientation(image))
@@ -247,7 +245,7 @@ def upright_places(places: NDArray[np.float64], value: int, size: tuple[float, f
     Args:
       places: y and x of each place, float64 (..., 2).
       value: orientation, 1 to 8.
-      size: (height, width) of the image before, in the unit of the places.
+      size: (height, width) of the image before, in the same unit as the places.
     """
     made = places.copy()
     for axis in _MIRRORED_AXES.get(value, ()):
@@ -256,9 +254,9 @@ def upright_places(places: NDArray[np.float64], value: int, size: tuple[float, f
 
 
 def decode_scaled(image: PIL.Image.Image, size: tuple[int, int]) -> None:
-    """Makes an opened JPEG decode at 1/2, 1/4 or 1/8 of its size, as long as that is not below a size.
+    """Makes an opened JPEG decode at 1/2, 1/4 or 1/8 of its size, provided that is not below a size.
 
-    This takes a fraction of the time, and blurs a little if the result is then resized. Other formats are unaffected.
+    This takes a fraction of the time, and blurs the image a little if it is then resized. Other formats are unaffected.
 
     Args:
       image: image from `open_file`.
@@ -306,7 +304,7 @@ def upright_file(image: PIL.Image.Image) -> bytes:
     16. Otherwise it is quantized twice as finely.
 
     Args:
-      image: image from `open_file` for which `kept_as` returns `png` or `jpeg`.
+      image: image from `open_file` whose `kept_as` is `png` or `jpeg`.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -324,7 +322,7 @@ def upright_file(image: PIL.Image.Image) -> bytes:
 
 
 def _encoding_of(image: PIL.Image.Image) -> dict[str, Any]:
-    """Returns Pillow's options for encoding the rotated pixels of a JPEG file the way the file was encoded."""
+    """Returns Pillow's options for encoding the rotated pixels of a JPEG file in the way the file was encoded."""
     tables = [list(table) for _, table in sorted(image.quantization.items())]  # type: ignore[attr-defined]
     value, subsampling = orientation(image), PIL.JpegImagePlugin.get_sampling(image)
     block = _BLOCKS.get(subsampling, (8, 8))
@@ -366,16 +364,16 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 def nearest(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resizes an image to (height, width), each pixel the nearest one: for masks, whose values cannot be mixed."""
+    """Resizes an image to (height, width) by nearest neighbour, for masks, whose values cannot be mixed."""
     rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for new, old in zip(size, array.shape, strict=False))
     return array if array.shape[:2] == size else array[rows[:, None], columns]
 
 
 def classes_of(data: bytes) -> NDArray[np.uint8]:
-    """Returns the classes in the file of a mask, uint8 (height, width, 1): palette indices, or values of grey.
+    """Returns the classes in the file of a mask, uint8 (height, width, 1): palette indices, or grey values.
 
     Raises:
-      BadImageError: it is no PNG file with a palette, of 8 bits of grey, or of one bit.
+      BadImageError: the file is not a PNG with a palette, 8-bit grey or one bit.
     """
     opened = open_file(data)
     if opened.format != "PNG" or opened.mode not in ("L", "P", "1"):
@@ -393,9 +391,9 @@ def classes_of(data: bytes) -> NDArray[np.uint8]:
 
 
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
-    """Encodes an image as the bytes of a file: `png`, or `jpeg` of quality 95."""
+    """Encodes an image as the bytes of a file: `png`, or `jpeg` with quality 95."""
     stream = io.BytesIO()
-    _image(array).save(stream, encoding, quality=_JPEG_QUALITY)  # a PNG file has no quality
+    _image(array).save(stream, encoding, quality=_JPEG_QUALITY)  # PNG ignores the quality
     return stream.getvalue()
 
 
@@ -415,7 +413,7 @@ def _reason(data: bytes, error: Exception) -> str:
 
 
 def _words_of_reader(data: bytes) -> str | None:
-    """Returns the error of the reader for the format that a file begins like; None if it begins like none."""
+    """Returns the error of the reader for the format whose signature a file begins with; None without such a format."""
     for name in _readable():
         read, accepts = PIL.Image.OPEN[name]
         if accepts is None or accepts(data[:16]) is not True:
@@ -423,21 +421,21 @@ def _words_of_reader(data: bytes) -> str | None:
         try:
             with warnings.catch_warnings(action="ignore"):
                 read(io.BytesIO(data), "")
-        except Exception as error:  # a dozen error types
+        except Exception as error:  # Pillow's readers raise a dozen types
             return f"it begins as a {name} file, but its header is corrupt: {error or type(error).__name__}"
     return None
 
 
 @functools.lru_cache(maxsize=1024)
 def lettering(text: str, size: int) -> tuple[str, PIL.ImageFont.FreeTypeFont]:
-    """Returns a text as it can be drawn, and a font of a pixel size that has its letters.
+    """Returns a text in a form that can be drawn, and a font of a pixel size with its letters.
 
-    For ASCII the font is Pillow's own, otherwise the first of `_FONTS` that is installed and has every letter. If there
-    is none, letters lose their accents, and others become question marks.
+    For ASCII the font is Pillow's own, otherwise the first of `_FONTS` that is installed and has every letter. Without
+    such a font, letters lose their accents, and other characters become question marks.
     """
     own = PIL.ImageFont.load_default(size)
     assert isinstance(own, PIL.ImageFont.FreeTypeFont)
-    text = unicodedata.normalize("NFC", text)  # file names may have accents as separate letters without width
+    text = unicodedata.normalize("NFC", text)  # file names may have accents as separate characters without width
     for name in () if all(letter in _OWN_LETTERS for letter in text) else (*_FONTS, _font_of_matplotlib()):
         with contextlib.suppress(OSError):
             found = PIL.ImageFont.truetype(name, size)
@@ -478,7 +476,7 @@ def _font_of_matplotlib() -> str:
 
 
 def is_image(value: object) -> bool:
-    """Returns whether a value is the bytes of a PNG or JPEG file, judging by the first ones."""
+    """Returns whether a value is the bytes of a PNG or JPEG file, judging by the first bytes."""
     return isinstance(value, bytes) and value.startswith((_PNG_SIGNATURE, b"\xff\xd8\xff"))
 
 

@@ -32,7 +32,7 @@ def steps_per_epoch(options: EpochOptions) -> int:
 
 @Taking(OrderOptions)
 def order_spec(options: OrderOptions) -> OrderSpec | MixtureSpec:
-    """Returns the arguments of the order that `input_fn` follows, for storing beside a checkpoint.
+    """Returns the arguments of the order that `input_fn` follows, to store with a checkpoint.
 
     Args:
       data_dir, split, global_batch_size, training: see `input_fn`.

@@ -1,4 +1,4 @@
-"""Exact resume for Keras' `fit` after a kill, even mid-epoch: the step is all the state that the input has."""
+"""Exact resume for Keras' `fit` after a kill, even mid-epoch: the input's only state is the step."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         model.compile(keras.optimizers.Adam(1e-5), loss)
         resume = ExactResume(model, "run", spec, every=100, after=resume)
 
-    Then `restore` and `fits` as before. A program that is run again comes to the compile in which it was stopped: those
-    before have nothing left to fit.
+    Then `restore` and `fits` as before. A program that is run again reaches the compile in which it was stopped:
+    earlier ones have nothing left to fit.
     """
 
     def __init__(
@@ -74,9 +74,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
           every: number of steps between checkpoints; `fits` saves another one at its end.
           keep: number of newest checkpoints to keep.
           callbacks: callbacks of the `fit` whose state checkpoints keep: public attributes that hold numbers, texts or
-            arrays, except for arguments such as `patience`. In each run of the program they have the same classes, in
-            the same order.
-          after: callback of the compile before, once its `fits` have ended: steps and epochs are counted on from there.
+            arrays, except for arguments such as `patience`. Each run must give the same classes in the same order.
+          after: callback of the previous compile, once its `fits` have ended; its steps and epochs count as well.
 
         Raises:
           UsageError: the model is not built or not compiled, or scales its loss (float16), so that its optimizer does
@@ -97,7 +96,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             raise UsageError("has the optimizer of the compile before; compile it with a new one", argument="model")
         self._firsts: list[int] = [*after._firsts, after.step] if after else [0]  # the step at which each compile began
         self._end: int | None = None  # step at which this compile ended, once another one has begun
-        optimizer.build(model.trainable_variables)  # its slots, so that they can be restored
+        optimizer.build(model.trainable_variables)  # creates the slots, so that they can be restored
         self._fitted, self._iterations, self._spec, self._every = model, optimizer.iterations, spec, every
         self._optimizer = type(optimizer).__name__
         order = tf.train.Checkpoint(spec=tf.Variable(spec.to_json()), optimizer=tf.Variable(self._optimizer))
@@ -110,7 +109,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._earlier: list[_CallbackState] = []
         self._steps_per_epoch = 0  # until `fits` is called
         self._sums: list[Any] = []  # metrics over the steps of an interrupted epoch, until its rest begins
-        self._weights: list[Any] | None = None  # at the end of the rest of an interrupted epoch
+        self._weights: list[Any] | None = None  # weights at the end of the rest of an interrupted epoch
 
     @property
     def step(self) -> int:
@@ -124,8 +123,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
           The step to resume at, 0 if nothing was saved.
 
         Raises:
-          UsageError: it was saved with a different order of examples, model or optimizer.
-          DataError: it cannot be read.
+          UsageError: the checkpoint has a different order of examples, model or optimizer.
+          DataError: the checkpoint cannot be read.
         """
         newest = self._manager.latest_checkpoint
         if newest is None:
@@ -146,7 +145,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError(
                     f"has optimizer {stored}, the model has {self._optimizer}", path=newest, advice="use another folder"
                 )
-            # Restoring writes variables one by one, so look for anything that could stop it first.
+            # Restoring writes variables one by one, so look first for anything that could stop it.
             if not _fits(reader, newest, self._restored):
                 raise UsageError("is of another model or optimizer", path=newest, advice="use another folder")
             for name in reader.get_variable_to_shape_map():
@@ -166,9 +165,9 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return self.step
 
     def _has_saved(self, path: str, step: int, firsts: list[int]) -> bool:
-        """Returns whether a checkpoint is of this compile; one of a later compile tells where this one has ended.
+        """Returns whether a checkpoint is from this compile; a later compile's checkpoint sets where this one ended.
 
-        `firsts` are the steps at which its compile and those before began.
+        `firsts` are the steps at which the checkpoint's compile and earlier ones began.
         """
         number = len(self._firsts)
         if len(firsts) > number:
@@ -189,7 +188,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return json.dumps({**found, "firsts": self._firsts})
 
     def _remember(self, path: str, memory: dict[str, Any]) -> None:
-        """Restores a result of `_memory`; an earlier version stored nothing."""
+        """Restores a result of `_memory`; earlier versions stored nothing."""
         self._sums = memory.get("metrics", [])
         kinds = [type(state.callback).__name__ for state in self._states]
         stored = memory.get("callbacks", [])
@@ -227,23 +226,22 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
     def fits(self, *, epochs: int, steps_per_epoch: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields the remaining fits: the rest of an interrupted epoch, then all other epochs in one `fit`.
 
-        Each is the `start_step` of the input, and arguments for `fit`: initial_epoch, epochs, steps_per_epoch and
-        shuffle. Ends early if a callback has stopped the training.
+        Each item is the `start_step` of the input and arguments for `fit`: initial_epoch, epochs, steps_per_epoch and
+        shuffle. The iteration ends early if a callback has stopped the training.
 
         Args:
           epochs: number of epochs to train, including those before the interruption.
           steps_per_epoch: result of the function of that name for the input.
 
         Raises:
-          UsageError: the model's `steps_per_execution` does not divide `steps_per_epoch`, so that epochs would have
-            more steps.
+          UsageError: the model's `steps_per_execution` does not divide `steps_per_epoch`, which would lengthen epochs.
         """
         if steps_per_epoch % (at_once := self._fitted.steps_per_execution):
             raise UsageError(
                 f"steps_per_execution={at_once} must divide steps_per_epoch={steps_per_epoch}: Keras makes whole calls"
             )
         self._steps_per_epoch = steps_per_epoch
-        if self._end is not None:  # the weights are those of a later compile, which restores them
+        if self._end is not None:  # the weights belong to a later compile, which restores them
             return
         while (step := self.step) < epochs * steps_per_epoch and not any(state.has_stopped for state in self._states):
             epoch, done = divmod(step, steps_per_epoch)
@@ -278,7 +276,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             state.resume()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Makes a save due at the end of the previous epoch, now that all callbacks have seen its end."""
+        """Makes the save that was due at the end of the previous epoch, now that all callbacks have seen that end."""
         for state in self._states:  # callbacks after this one were reset later
             state.resume()
         if self._is_between_epochs:
@@ -287,7 +285,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves every `every` updates; with `steps_per_execution`, after the call that reaches that number."""
         variables = self._metric_variables
-        if len(self._sums) == len(variables):  # they exist since this batch, and are sums
+        if len(self._sums) == len(variables):  # the metrics exist from this batch on, and are sums
             for variable, value in zip(variables, self._sums, strict=True):
                 variable.assign(variable.numpy() + np.asarray(value, variable.numpy().dtype))
         self._sums = []
@@ -344,12 +342,12 @@ class _CallbackState:
         return is_early and loaded.get("wait", 0) >= stop.patience
 
 
-_OTHER = object()  # a value that is not state
+_OTHER = object()  # stands for a value that is not state
 _OF_OTHERS = 2  # `isbuiltin` of types that another library has added to NumPy
 
 
 def _as_json(value: Any) -> Any:
-    """Returns a JSON-compatible value; `_OTHER` if it is not made of numbers, texts and arrays."""
+    """Returns a JSON-compatible value; `_OTHER` for anything but numbers, texts and arrays."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -357,7 +355,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             return _OTHER
-        # NumPy's format has no names for other libraries' types, such as bfloat16: it stores them as bytes.
+        # NumPy's format has no names for types from other libraries, such as bfloat16: it stores them as bytes.
         is_foreign = value.dtype.isbuiltin == _OF_OTHERS
         file = io.BytesIO()
         np.save(file, value.view(f"V{value.dtype.itemsize}") if is_foreign else value, allow_pickle=False)
@@ -379,7 +377,7 @@ def _of_json(value: Any) -> Any:
         if "dict" in value:
             return {name: _of_json(one) for name, one in value["dict"].items()}
         array = np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
-        # An earlier version stored no name: there, pairs of bytes are bfloat16 weights.
+        # Earlier versions stored no name: there, pairs of bytes are bfloat16 weights.
         name = value.get("dtype") or ("bfloat16" if array.dtype == "V2" else None)
         return array.view(tf.as_dtype(name).as_numpy_dtype) if name else array
     return value

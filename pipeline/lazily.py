@@ -1,6 +1,6 @@
 """TensorFlow and Keras, loaded on first use: `from pipeline.lazily import tf`.
 
-For modules that `pipeline.registry` imports before a command's flags are checked. Type checkers see the real libraries.
+This is for modules that `pipeline.registry` imports before flags are checked. Type checkers see the real libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags of an order of examples: a command's own, or those stored in a run's folder."""
+"""The flags of an order of examples: a command's own, or the flags stored in a run's folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pipeline.manifest.sources import flags_for, parse_sources, sources_of
 from pipeline.manifest.succession import check_trained_on, pinned
 from pipeline.order import sharding
 
-_ON_SHEET = {"on_sheet": True}  # meaning: it also chooses what a contact sheet of the data set shows
-# In a run's folder, written by `trainer.run`: its flags, in groups, and the spec of its order.
+_ON_SHEET = {"on_sheet": True}  # meaning: the flag also affects a contact sheet of the data set
+# Files that `trainer.run` writes to a run's folder: its flags, in groups, and the spec of its order.
 _CONFIG, _ORDER = "config.yaml", "order.json"
 
 
@@ -31,8 +31,8 @@ class InputFlags:
     split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train", meaning=_ON_SHEET)
     # At most 16.7 million rows per step, more images than any memory holds.
     global_batch_size: int | None = flag(None, "batch rows over all replicas", least=1, most=1 << 24)
-    seed: int | None = flag(None, "of the order and the augmentations", unset="0", meaning=_ON_SHEET)
-    streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
+    seed: int | None = flag(None, "seed of the order and the augmentations", unset="0", meaning=_ON_SHEET)
+    streams: int | None = flag(None, "K of the order", least=1, unset="1 if the decoded split fits --shuffle_bytes")
     shuffle_bytes: int | None = flag(
         None, "decoded bytes that are shuffled together, over all streams", least=1, unset="1 GiB"
     )
@@ -55,11 +55,11 @@ class InputFlags:
     limit: str | None = flag(None, "number of records to take, or '500 per label'", meaning=_ON_SHEET)
     balance: str | None = flag(
         None,
-        "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
+        "column whose values fill the same number of rows of an epoch: label; 'sqrt(label)' for half way to that",
         meaning=_ON_SHEET,
     )
     weigh: str | None = flag(
-        None, "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times", meaning=_ON_SHEET
+        None, "column of weights: a record of weight w occurs floor(w) or ceil(w) times in an epoch", meaning=_ON_SHEET
     )
     mixture_schedule: str | None = flag(
         None,
@@ -69,7 +69,7 @@ class InputFlags:
 
     @classmethod
     def of_run(cls, flags: Mapping[str, Any]) -> Self:
-        """Takes these flags from a run's, by name; empty values count as not given."""
+        """Returns these flags from a run's, by name; empty values count as not given."""
         flags = {**flags, "split": flags.get("train_split")}
         return cls(**{field.name: flags.get(field.name) or None for field in dataclasses.fields(cls)})
 
@@ -115,18 +115,18 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
 
 def flags_of_data(model_dir: str, data_dir: str | None) -> dict[str, Any]:
-    """Returns the stored flags of the run in a folder, by name, for its own data or for others.
+    """Returns the stored flags of the run in a folder, by name, for its own data or other data.
 
     Args:
       model_dir: folder of the run.
-      data_dir: data to take; None: those that the run was trained on, in their version.
+      data_dir: data to use; None for the version of the data that the run was trained on.
 
     Raises:
       DataError: there is no run, or its files cannot be read.
-      UsageError: the run's own data are not where its flags say, or it is not known which version it was trained on.
+      UsageError: the run's own data are not where its flags place them, or their version is unknown.
     """
     flags, path = flags_of_run(model_dir), pathlib.Path(model_dir) / _ORDER
-    if data_dir is None and path.exists():  # earlier releases wrote none
+    if data_dir is None and path.exists():  # earlier releases did not write it
         order = order_in(path)
         flags = pinned(flags, order, model_dir)
         sources = sources_of(parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train")
@@ -140,7 +140,7 @@ def order_in(path: pathlib.Path) -> dict[str, Any]:
     """Returns the fields of the order of a run, and `STARTED_IN`, from its file `order.json`.
 
     Raises:
-      DataError: it cannot be read.
+      DataError: the file cannot be read.
     """
     try:
         order = json.loads(content_of(path))
@@ -153,9 +153,9 @@ def order_in(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_version(model_dir: str, data_dir: str, own: str) -> None:
-    """Raises UsageError if it is not told which version of data is meant, of those that an append or edit has made.
+    """Raises UsageError if data have several versions, from an append or edit, and it is unknown which one is meant.
 
-    `data_dir` is what the user gave, if anything; `own` is what the run's flags have.
+    `data_dir` is the user's value, if any; `own` is the value in the run's flags.
     """
     given = parse_sources(data_dir)
     if not _is_plain(given):
@@ -176,14 +176,14 @@ def _check_version(model_dir: str, data_dir: str, own: str) -> None:
 
 
 def _is_plain(sources: Any) -> TypeGuard[str]:
-    """Returns whether data are one folder, without a version."""
+    """Returns whether data are a single folder, without a version."""
     return isinstance(sources, str) and with_version(sources)[1] is None
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:
-    """Returns the number of workers that share the order, from a run's flags: the hosts they name, else 1.
+    """Returns the number of workers that share the order, from a run's flags: the number of hosts, else 1.
 
-    With parameter servers the order is that of one process. Only --sync cuts each step into equal parts, by
+    With parameter servers one process has the whole order. Only --sync cuts each step into equal parts, by
     --replicas_to_aggregate or the number of workers; an asynchronous worker makes whole steps.
     """
     workers = len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1

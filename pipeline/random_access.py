@@ -1,4 +1,4 @@
-"""Any example of a split by its number, without TensorFlow, for PyTorch's DataLoader and for looking at data."""
+"""Access to any example of a split by number, without TensorFlow, for PyTorch's DataLoader and for looking at data."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ class RandomAccess:
           cache_dir, cache_bytes: see `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
-          DataError: no valid data set, or a shard is missing or cut short.
-          UsageError: an unknown split, a compressed shard that can only be read sequentially, or a cache that cannot
-            work.
+          DataError: there is no valid data set, or a shard is missing or cut short.
+          UsageError: the split is unknown, a compressed shard can only be read sequentially, or the cache cannot work.
         """
         check_cache(data_dir, cache_dir, cache_bytes)
         manifest = manifests.load(data_dir)
@@ -108,15 +107,14 @@ class RandomAccess:
     def __getitem__(self, index: Any) -> Example | list[Example]:
         """Returns an example, or a list for a slice or a sequence of numbers.
 
-        Returns:
-          Values by feature name, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes;
-          `mask` uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), parts of the image's height and
-          width, (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and dtype (object
-          for strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if `pipeline.index` made the
-          data set without a feature map.
+        Returns: Values by feature name, with `image` uint8 (height, width, channels), or bytes; `label` int; `key`
+          bytes; `mask` uint8 (height, width, 1); `boxes` float32 (n, 4) and `points` (n, 2), fractions of the image's
+          height and width, (ymin, xmin, ymax, xmax) and (y, x); others as in the manifest: arrays of their shape and
+          dtype (object for strings), or if the shape is (), NumPy scalars or bytes. {"record": bytes} if
+          `pipeline.index` made the data set without a feature map.
 
         Raises:
-          DataError: the record is corrupt, or does not match the manifest; names its location.
+          DataError: the record is corrupt, or does not match the manifest; the error has its location.
           IndexError: there is no such example.
         """
         if isinstance(index, slice):
@@ -128,7 +126,7 @@ class RandomAccess:
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns the examples with the given numbers; PyTorch's DataLoader calls this to fetch a batch."""
         found = [self._find(index) for index in indices]
-        if self._shards.file(0).is_remote:  # several requests in flight
+        if self._shards.file(0).is_remote:  # keep several requests in flight
             return self._shards.in_parallel(lambda segment_and_record: self._example(*segment_and_record), found)
         return [self._example(segment, record) for segment, record in found]
 
@@ -159,7 +157,7 @@ class RandomAccess:
 
     def _example(self, segment: int, record: int) -> Example:
         [found] = self._reader.read_part(segment, record, record + 1)
-        assert found is not None  # never skips
+        assert found is not None  # this reader never skips
         if not self.features:  # an index of arbitrary records
             return {"record": found}
         try:

@@ -20,7 +20,7 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
         def lenet(...): ...  # MODELS["lenet"] is Model(lenet, epochs=10)
 
     Flags are checked against the names, so the modules are imported before TensorFlow is needed: at the top they import
-    it from `pipeline.lazily`, or import nothing heavy at all.
+    it from `pipeline.lazily`, or import nothing heavy.
 
     Args:
       package: full name of the package whose modules register things, or of a single module.
@@ -69,7 +69,7 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
             for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
                 if module.name not in self._besides:
                     importlib.import_module(f"{self._package}.{module.name}")
-            # Else the order, which help and errors show, is that in which this process happened to import them.
+            # Otherwise help and errors would show the order in which this process happened to import them.
             self._things = dict(sorted(self._things.items(), key=lambda named: str(self._places[named[0]][0])))
             self._is_complete = True
         return self._things

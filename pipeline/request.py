@@ -31,8 +31,8 @@ from pipeline.order.sharding import (
 from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
 from pipeline.order.views import LABEL, View, Where, checked_skips
 
-UserAugment: TypeAlias = Callable[..., Any]  # takes (images, keys), and training by name
-UserParse: TypeAlias = Callable[..., Any]  # takes serialized records, and keys and training by name
+UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by name
+UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by name
 Size: TypeAlias = "str | int | tuple[int, int] | None"
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -45,7 +45,7 @@ MOST_COPIES = 1024  # copies per image; each copy is augmented by its own ops
 MAX_CORRUPT = 100  # most records to skip
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # places to augment
 AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
-_MOST_FACTOR = 3.4e38  # for a class, as float32
+_MOST_FACTOR = 3.4e38  # largest factor for a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -54,7 +54,7 @@ class EpochOptions:
     """The arguments of `input_fn` (see there) that determine the length of an epoch.
 
     Metadata: `least` and `most`, the bounds of a whole number, besides a default of None; `known`, the allowed names;
-      `of_images` if the option means nothing for records that a `parse` function reads.
+      `of_images` if the option has no meaning for records that a `parse` function reads.
     """
 
     data_dir: PathLike | Sources
@@ -155,7 +155,7 @@ class Taking(Generic[P, Options]):
 
         del taking.__wrapped__  # type: ignore[attr-defined]
         taking.__signature__ = signature  # type: ignore[attr-defined]
-        # In a `tf.function`; as `tf.autograph.experimental.do_not_convert` does, which would load TensorFlow.
+        # For a `tf.function`: the same as `tf.autograph.experimental.do_not_convert`, which would load TensorFlow.
         taking.autograph_info__ = {}  # type: ignore[attr-defined]
         taking.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
         return taking
@@ -354,7 +354,7 @@ class Request(JobOptions):
 
     @property
     def view(self) -> View:
-        """The view: the records of an epoch, and how often each occurs."""
+        """View: the records of an epoch, and how often each occurs."""
         return View(self.where, self.limit, self.balance, self.weigh, self.classes)
 
     @property
@@ -364,14 +364,14 @@ class Request(JobOptions):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The data sets to feed together: a mixture's sources, or a single one."""
+        """Data sets to feed together: a mixture's sources, or a single one."""
         if self.is_mixture:
             return self.data_dir  # type: ignore[return-value]
         return (Source(self.data_dir, self.split, 1.0),)  # type: ignore[arg-type]
 
     @property
     def folder(self) -> PathLike:
-        """The folder of the data set, or of a mixture's first source."""
+        """Folder of the data set, or of a mixture's first source."""
         return self.sources[0].data_dir
 
     @property
@@ -492,7 +492,7 @@ def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
         size = str(size)
     match = (
         _SIZE.fullmatch(values.both_sides(size)) if isinstance(size, str) else None
-    )  # no `:=`: autograph does not know it
+    )  # no `:=`, which autograph does not support
     if match:
         return int(match[1]), int(match[2])
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):

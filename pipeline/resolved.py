@@ -1,8 +1,8 @@
 """A request with its data sets: their records, order and sizes, without TensorFlow.
 
-Each source is an input of its own, with its own epochs; a single data set is the only source. The global batch consists
-of equal blocks, all with the same number of rows of each source. So with any number of replicas that divides the rows
-of every source, all replicas get the same number of rows of each source.
+Each source is a separate input with its own epochs; a single data set is the only source. The global batch consists of
+equal blocks, all with the same number of rows from each source. So with any number of replicas that divides the rows of
+every source, all replicas get the same number of rows from each source.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ResolvedRequest:
         return label if self.new_labels is None else int(self.new_labels[label])
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError if the recipe mixes pairs of rows and a replica or a stream has an odd number of them."""
+        """Raises UsageError if the recipe mixes pairs of rows and a replica or a stream has an odd number of rows."""
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.augment), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
@@ -181,7 +181,7 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
 
 def _placed(request: Request, manifest: Manifest) -> dict[str, Feature]:
     wanted = (*request.features, request.label) if request.parse is None else ()
-    wanted += (BOX_LABELS,) * (request.label == BOXES)  # boxes alone say nothing of what is in them
+    wanted += (BOX_LABELS,) * (request.label == BOXES)  # boxes alone do not tell what is in them
     return {name: own for name, own in manifest.features.items() if own.convention and name in wanted}
 
 
@@ -205,7 +205,7 @@ def _check_placed(request: Request, manifest: Manifest) -> None:
 def _check(request: Request, manifest: Manifest) -> None:
     """Raises UsageError if a data set does not provide what the request needs.
 
-    Without images the order is still known, so only options that need images are an error.
+    The order is known without images, too, so only options that need images are an error.
     """
     if request.class_weight:
         names = request.view.classes or manifest.class_names
@@ -313,7 +313,7 @@ class ResolvedInput:
         return last
 
     def with_images(self, **options: Any) -> ResolvedInput:
-        """Returns the same input, with the same order of examples, whose images are made by other options."""
+        """Returns the same input, with the same order of examples, but other options for its images."""
         parts = (dataclasses.replace(part, request=dataclasses.replace(part.request, **options)) for part in self.parts)
         return ResolvedInput(dataclasses.replace(self.request, **options), tuple(parts))
 
@@ -321,8 +321,8 @@ class ResolvedInput:
         """Returns the same records in the same order, with other images.
 
         Args:
-          resize: their size, `128x128`; None for that of this input.
-          augment: their recipe; None for this input's.
+          resize: size of the images, `128x128`; None for this input's.
+          augment: recipe for the images; None for this input's.
 
         Raises:
           UsageError: another option rules them out.
@@ -336,7 +336,7 @@ class ResolvedInput:
         images: dict[str, Any] = {"augment": recipe, "resize": resize or self.request.resize}
         if resize and isinstance(recipe, str):
             images = recipes.images_of_size(recipe, resize)
-        # What the images of this input, or the recipe, lead to by default.
+        # Defaults that depend on the images of this input, or on the recipe.
         kept = [(name, {getattr(part.spec, name) for part in self.parts}) for name in ("record_bytes", "streams")]
         return self.with_images(**images, **{name: found.pop() for name, found in kept if len(found) == 1})
 
@@ -390,14 +390,15 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
     for name in (*request.features, *part.placed):
         if name in manifest.features:  # otherwise the reader reports it
             feature = manifest.features[name]
-            # Of boxes and points, the most of a record is an axis of what is fed; a mask has the shape of its image.
+            # The largest number of boxes or points in a record is an axis of the batch; a mask has the shape of its
+            # image.
             shape = "" if name in part.placed and feature.encoding else f" {feature.shape}"
             facts[f"feature {name!r}"] = f"{feature.dtype}{shape}"
     return facts
 
 
 def parts_of(request: Request) -> tuple[Request, ...]:
-    """Returns a request for each source's rows, as an input of its own.
+    """Returns a request for each source's rows, as a separate input.
 
     Each part has its share of `shuffle_bytes`, and its own seed: with the same seed, sources of equal length would be
     permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end. A source
@@ -415,7 +416,7 @@ def _part(request: Request, number: int, source: Source) -> Request:
     rows = shares.rows_at(0)[number]
     own_bytes = total * rows // request.global_batch_size if rows else total // len(request.sources)
     if request.shares.take_turns and are_versions([one.data_dir for one in request.sources]):
-        own_bytes = total  # as they would have alone: more versions may follow without another order of these
+        own_bytes = total  # as if each were alone, so that more versions may follow without changing the order of these
 
     def own(step: int) -> int:
         return shares.units_before(number, step)
@@ -442,7 +443,7 @@ def steps_per_epoch(request: Request) -> int:
 
     Raises:
       DataError: no valid data set.
-      UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
+      UsageError: a split or remainder is unknown, a view cannot work, or an epoch has no step.
     """
     part = parts_of(request)[0]
     manifest = manifests.load(part.folder)

@@ -1,4 +1,4 @@
-"""Texts of what holds from one step until the next that is named: `0: a=1, b=0; 5000: a=1, b=1`.
+"""Texts of settings that each apply from a step until the next given step: `0: a=1, b=0; 5000: a=1, b=1`.
 
 The weights of a mixture (`--mixture_schedule`) and the phases of a training (`--phases`) are such texts.
 """
@@ -16,25 +16,25 @@ from pipeline.errors import UsageError
 
 _START = re.compile(r"(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>|steps?|epochs?)")
 _COMMA = re.compile(r",(?![^()]*\))")  # not between the arguments of a recipe
-_MOST = 1 << 62  # steps
+_MOST = 1 << 62  # most steps
 
 
 class Segment(NamedTuple):
-    """What holds from a step on.
+    """Settings that apply from a step on.
 
     Attributes:
-      start: its first step, as written: `5000`, `10 epochs`.
-      parts: what holds, each usually `name=value`.
+      start: first step, as written: `5000`, `10 epochs`.
+      parts: settings, each usually `name=value`.
     """
 
     start: str
     parts: tuple[str, ...]
 
     def first_step(self, steps_per_epoch: int, flag: str) -> int:
-        """Returns its first step; a fraction of a step counts as the whole one.
+        """Returns its first step; a fraction of a step counts as a whole step.
 
         Raises:
-          UsageError: it begins at neither a step nor an epoch.
+          UsageError: `start` is neither a step nor an epoch.
         """
         if found := _START.fullmatch(self.start):
             amount, in_epochs = Fraction(found["amount"]), found["unit"].startswith("epoch")
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
 
 def parse(text: str) -> list[Segment]:
-    """Returns the segments of a text; none of an empty one."""
+    """Returns the segments of a text; empty for an empty text."""
     found = []
     for one in text.split(";"):
         if one.strip():
@@ -54,12 +54,12 @@ def parse(text: str) -> list[Segment]:
 
 
 def held_at(text: str, step: int, steps_per_epoch: int, flag: str) -> tuple[int, dict[str, str]]:
-    """Returns how many segments have begun at a step, and what holds there: {name: value}.
+    """Returns how many segments have begun at a step, and the settings there: {name: value}.
 
-    What a segment does not give is as in the one before.
+    A segment inherits settings that it does not give from the previous one.
 
     Raises:
-      UsageError: one begins at neither a step nor an epoch.
+      UsageError: a segment begins at neither a step nor an epoch.
     """
     begun, held = [one for one in parse(text) if one.first_step(steps_per_epoch, flag) <= step], dict[str, str]()
     for name, _, value in (part.partition("=") for one in begun for part in one.parts):

@@ -81,7 +81,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
 
     @property
     def step(self) -> int:
-        """The global step of the next element."""
+        """Global step of the next element."""
         return self._first + self._given // self._replicas
 
     def __next__(self) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         if begun:
             raise UsageError(
                 f"get_state in the middle of step {self.step}: {begun} of its {self._replicas} local replicas have "
-                "their rows; take those of the others first"
+                "their rows; take the others' rows first"
             )
         return {"step": self.step, "spec": json.loads(self.spec.to_json()), "spec_digest": self.spec.digest}
 
@@ -128,7 +128,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           allow_order_change: whether to continue at that step even if the state belongs to a different order.
 
         Raises:
-          UsageError: this is not a state, or belongs to a different order; the message names the fields that differ.
+          UsageError: `state` is not a state, or belongs to a different order; the message names the fields that differ.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
             raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")
@@ -147,7 +147,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
             )
         if note := self.spec.later_changes(dict(state["spec"]), step):
             _logger.warning("set_state: %s", note)
-        if (step, 0) != (self.step, self._given % self._replicas):  # or elements read ahead can be used
+        if (step, 0) != (self.step, self._given % self._replicas):  # otherwise elements read ahead can be used
             self._seek(step)
 
 

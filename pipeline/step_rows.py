@@ -1,6 +1,6 @@
 """The batch of any step of a run: its rows as stored and as trained on, as a table, JSON and a picture.
 
-The order is a function of the step, so nothing needs to have been logged: the step is made again.
+The order is a function of the step, so the step is simply made again; no log is needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
-_CAPTION, _GAP, _LETTERS = 16, 6, 12  # pixels
+_CAPTION, _GAP, _LETTERS = 16, 6, 12  # in pixels
 _INK, _MARK = (40, 40, 40), (200, 30, 30)
-_MOST_DRAWN = 512  # rows
-_MOST_VALUES = 4  # values shown of a label
+_MOST_DRAWN = 512  # most rows to draw
+_MOST_VALUES = 4  # most values shown of a label
 _SEEN = 0.005  # classes with at least this share of a mixed label are named
 
 
@@ -35,12 +35,12 @@ class Row:
     Attributes:
       row: row number in the global batch.
       replica: replica that gets the row.
-      source: number of its data set in a mixture, else 0.
+      source: number of its data set in a mixture, otherwise 0.
       record: record id in the split of that data set.
       place: shard, and number of the record in it.
       key: key of the record; empty if it has none, or cannot be read.
       label: label of the record, as fed: a number, or an array of numbers; None if unknown.
-      weight: sample weight; 0 for padding, and for a corrupt record that was skipped.
+      weight: sample weight; 0 for padding, and for a skipped corrupt record.
       stored: image as stored, decoded, uint8 (height, width, channels); None if it is not an image, or unreadable.
       trained: model's input for the row, if that is an array.
       trained_label: label for training; a number, or shares of all classes, float32 (classes,).
@@ -62,7 +62,7 @@ class Row:
 
 
 class Tile(NamedTuple):
-    """A row in a picture: the upper and lower image, the lines under both, and whether it is framed."""
+    """A row in a picture: the upper and lower image, the lines below them, and whether it is framed."""
 
     above: NDArray[Any] | None
     below: NDArray[Any] | None
@@ -74,8 +74,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
     """Returns the rows of a global step, in the order of the global batch.
 
     Args:
-      resolved: training input of a run. Without images, or with a `parse` function, there is nothing to show but the
-        records.
+      resolved: training input of a run. Without images, or with a `parse` function, only the records can be shown.
       step: number of the step, from 0: the number of updates before it.
       replicas: R.
 
@@ -108,7 +107,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
                 source=source,
                 record=record,
                 place=parts[source].selection.locate(record),
-                # The row of a corrupt record that was skipped has another record's values.
+                # The row of a skipped corrupt record has another record's values.
                 key="" if problem and not weights[row] else key_text(keys[row] or example.get("key", b"")),
                 label=parts[source].label_of(example["label"]) if "label" in example else None,
                 weight=float(weights[row].item()),
@@ -130,11 +129,11 @@ class _Stored:
             self._examples = RandomAccess(
                 request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes
             )
-        except UsageError as error:  # compressed shards that can only be read sequentially
+        except UsageError as error:  # compressed shards may only allow sequential reads
             self._why = str(error)
 
     def example(self, record: int) -> tuple[dict[str, Any], str]:
-        """Returns the features of a record, and why there are none: it is corrupt, or cannot be read by itself."""
+        """Returns the features of a record, or why there are none: it is corrupt, or cannot be read by itself."""
         if self._examples is None:
             return {}, self._why
         try:
@@ -275,7 +274,7 @@ def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tu
         if image is None:
             images.written(pen, (left + _GAP, y + side // 2), "-", _INK, _LETTERS)
         else:
-            is_larger = max(image.shape[:2]) > side  # nearest-neighbour scaling leaves out single rows, and so outlines
+            is_larger = max(image.shape[:2]) > side  # nearest-neighbour scaling drops single rows, and so outlines
             how = Image.Resampling.BOX if is_larger else Image.Resampling.NEAREST
             picture.paste(Image.fromarray(images.as_rgb(image)).resize((side, side), how), (left, y))
     if tile.is_marked:

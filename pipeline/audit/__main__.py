@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     description = "Prove that every record is seen once, and show which worker reads what."
     config = commandline.parse(COMMAND, description, AuditConfig, argv)
-    # Before a run's own values are filled in: what it trained with may stand beside its logs.
+    # Checked before the run's own values are filled in: those may come together with its logs.
     for name in ("augment", "resize") if config.observed is not None else ():
         if (given := getattr(config.order, name)) is not None:
             raise UsageError(f"--{name}={given} with --observed: the logs have the order, not the pixels; leave it out")
     # Not checked in the config: a misspelt --global_batch_size would be reported as missing as well.
     if config.order.global_batch_size is None and config.observed is None and config.model_dir is None:
         for source in sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train"):
-            manifests.load(source.data_dir)  # not a data set: report that first
+            manifests.load(source.data_dir)  # if this is not a data set, report that first
         raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
 

@@ -1,4 +1,4 @@
-"""One audit, from its flags to its verdict: order -> proof -> tables -> picture -> comparison with a run's logs."""
+"""An audit, from flags to verdict: order -> proof -> tables -> picture -> comparison with a run's logs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(config: AuditConfig) -> None:
     if len(sources) == 1:
         if config.order.mixture_schedule is not None:
             raise UsageError(
-                f"--mixture_schedule with DATA_DIR={config.data_dir}: is of a mixture, such as a=0.7,b=0.3"
+                f"--mixture_schedule with DATA_DIR={config.data_dir}: needs a mixture, such as a=0.7,b=0.3"
             )
         _run(config)
         return
@@ -87,12 +87,12 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
 
 
 def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
-    """Returns the sources with their orders; None without a batch size: the logs then have to tell the orders."""
+    """Returns the sources with their orders; None without a batch size, since the orders then come from the logs."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
     if config.order.global_batch_size is None:
         if config.order.mixture_schedule is not None:
-            raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights are parts of")
+            raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights divide")
         return None
     request = Request(given, training=True, **config.order.options)
     for topology in _topologies(config, request.global_batch_size, None):
@@ -120,8 +120,8 @@ def _run(
 
     Args:
       config: flags of the source.
-      part: the source with its order, if the mixture tells it; None if the flags and logs do.
-      step_of: function from a unit of the source in a schedule to the global step that takes it, if there is one.
+      part: the source with its order, if a mixture determines it; None if the flags and logs do.
+      step_of: function from a unit of the source to the global step that takes it; None without a schedule.
     """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
@@ -150,9 +150,9 @@ def _run(
 
 
 def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | None) -> ResolvedRequest:
-    """Returns the split with its order: from the mixture, the flags or, where these say nothing, the run's log.
+    """Returns the split with its order, taken from the mixture, the flags or, where neither sets it, the run's log.
 
-    The log has the size of a record, so no record has to be decoded.
+    The log states the size of a record, so no record has to be decoded.
     """
     if header is None:
         return part or resolve(_request(config, {}))
@@ -160,7 +160,7 @@ def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | 
     request = _request(config, run) if part is None else part.request
     request = dataclasses.replace(request, streams=request.streams or header.spec.streams, augment=None, resize=None)
     source = resolve(request, max(1, header.spec.record_bytes))
-    differences = source.spec.differences(run, 0)  # steps to skip are compared row by row later
+    differences = source.spec.differences(run, 0)  # skipped steps are compared row by row later
     if "manifest_digest" in differences:
         raise DataError(f"--observed: the run read other data: manifest digest {run['manifest_digest'][:12]}...")
     for name, (here, there) in differences.items():
@@ -171,7 +171,7 @@ def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | 
 
 
 def _request(config: AuditConfig, run: Mapping[str, Any]) -> Request:
-    """Returns the request made of the given flags and, for the rest, of `run`, the fields of an order's spec."""
+    """Returns the request built from the given flags and, for the rest, from `run`, the fields of an order's spec."""
     assert config.data_dir is not None
     values = {name: run[name] for name in _OF_SPEC if name in run} | config.order.options
     return Request(config.data_dir, training=not config.evaluation and run.get("training", True), **values)
@@ -188,10 +188,10 @@ def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[T
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:
-    """Prints each claim with its evidence; returns, for each epoch, whether every window was replayed."""
+    """Prints each claim with its evidence; returns whether every window was replayed, for each epoch."""
     contract, first = Contract.of(source), topologies[0]
     runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
-    # One more epoch, with one topology: an order that is the same in every epoch would pass in each one alone.
+    # One more epoch, with one topology: an order that repeats in every epoch would pass in each one alone.
     other = config.epoch + 1 if config.epoch + 1 < LAST_EPOCH else config.epoch - 1
     again = Runs(source, contract, other, first, exhaustive=False, share=0.5)
     checks = [*order_checks(source, contract), *runs[0].checks()]
@@ -211,7 +211,7 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
 
 
 def _in_phase(config: AuditConfig, source: ResolvedRequest) -> ResolvedRequest:
-    """Returns a run's data set with the images of the phase in which the epoch begins."""
+    """Returns a run's data set with the image size of the phase in which the epoch begins."""
     text = order_flags.flags_of_run(config.model_dir).get("phases") if config.model_dir else ""
     if not text or config.evaluation or source.request.is_mixture:
         return source
@@ -228,7 +228,7 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
         hidden = f"{workers - len(shown):,} more: --list_all"
         rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
     order = reading.order
-    # A worker with all streams, each in one window, keeps them in memory from epoch to epoch.
+    # A worker that reads all streams, each in one window, keeps them in memory across epochs.
     is_kept = order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
     once = ", once per run" if is_kept else ""
     note = sharing_note(reading.spec, order, workers)
@@ -315,7 +315,7 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, epochs: dict[int, bool]) -> str:
-    """Returns the last line of a successful proof; records were counted in the `epochs` that were replayed wholly."""
+    """Returns the last line of a successful proof; records were counted in `epochs`, which were replayed completely."""
     number, *others = epochs
     if not epochs[number]:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"

@@ -13,29 +13,27 @@ LAST_EPOCH = 1 << 62  # bound for epochs
 
 @dataclasses.dataclass(frozen=True)
 class AuditConfig:
-    """The order to audit, given by the run's own arguments, and the workers that read."""
+    """The order to audit, given by the run's own arguments, and the workers that read it."""
 
     data_dir: str | None = flag(
         None, "a folder, or a=0.7,b=0.3; not needed with --model_dir", positional=True, metavar="DATA_DIR"
     )
-    model_dir: str | None = flag(
-        None, f"a run of {name_of('trainer.run')}: what it is to prove, where flags do not say otherwise"
-    )
+    model_dir: str | None = flag(None, f"a run of {name_of('trainer.run')}: its settings apply where no flag is given")
     order: OrderFlags = dataclasses.field(default_factory=OrderFlags)
-    workers: int | None = flag(None, "number of processes that read; default: what the run's flags tell, else 1")
+    workers: int | None = flag(None, "number of reading processes; default: as in the run's flags, else 1")
     replicas: int | None = flag(None, "number of replicas in the job; default: likewise, else one per worker")
-    evaluation: bool = flag(False, "the order of evaluation; default: of training")
-    epoch: int = flag(0, "the epoch that is proved and shown; the one after it is replayed as well")
+    evaluation: bool = flag(False, "audit the order of evaluation; default: training")
+    epoch: int = flag(0, "the epoch to prove and show; the next one is replayed as well")
     against_workers: int | None = flag(None, "number of workers of a job to compare with")
     against_replicas: int | None = flag(None, "number of replicas of that job; default: one per worker")
     exhaustive: bool = flag(False, "replay every window of every worker, however long that takes")
     content: bool = flag(
         False,
-        "compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds, and the augmented "
+        "compare about 1,000 rows that input_fn feeds with a plain walk over the shards, and the augmented "
         "rows of two epochs",
     )
     observed: str | None = flag(None, "logs of --log_keys: files, folders, globs, joined by commas")
-    png: str | None = flag(None, "picture to draw of who reads what")
+    png: str | None = flag(None, "picture to draw of which worker reads what")
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Compares the values that `input_fn` feeds with those that a plain walk over the shards finds for the same records.
+"""Compares the values that `input_fn` feeds with the values of the same records in a plain walk over the shards.
 
-The walk shares no code with the readers, the parser and the batches: it reads a shard from its first byte, counts the
+The walk shares no code with the readers, the parser or the batches: it reads a shard from its first byte, counts the
 records, and decodes them one by one.
 """
 
@@ -31,14 +31,14 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 from pipeline.step_iterator import StepIterator
 
-_ROWS = 1000  # per worker, roughly: a third each from the beginning, middle and end of the epoch
-_MOST_BYTES = 4 << 30  # 4 GiB of shards to walk at most, but at least one shard
-_SIDE = 64  # images of different sizes are resized to at most this if the run's flags name no size
-_SHOWN = 40  # characters of a value
+_ROWS = 1000  # roughly, per worker: a third each from the beginning, middle and end of the epoch
+_MOST_BYTES = 4 << 30  # 4 GiB: most bytes of shards to walk, but at least one shard
+_SIDE = 64  # images of different sizes are resized to at most this if the run's flags set no size
+_SHOWN = 40  # most characters of a value to show
 
 
 class Fed(NamedTuple):
-    """A row that was fed: its place as worded in errors, its step and row, record id, and values by field."""
+    """A row that was fed: its place as errors name it, its step and row, record id, and values by field."""
 
     where: str
     step: int
@@ -48,7 +48,7 @@ class Fed(NamedTuple):
 
 
 def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Check:
-    """Returns a check of the values fed to the first and the last worker of a job in an epoch."""
+    """Returns a check of the values fed to the first and last worker of a job in an epoch."""
     return (
         "the values that are fed are those of the records, as a plain walk over the shards finds them",
         lambda: _check(source, epoch, topology),
@@ -108,7 +108,7 @@ def rows_fed(request: Request, epoch: int, topology: Topology, worker: int) -> I
     """Yields the rows of some steps of a worker, after checking their records against the contract.
 
     Raises:
-      Fault: a row has a different record than the contract says.
+      Fault: a row has a different record than the contract requires.
       DataError: a shard is missing, changed or corrupt.
     """
     resolved = resolve(request)

@@ -1,7 +1,7 @@
 """The contract of docs/order.md and docs/views.md, restated as plainly as possible, to compare feeds with.
 
-It shares no code with `pipeline.order`, not even hashes and bounds, so that a bug there is not repeated here. Only
-`where` expressions are evaluated by the same code.
+It shares no code with `pipeline.order`, not even hashes and bounds, so that a bug there is not repeated here, except
+for the evaluation of `where` expressions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Contract:
       remainder, seed, training: as in the spec.
       times: function from an epoch to the number of times each record occurs in it, (records of the selection,); None
         if each occurs once.
-      skip_steps: (first, end) of ranges of steps whose rows are not real.
+      skip_steps: (first, end) of each range of steps without real rows.
     """
 
     counts: tuple[int, ...]
@@ -52,7 +52,7 @@ class Contract:
 
     @classmethod
     def of(cls, source: ResolvedRequest) -> Contract:
-        """Returns the contract of a split, from nothing but the manifest, its columns and the spec."""
+        """Returns the contract of a split, derived only from the manifest, its columns and the spec."""
         spec, counts = source.spec, tuple(segment.num_examples for segment in source.selection.segments)
         times = _times_of(source) if source.request.view else None
         longest = -(-(sum(counts) if times is None else int(times(0).sum())) // spec.streams)
@@ -96,7 +96,7 @@ class Contract:
 
     @property
     def records_fed(self) -> int:
-        """Number of records that an epoch feeds: all of them, or with `drop` those in full steps."""
+        """Number of records that an epoch feeds: all of them, or only full steps of them with `drop`."""
         return min(self.num_records, self.steps_per_epoch * self.global_batch_size)
 
     def stream_bounds(self, stream: int) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Contract:
         return first, last
 
     def replica_rows(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns the first row of every global batch that a replica gets, and the one after the last."""
+        """Returns the first row that a replica gets of every global batch, and the one after the last."""
         return replica * self.global_batch_size // replicas, (replica + 1) * self.global_batch_size // replicas
 
     @functools.lru_cache(maxsize=4)  # noqa: B019, a few small objects
@@ -124,7 +124,7 @@ class Contract:
         return records % self.num_stored, real
 
     def draw_keys(self, step: int) -> NDArray[np.uint64]:
-        """Returns the key from which all draws of a row are made, uint64 (G,), for a global step."""
+        """Returns the key of each row in a global step, uint64 (G,); all of a row's draws are made from it."""
         records, _ = self._rows(step)
         epoch = step // self.steps_per_epoch
         return np.array([draw_key(self.seed, epoch, record) for record in records.tolist()], np.uint64)
@@ -176,9 +176,9 @@ class Epoch:
         return records[_permutation(key, len(records))]
 
     def stream(self, stream: int, first: int, stop: int) -> tuple[I64, Bools]:
-        """Returns records first..stop - 1 of a stream, and a mask of real ones.
+        """Returns records first..stop - 1 of a stream, and a mask of the real ones.
 
-        The stream is followed by padding: the records of its last window from last to first, repeated.
+        Padding follows the stream: the records of its last window from last to first, repeated.
         """
         contract = self.contract
         start, end = contract.stream_bounds(stream)
@@ -203,7 +203,7 @@ class Epoch:
         return window
 
     def batches(self, steps: range, rows: range) -> tuple[I64, Bools]:
-        """Returns the records (steps, rows) of steps in the epoch and rows in the global batch, and which are real."""
+        """Returns the records at steps of the epoch and rows of the global batch, (steps, rows), and which are real."""
         q = self.contract.rows_per_stream
         blocks = []
         for stream in range(rows.start // q, -(-rows.stop // q)):
@@ -217,7 +217,7 @@ class Epoch:
 
 
 def _times_of(source: ResolvedRequest) -> Callable[[int], I64]:
-    """Returns a function from an epoch to how often each record of a view occurs in it, (records of the selection,)."""
+    """Returns a function from an epoch to how many times each record of a view occurs, (records of the selection,)."""
     view, seed, count = source.request.view, source.spec.seed, source.selection.num_examples
     columns = Columns(source.request.folder, source.manifest, source.selection)
     mask = view.mask(columns, count)

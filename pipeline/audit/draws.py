@@ -1,7 +1,7 @@
-"""Checks the random draws of an augmentation: new ones in each epoch, and the same ones for (seed, epoch, record).
+"""Checks an augmentation's random draws: new in each epoch, and the same for the same (seed, epoch, record).
 
-First the keys from which all draws are made, which `pipeline.audit.contract` restates, then the augmented rows. The
-draws of the recipes in `_RESTATED` are restated as well: each row is cropped and mirrored here from the stored image.
+It first checks the keys from which all draws are made, against `pipeline.audit.contract`, then the augmented rows. For
+the recipes in `_RESTATED` it recomputes the draws as well: it crops and mirrors each row here from the stored image.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pipeline.step_iterator import StepIterator
 _RECORDS = 256  # records whose augmented rows are compared
 _BATCH, _OTHER_BATCH = 32, 16  # batch rows; a row's augmentation must not depend on it
 _TRIES = 12  # epochs and seeds to try if another epoch gives the same rows
-_ENOUGH = 8  # if so many seeds give different rows, epochs should as well
+_ENOUGH = 8  # if this many seeds give different rows, epochs should as well
 _ROUNDING = 2e-5  # tolerance for floats from batches of different sizes
 
 _RESTATED: dict[str, dict[str, Any]] = {
     "flip": {"prob": 0.5},
     "pad_crop_flip": {"pad": 4, "flip": True},
-}  # first recipes, and their defaults
+}  # recipes that may come first, with their defaults
 
 _Rows = dict[int, NDArray[Any]]  # augmented rows by record id
 
@@ -47,7 +47,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
 
     keys, rows = (
         "every row's draws are made from the key of its seed, epoch and record",
-        f"a record is augmented anew in each epoch, and alike again in the same one ({recipe})",
+        f"a record is augmented differently in each epoch, and the same when the epoch is repeated ({recipe})",
     )
     return [
         (keys, lambda: _check_keys(source, epochs, topology)),
@@ -56,7 +56,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
 
 
 def _unmixed(request: Request) -> str:
-    """Returns the recipe without mixing: a mixed row has a different partner in each epoch, whatever is drawn."""
+    """Returns the recipe without mixing: a mixed row has a different partner in each epoch, regardless of the draws."""
     text = request.augment if isinstance(request.augment, str) else ""
     if request.mixes:
         text = text.rpartition("|")[0]
@@ -99,7 +99,7 @@ def _check_rows(source: ResolvedRequest, augmented: Request, epoch: int, other: 
 
 
 def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
-    """Compares the first recipe's rows with independent ones made of the stored images; returns what was compared."""
+    """Compares the first recipe's rows with rows made independently from the stored images; returns text about it."""
     (name, given), *_ = parse_calls(str(augmented.augment), "augment", "a recipe")
     if name not in _RESTATED or None in source.manifest.features["image"].shape:
         return ""
@@ -126,7 +126,7 @@ def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
 def _check_repeats(augmented: Request, first: _Rows, epoch: int, other: int) -> None:
     """Raises Fault if rows that are equal in two epochs are equal in all, while other seeds give other rows.
 
-    Rows may be equal by chance (few records, rare draws) or because nothing is drawn; then most seeds leave them equal
+    Rows may be equal by chance (few records, rare draws) or because nothing is drawn; most seeds then leave them equal,
     too.
     """
     by_seed = 0
@@ -141,15 +141,15 @@ def _check_repeats(augmented: Request, first: _Rows, epoch: int, other: int) -> 
         if _differences(first, _augmented(augmented, max(epoch, other) + n, _BATCH)):
             return
     raise Fault(
-        f"{count_of(len(first), 'record')}: augmented in epoch {other} and {_TRIES - 1} more as in epoch {epoch}, but "
-        f"in another way by {by_seed} of {_TRIES} other seeds"
+        f"{count_of(len(first), 'record')}: augmented the same in epoch {epoch} as in {other} and {_TRIES - 1} more, "
+        f"but differently by {by_seed} of {_TRIES} other seeds"
     )
 
 
 def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
     """Returns the augmented rows of up to `_RECORDS` records of an epoch.
 
-    A view of these records is fed, so that every epoch has the same ones, however large the data set is.
+    The input feeds a view of these records, so that every epoch has the same ones, however large the data set is.
     """
     own: dict[str, Any] = {
         "augment_on": "host",

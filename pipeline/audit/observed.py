@@ -28,13 +28,13 @@ from pipeline.records.tf_example import keys_of
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 NOT_LOGGED = -1
 _ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64), ("skipped", np.bool_)])
-_MOST_EPOCHS = 20  # the last ones are listed
+_MOST_EPOCHS = 20  # most epochs listed, from the end
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
 _UNITS = (
     "note: the steps are units of a source under a schedule; which step of the run took each was not checked: for "
     "that, give all sources with their --mixture_schedule, or --model_dir"
 )
-_CLOSE = 1e-6  # relative: logged weights are float32
+_CLOSE = 1e-6  # relative tolerance, because logged weights are float32
 
 
 def find(text: str) -> list[pathlib.Path]:
@@ -56,7 +56,7 @@ def find(text: str) -> list[pathlib.Path]:
 
 
 def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> list[str]:
-    """Returns the key of each record by its id, as a key log has it; `key` is the name of their feature.
+    """Returns the key of each record by its id, in the form used in key logs; `key` is the name of the key feature.
 
     Raises:
       DataError: a shard is missing, cut short or corrupt, or two records have the same key.
@@ -93,15 +93,14 @@ class Seen:
     """The rows that a run logged.
 
     Attributes:
-      names: keys of the split by record id, followed by logged keys that the split does not have.
+      names: keys of the split by record id, followed by logged keys that are not in the split.
       steps: rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`, and
         `skipped`, whether the step was to be skipped.
       relogged: number of rows logged twice because of a resume.
-      superseded: number of rows left out because the schedule takes their unit in another step, and a resume repeated
-        their step.
-      has_units: whether steps are units of a source under a schedule that is not given.
+      superseded: number of rows left out because a resume repeated their step without their unit.
+      has_units: whether steps are units of a source because its schedule is not given.
       workers: (index, number of workers) of each header.
-      differences: entries of a wrong size or in a step other than the schedule's, and rows that a resumed run logged
+      differences: entries of the wrong size or in the wrong step of the schedule, and rows that a resumed run logged
         again with different records.
     """
 
@@ -118,13 +117,13 @@ class Seen:
         self.differences: list[Difference] = []
 
     def add(self, where: str, header: Header, entry: Entry, is_superseded: bool = False) -> None:
-        """Adds one replica's rows of a step, and a difference if an earlier line has different rows.
+        """Adds one replica's rows of a step, and a difference if an earlier line has other rows.
 
         Args:
           where: file and line of the entry.
           header: header in force for the entry.
           entry: rows to add.
-          is_superseded: whether a resume repeated the step, possibly with another schedule or other steps to skip.
+          is_superseded: whether a resume repeated the step, possibly with another schedule or other skipped steps.
         """
         count = self._size // header.replicas
         start = entry.replica * count
@@ -153,7 +152,7 @@ class Seen:
         for i in np.flatnonzero(wrong)[:1].tolist():
             first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
             self._differs(entry, start + i, f"done again with other rows: first {first}; later {later} ({where})")
-        # The later rows may be in another worker's log that was read first.
+        # The later rows may be in another worker's log, which was read first.
         before[:] = np.where(logged & is_superseded, before, rows)
 
     def _differs(self, entry: Entry, row: int, text: str) -> None:
@@ -177,7 +176,7 @@ def read_run(
     Args:
       paths: log files, one per worker.
       keys: keys by record id.
-      spec: order that all headers must have, except for steps to skip, which are the last job's.
+      spec: order that all headers must have, except for the skipped steps, which are the last job's.
       step_of: function from a unit of this source in a schedule to the global step that takes it; None without a
         schedule.
 
@@ -204,7 +203,7 @@ def read_run(
 
 
 def _jobs(logs: Sequence[Sequence[Part]]) -> Sequence[Part]:
-    """Returns the parts of the first worker's log, since every job has that worker, or else of the first log."""
+    """Returns the parts of the first worker's log, since every job has that worker; otherwise of the first log."""
     return next((parts for parts in logs if parts and parts[0].header.worker == 0), next(filter(None, logs), ()))
 
 
@@ -224,7 +223,7 @@ def _topology(part: Part) -> tuple[int, int]:
 
 
 def header_of_run(paths: Sequence[pathlib.Path]) -> Header:
-    """Returns the header of a run's first job, with the steps to skip of its last job.
+    """Returns the header of a run's first job, with the skipped steps of its last job.
 
     Raises:
       DataError: a log cannot be read, or none has a header.
@@ -264,7 +263,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
     gap, gaps = _gaps(seen, steps, full)
     found, count = [*seen.differences, *gap], len(seen.differences) + gaps
     epochs = []
-    contract = dataclasses.replace(contract, skip_steps=())  # rows themselves say whether their step is skipped
+    contract = dataclasses.replace(contract, skip_steps=())  # the logged rows have their own flag for that
     for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
         counts, differences = _compare_epoch(contract, seen, list(of_epoch))
         epochs.append({"epoch": epoch, **counts})
@@ -276,7 +275,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
-    """Returns the first step that lacks rows though a later one is complete, and the number of such steps."""
+    """Returns the first step that lacks rows although a later one is complete, and the number of such steps."""
     if not steps:
         return [Difference(0, 0, "the logs have no step")], 1
     last = full[-1] if full else steps[0]
@@ -286,7 +285,7 @@ def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[D
     step = next(wanted for wanted, step in zip(itertools.count(steps[0]), [*full, None]) if step != wanted)
     rows = seen.steps.get(step)
     row = 0 if rows is None else int((rows["record"] == NOT_LOGGED).argmax())
-    # Usually, a worker's log was not given.
+    # Usually because a worker's log was not given.
     logs = {workers: sum(1 for _, w in seen.workers if w == workers) for _, workers in seen.workers}
     lacking = [f"; there are logs of {n} of {workers} workers" for workers, n in logs.items() if n < workers]
     return [Difference(step, row, f"not in the logs{''.join(lacking[:1])}")], gaps
@@ -295,8 +294,8 @@ def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[D
 def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
     """Returns counts of an epoch's logged rows and records, and the first difference, if any.
 
-    `records once` and `repeated` count records with a weight in one row and in several; `missing` counts records that
-    the logged rows should have but that occur nowhere in the epoch.
+    `records once` and `repeated` count records that have a weight in one row and in several rows; `missing` counts
+    records that should be in the logged rows but occur nowhere in the epoch.
     """
     expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
     rows = np.stack([seen.steps[step] for step in steps])
@@ -325,9 +324,9 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
 
 
 def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bools:
-    """Returns a mask of correct weights (n, G): 0 for padding and skipped rows, for others all 1, or all G / real rows.
+    """Returns a mask of correct weights (n, G): 0 for padding and skipped rows, all 1 or all G / real rows for others.
 
-    The latter is what `mean` gives. A resume may skip a step whose rows, trained on before, are still in a log.
+    G / real rows is the weight under `mean`. A resume may skip a step whose rows, trained on before, are in a log.
     """
     mean = real.shape[1] / real.sum(1, keepdims=True)
     trained = real & ~skipped
@@ -337,7 +336,7 @@ def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bool
 
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
-    """Returns lines about what a run saw: totals, and a table with a row per epoch."""
+    """Returns lines that describe what a run saw: totals, and a table with a row per epoch."""
     listed, seen = report.epochs[-_MOST_EPOCHS:], report.seen
     total = f" of {steps_per_epoch:,}"
     rows = [[(name, f"{n:,}{total if name == 'steps' else ''}") for name, n in epoch.items()] for epoch in listed]

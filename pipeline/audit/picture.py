@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.commands.text import count_of, scale_of, size_of
 from pipeline.order.reading import Reading
 
-_MOST_SHARDS = 300  # drawn in two greys; more would be a pixel wide and show spurious patterns
-_MOST_NAMED = 12  # shards: more leave no room for their names
+_MOST_SHARDS = 300  # most shards drawn in two greys; more would be a pixel wide and show spurious patterns
+_MOST_NAMED = 12  # most shards with names; more leave no room for them
 _GREYS = ListedColormap(["#c9ced6", "#8d97a5"])
 _BLUE = "#5a7d9a"
 
@@ -78,7 +78,7 @@ def _draw_workers(axes: Any, reading: Reading, scale: int) -> PolyCollection:
     corners = [
         [(ends[k], w - 0.47), (ends[k + 1], w - 0.47), (ends[k + 1], w + 0.47), (ends[k], w + 0.47)] for w, k in parts
     ]
-    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # an edge keeps even the thinnest visible
+    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # edges keep even thin parts visible
     colours = ListedColormap(colormaps["turbo"](np.linspace(0.05, 0.95, order.streams)))
     found.set(array=[k for _, k in parts], cmap=colours, clim=(-0.5, order.streams - 0.5))
     axes.add_collection(found)

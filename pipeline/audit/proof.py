@@ -1,6 +1,6 @@
-"""Proves that an order keeps the contract on any topology: its windows, and every row fed to each replica.
+"""Proves that an order keeps the contract on any topology, in its windows and in every row fed to each replica.
 
-The input evaluates `pipeline.order.feed`. The proof evaluates it with NumPy, with record ids in place of records, and
+The input evaluates `pipeline.order.feed`. The proof evaluates it in NumPy, with record ids instead of records, and
 compares the result with `pipeline.audit.contract`.
 """
 
@@ -26,12 +26,12 @@ from pipeline.resolved import ResolvedRequest
 
 Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
 BUDGET = 1 << 24  # most records to replay, about 4 s; a smaller epoch is replayed completely
-_REPLAY_BYTES = 160  # bytes of memory per record or row replayed at once; 75 to 150 were measured
-_WINDOW_BLOCK = 1 << 18  # windows compared at once
+_REPLAY_BYTES = 160  # bytes of memory per record or row replayed at a time; 75 to 150 were measured
+_WINDOW_BLOCK = 1 << 18  # windows compared at a time
 NOT_READ = -1  # marks a row without a record
-_PLAN_COST = 1 << 13  # records: replaying as many takes as long as making a plan, however small its window is
+_PLAN_COST = 1 << 13  # records whose replay takes as long as making a plan, however small its window is
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
-_FEW = 8  # resumed runs, at least; 2 if windows or steps are very large
+_FEW = 8  # least number of resumed runs; 2 if windows or steps are very large
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 
 
@@ -66,7 +66,7 @@ def check_all(checks: Iterable[Check]) -> None:
 
 
 def part_size(order: Order, topology: Topology) -> int:
-    """Returns the size of the smallest part that can be replayed: a window or the batch rows of a worker."""
+    """Returns the size of the smallest part that can be replayed: a window or a worker's rows of a batch."""
     width, rows = order.rows_per_stream, topology.worker_rows()
     streams = int((-(-rows[:, 1] // width) - rows[:, 0] // width).max())
     longest = -(-order.num_records // order.streams)
@@ -149,8 +149,7 @@ class Fed(NamedTuple):
       window: number of the window, counted across epochs.
       records: record ids, int64 (elements, rows of a replica).
       real: mask of rows that are not padding, bool (elements, rows of a replica).
-      real_rows: number of rows of the global batch that are not padding, by which `weights="mean"` divides; int64
-        (elements,).
+      real_rows: number of rows of the global batch that are not padding, int64 (elements,); the divisor of "mean".
     """
 
     window: int
@@ -172,7 +171,7 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
             plan = feed.plan(epoch, window)
             ids = _read(feed, plan)
             found = _take(plan, ids, tail, feed.order.num_stored)
-            # The second form of the plan, for readers that place records themselves, must feed the same.
+            # The second form of the plan, for readers that place records themselves, must feed the same rows.
             contiguous = plan.with_contiguous_elements()
             _check_same(found, _take(contiguous, ids, tail, feed.order.num_stored), contiguous)
             first = feed.first_element(first_step, epoch, window)
@@ -199,9 +198,9 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
 
 
 def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, I64]:
-    """Returns the records of a plan's elements, and of the tail that it leaves to the next window.
+    """Returns the records of a plan's elements, and of the tail that it leaves for the next window.
 
-    `ids` are those of the records that the window reads, `tail` are the records left by the previous one.
+    `ids` are the ids of the records that the window reads, `tail` the records left by the previous window.
     """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids
@@ -242,7 +241,7 @@ class Runs:
       epoch: epoch to replay.
       topology: topology of the job.
       exhaustive: whether to replay the whole epoch, however large it is.
-      share: fraction of `BUDGET` that the epoch may take.
+      share: fraction of `BUDGET` that the epoch may use.
 
     Attributes:
       epoch: epoch that is replayed.
@@ -271,7 +270,7 @@ class Runs:
             streams * contract.num_records // contract.streams,
             contract.steps_per_epoch * order.global_batch_size,
         )
-        self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, like the budget
+        self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, as in the budget
         self._part = part_size(order, topology)
         self._few = max(2, min(_FEW, BUDGET // self._part))
         self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET * share
@@ -280,7 +279,7 @@ class Runs:
         """Returns the checks of the runs.
 
         Args:
-          other: topology whose runs were checked before; its global batches are then compared with these.
+          other: topology whose runs were checked before, for a comparison of its global batches with these.
         """
         topology = self._topology
         same = f"; every global batch is the same on {topology} as on {other}" if other else ""
@@ -293,8 +292,8 @@ class Runs:
         ]
 
     def checks_again(self) -> list[Check]:
-        """Returns a check of a second epoch, after `checks` of the first: an order might repeat in every epoch."""
-        if self._part > BUDGET:  # not decided in the first epoch either
+        """Returns a check of a second epoch, after `checks` of the first: the order must not repeat in every epoch."""
+        if self._part > BUDGET:  # the first epoch was not checked either
             return []
         return [(f"every row of epoch {self.epoch} holds the record of the contract, too", self._check_again)]
 
@@ -369,13 +368,13 @@ class Runs:
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
         """Returns the numbers of windows and rows that were replayed."""
         windows = rows = 0
-        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # at once if the first window may take long
+        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # no delay if the first window may take long
         for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
             windows, rows = windows + 1, rows + fed.records.size
         return windows, rows
 
     def _whole_epoch(self) -> Iterator[Fed]:
-        """Yields all workers' windows in turns, so that workers with the same streams share a cached permutation.
+        """Yields all workers' windows in turn, so that workers with the same streams share a cached permutation.
 
         Counts the records and the real rows.
         """
@@ -435,7 +434,7 @@ class Runs:
         first = self._epoch.number * contract.steps_per_epoch
         real_rows[[contract.is_skipped(first + step) for step in steps]] = 0
         if not np.array_equal(fed.real_rows, real_rows.repeat(self._topology.local_replicas)):
-            raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step are {fed.real_rows[-1:]} at last")
+            raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step end with {fed.real_rows[-1:]}")
 
     def _name(self, record: int) -> str:
         copy, record = divmod(record, self._contract.num_stored)

@@ -1,7 +1,7 @@
-"""Proves that a schedule hands out each source's units one after another, and the same to all replicas.
+"""Proves that a schedule hands out each source's units one after another, and the same ones to all replicas.
 
-The content of a unit follows from the source's own order, which `pipeline.audit.proof` proves. Here the rules of
-docs/views.md are restated plainly, sharing no code with `pipeline.order.shares`, which `input_fn` uses.
+The content of a unit follows from the source's own order, which `pipeline.audit.proof` proves. This module restates the
+rules of docs/views.md plainly and shares no code with `pipeline.order.shares`, which `input_fn` uses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Plan:
 
     @functools.cached_property
     def rows(self) -> list[tuple[int, ...]]:
-        """Rows of each source in each segment: rounded down, with the rest going to the largest remainders."""
+        """Rows of each source in each segment: rounded down, and the rest given to the largest remainders."""
         found = []
         for _, weights in self.weights:
             exact = [Fraction(str(float(weight))) for weight in weights]
@@ -58,7 +58,7 @@ class Plan:
 
     @functools.cached_property
     def unit(self) -> int:
-        """U, the greatest common divisor of all of these numbers of rows."""
+        """U, the greatest common divisor of all these numbers of rows."""
         rows = {count for of_segment in self.rows for count in of_segment if count}
         return next(unit for unit in range(min(rows), 0, -1) if not any(count % unit for count in rows))
 
@@ -79,7 +79,7 @@ class Plan:
 
 
 def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check]:
-    """Returns checks of a mixture's schedule with topologies of the job, and others to compare with."""
+    """Returns checks of a mixture's schedule with the job's topologies and with others to compare."""
     plan, shares = Plan.of(mixture), mixture.request.shares
     first = topologies[0]
     same = [f"; every global batch is the same on {one} as on {first}" if one != first else "" for one in topologies]
@@ -114,7 +114,7 @@ def _check_units(plan: Plan, shares: Shares) -> str:
         wanted = [(source, number) for source, units in enumerate(plan.units(step)) for number in units]
         if found != wanted:
             raise Fault(f"step {step}: (source, unit) is {_different(found, wanted)}")
-        # A run that resumes here reads each source from its next unit on, as many units as the rest of the segment
+        # A run that resumes here reads each source from its next unit on, for as many units as the rest of the segment
         # takes.
         resumed, stop, each = shares.between(step, step + 1)[0]
         for source, units in enumerate(plan.units(step)):
@@ -156,7 +156,7 @@ def _different(found: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int
 
 
 def span_text(mixture: ResolvedInput, source: int, epoch: int) -> str:
-    """Returns text that says which steps of a run take an epoch of a source."""
+    """Returns text that names the steps of a run that take an epoch of a source."""
     shares, steps = mixture.request.shares, mixture.parts[source].order.steps_per_epoch
     ends = [shares.step_of_unit(source, unit) for unit in (epoch * steps, (epoch + 1) * steps - 1)]
     unit = count_of(shares.units[source], "row")

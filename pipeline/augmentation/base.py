@@ -1,4 +1,4 @@
-"""The interface of recipes; and the two without code of ours: no augmentation, and the user's own function."""
+"""The interface of recipes, and the two recipes without code of ours: no augmentation, and the user's own function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ImageStatistics:
 
     @property
     def divisor(self) -> tuple[float, ...]:
-        """By what normalised pixels are divided; a constant channel has a standard deviation of 0."""
+        """Divisor for normalised pixels; never 0, although a constant channel has a standard deviation of 0."""
         return tuple(max(each, 1e-3) for each in self.std)
 
 
@@ -34,26 +34,26 @@ def argument(default: float, least: float, most: float | str) -> Any:
     Args:
       default: value if it is not given.
       least: smallest value.
-      most: largest value, or the argument that has it.
+      most: largest value, or the name of the argument that sets it.
     """
     return dataclasses.field(default=default, metadata={"bounds": (least, most)})
 
 
 class Recipe:
-    """An augmentation of a batch and its evaluation twin, with static shapes.
+    """Augmentation of a batch, and its counterpart for evaluation, with static shapes.
 
-    Each row gets the same bits in a batch of any size. XLA may sum floats in another order in another batch, so only
-    whole numbers are summed.
+    Each row gets the same bits in a batch of any size. XLA may sum floats in a different order in a different batch, so
+    only whole numbers are summed.
 
     Attributes:
-      compiled: whether augmentation and twin are each compiled as one XLA function.
-      hands_on: whether the result may be the images that were given, in the same memory.
-      takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
+      compiled: whether `augment` and `evaluate` are each compiled as one XLA function.
+      hands_on: whether the result may be the given images, in the same memory.
+      takes_floats: whether it also accepts floats that an earlier recipe has normalised, not only uint8.
       sets_size: whether it decides the height and width of the result.
-      decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
+      decodes_part: whether it chooses the part of each PNG or JPEG to decode; a `CroppingRecipe`.
       mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
       draws_nothing: whether its result does not depend on the keys.
-      stays: whether each pixel of the result is at the place of the image's own, as it is with colours.
+      stays: whether each pixel stays in its place, as in a change of colours.
     """
 
     compiled: ClassVar[bool] = True
@@ -89,37 +89,37 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Name by which texts call it."""
+        """Name of the recipe in texts."""
         return next(name for name, kind in RECIPES.items() if kind is type(self))
 
     @property
     def mixing(self) -> Mixing | None:
-        """Mixes the rows of the augmented batch and their labels; None: they are not mixed."""
+        """Mixing of the augmented batch's rows and their labels; None if they are not mixed."""
         return None
 
     @property
     def normalizes(self) -> bool:
-        """Whether the result depends on the training images' statistics, also in evaluation."""
+        """Whether the result depends on the training images' statistics, in evaluation as well."""
         return False
 
     def gives_floats(self, floats: bool) -> bool:
-        """Returns whether the result is float32, not uint8; `floats` says whether the images are."""
+        """Returns whether the result is float32, not uint8; `floats` is true if the images are."""
         return floats
 
     def in_two(self) -> tuple[Recipe, Recipe]:
-        """Returns a part that keeps pixels uint8 and the rest, for a recipe that makes floats of pixels.
+        """Splits a recipe that turns pixels into floats: returns a part that keeps them uint8, and the rest.
 
-        The rest, given the result of the first part and the same keys, gives what the whole gives.
+        Applied to the first part's result with the same keys, the rest gives the result of the whole recipe.
         """
         return Unaugmented(), self
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if images of this (height, width, channels) cannot be augmented; here they all can."""
+        """Raises UsageError if images of this (height, width, channels) cannot be augmented; by default all can."""
 
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
     ) -> list[Pass] | None:
-        """Returns the passes that compute `augment`, or not in training `evaluate`; None if only XLA can.
+        """Returns the passes that compute `augment` (in training) or `evaluate`; None if only XLA can.
 
         Args:
           image_shape: (height, width, channels) of the images.
@@ -129,9 +129,9 @@ class Recipe:
         return None
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move] | None:
-        """Returns the moves of `augment`, or not in training of `evaluate`, by which masks and boxes follow the image.
+        """Returns the moves of `augment` (in training) or `evaluate`, which make masks and boxes follow the image.
 
-        None: they cannot follow it. What is cropped while it is decoded, `Crop` says.
+        None if they cannot follow it. `Crop` describes a crop made during decoding.
 
         Args:
           size: (height, width) of the images.
@@ -150,7 +150,7 @@ class Recipe:
         raise NotImplementedError
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the batch without randomness, in the shape and range of `augment`."""
+        """Returns the batch without randomness, in the shape and range of `augment`'s result."""
         raise NotImplementedError
 
 
@@ -162,13 +162,13 @@ class Augmentation(Recipe):
 
 
 class Shares(NamedTuple):
-    """What each row gets of its partner, which is row i xor 1.
+    """Share of its partner that each row gets; the partner of row i is row i xor 1.
 
     Attributes:
-      blended: the partner's part of each pixel, float64 (rows,); None: 0.
-      box: top, left, height and width, in pixels, of the rectangle that is the partner's, which may reach beyond the
-        image; int32 (rows,) each. None: there is none.
-      of_label: the partner's part of the label, float64 (rows,).
+      blended: the partner's fraction of each pixel, float64 (rows,); None for 0.
+      box: top, left, height and width, in pixels, of the rectangle taken from the partner, which may reach beyond the
+        image; int32 (rows,) each. None without a rectangle.
+      of_label: the partner's fraction of the label, float64 (rows,).
     """
 
     blended: tf.Tensor | None
@@ -180,20 +180,20 @@ class Mixing(Protocol):
     """Draws how row i of a batch is mixed with row i xor 1."""
 
     def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
-        """Returns the shares of rows, of which there is an even number.
+        """Returns the shares of an even number of rows.
 
         Args:
           size: (height, width) of the images.
           keys: one key per row, uint64 (rows,).
           epoch: int64 scalar, or (rows,).
-          real: the rows that may be mixed if their partners are real, too; bool (rows,).
+          real: mask of the rows that may be mixed if their partners are real, too; bool (rows,).
         """
 
 
 @RECIPES.named("none")
 @dataclasses.dataclass(frozen=True)
 class Unaugmented(Recipe):
-    """No augmentation: uint8 of the images' shape, in training and evaluation."""
+    """No augmentation: uint8 images of the same shape, in training and evaluation."""
 
     compiled: ClassVar[bool] = False
     draws_nothing: ClassVar[bool] = True
@@ -208,7 +208,7 @@ class Unaugmented(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UserAugmented(Recipe):
-    """Calls the user's function of images in training and in evaluation; not compiled, because it may use any op."""
+    """Calls the user's function of images, in training and evaluation; not compiled, because it may use any op."""
 
     compiled: ClassVar[bool] = False
     hands_on: ClassVar[bool] = True
@@ -219,7 +219,7 @@ class UserAugmented(Recipe):
         """Returns the result of the user's function.
 
         Raises:
-          UsageError: the function fails, or does not return a tensor of numbers with as many rows.
+          UsageError: the function fails, or does not return a tensor of numbers with the same number of rows.
         """
         return self._called(images, keys, training=True)
 
@@ -227,7 +227,7 @@ class UserAugmented(Recipe):
         return self._called(images, keys, training=False)
 
     def keeps_values(self, image_shape: tuple[int, int, int]) -> bool:
-        """Returns whether an evaluation gets images of a shape as they are, or cast to another type."""
+        """Returns whether an evaluation gets images of a shape unchanged, except perhaps for a cast to another type."""
 
         def evaluated(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             asked = [keys] if self.function.takes_keys else []
@@ -268,7 +268,7 @@ class Crop(Protocol):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, where the result is not larger than that."""
+        """Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if the result is no larger than that."""
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns top, left, height and width of the part in pixels: int32 (4,) or (rows, 4).
@@ -282,10 +282,10 @@ class Crop(Protocol):
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int], training: bool = False) -> tf.TensorSpec:
     """Returns the shape, (1, height, width, channels), and dtype of a recipe's result for an image; computes nothing.
 
-    Whether it is for `training` matters to a user's function alone.
+    `training` matters only to a user's function.
 
     Raises:
-      UsageError: the recipe cannot take such images.
+      UsageError: the recipe cannot augment such images.
     """
     recipe.check(image_shape)
     channels = (0.0,) * image_shape[2]

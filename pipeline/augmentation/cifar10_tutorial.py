@@ -17,8 +17,8 @@ from pipeline.augmentation.moves import Move
 from pipeline.lazily import tf, xla
 from pipeline.order import graph_hashing
 
-_EXACT = 1 << 24  # float32 has all whole numbers below it
-_TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; to change them changes the images of a seed
+_EXACT = 1 << 24  # float32 represents all whole numbers below it
+_TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them changes a seed's images
 
 
 @RECIPES.named("cifar10_tutorial")
@@ -31,7 +31,7 @@ class Cifar10Tutorial(CropFirst):
       flip: whether to mirror half of the images.
       brightness: a number uniform in +-brightness is added to an image; `standardize` cancels it.
       contrast_low, contrast_high: an image's distance from its channel means is multiplied by a number in this range.
-      standardize: whether to give each image mean 0 and standard deviation 1; else pixels stay on the scale 0..255.
+      standardize: whether to give each image mean 0 and standard deviation 1; if not, pixels stay on the scale 0..255.
     """
 
     sets_size: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class Cifar10Tutorial(CropFirst):
         spread = self.contrast_high - self.contrast_low
         contrast = graph_hashing.uniform(keys, _CONTRAST) * spread + self.contrast_low
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
-        if self.flip:  # after the sums, which do not depend on it, so that XLA computes the flip once
+        if self.flip:  # after the sums, which do not depend on the flip, so that XLA computes it once
             lanes = kernels.flip(lanes, self._is_flipped(keys), channels)
         return _apply(lanes, scale, means, shift, channels)
 
@@ -115,7 +115,7 @@ class Cifar10Tutorial(CropFirst):
 
 
 def _sums(lanes: tf.Tensor, channels: int) -> list[tf.Tensor]:
-    """Returns each channel's sum of pixels, and of their squares, of rows of lanes: float64 (rows, channels)."""
+    """Returns each channel's sum of pixels and sum of their squares over rows of lanes: float64 (rows, channels)."""
     rows, height, width = lanes.shape
     values = tf.cast(lanes, tf.float32 if height * 255**2 < _EXACT else tf.float64)
     # The barrier keeps XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.

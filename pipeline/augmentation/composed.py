@@ -1,4 +1,4 @@
-"""Several recipes one after another, and the augmentation of batches by a recipe, on the host or on a device."""
+"""Recipes applied one after another, and the augmentation of batches by a recipe, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ DRAWS = 64  # draws of a key per recipe: recipe i has 64i to 64i + 63
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Recipe):
-    """Recipes that follow each other, each compiled by itself.
+    """Recipes applied one after another, each compiled by itself.
 
     Attributes:
       names: names as the user wrote them, for errors.
       recipes: one or more.
-      place: number of recipes before the first of these, in the text that they are a part of; see `cut`.
+      place: number of recipes before the first of these in the whole text; see `cut`.
 
     Raises:
-      UsageError: they cannot follow each other in this order.
+      UsageError: the recipes cannot follow each other in this order.
     """
 
     compiled: ClassVar[bool] = False  # as a whole
@@ -77,7 +77,7 @@ class Composed(Recipe):
         return functools.reduce(lambda given, recipe: recipe.gives_floats(given), self.recipes, floats)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if one of them cannot take the result of the one before it, for images of this shape."""
+        """Raises UsageError if a recipe cannot take the result of the one before it, for images of this shape."""
         for recipe in self.recipes:
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 
@@ -110,7 +110,7 @@ def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
 
 
 def of_flipped(recipe: Recipe | None) -> Recipe:
-    """Returns a recipe that decodes a part of each image, for images that are flipped already."""
+    """Returns a recipe that decodes a part of each image, for images that are already flipped."""
     cropping = cropping_of(recipe)
     assert cropping is not None
     return _with_first(recipe, dataclasses.replace(cropping, flip=False))
@@ -132,7 +132,7 @@ def crop_first_of(recipe: Recipe | None) -> CropFirst | None:
 
 
 def of_crops(recipe: Recipe) -> Recipe:
-    """Returns a recipe that begins with crops, for images that are these crops already."""
+    """Returns a recipe that begins with crops, for images that are already cropped."""
     first = crop_first_of(recipe)
     assert first is not None
     return _with_first(recipe, OfCrops(first))
@@ -143,9 +143,9 @@ def _with_first(recipe: Recipe | None, first: Recipe) -> Recipe:
 
 
 def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
-    """Returns the part of a recipe that keeps pixels uint8 and the rest, which draws as in the whole.
+    """Splits a recipe into a part that keeps pixels uint8 and the rest, with the same draws as the whole.
 
-    None: it makes no floats of pixels, as far as is known.
+    Returns None if it is not known to turn pixels into floats.
     """
     several = recipe.recipes if isinstance(recipe, Composed) else (recipe,)
     names = recipe.names if isinstance(recipe, Composed) else ("",)
@@ -163,7 +163,7 @@ def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
 
 
 def moves_of(recipe: Recipe, size: tuple[int, int], training: bool, what: str) -> list[Move]:
-    """Returns the moves of a recipe, by which masks, boxes and points follow the image; `what` names those that do.
+    """Returns the moves of a recipe, which make masks, boxes and points follow the image; `what` names the ones in use.
 
     Raises:
       UsageError: a recipe cannot move them.
@@ -188,7 +188,7 @@ def _named(recipe: Recipe) -> str:
 def _applied(
     recipe: Recipe, function: Callable[..., tf.Tensor], images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics
 ) -> tf.Tensor:
-    """Returns the result of a function of a recipe, which is compiled by itself if the recipe is compiled."""
+    """Returns the result of a recipe's function, compiled by itself if the recipe is compiled."""
     call = functools.partial(function, statistics=statistics)
     applied: tf.Tensor = (kernels.separate(call) if recipe.compiled else call)(images, keys)
     return applied
@@ -208,7 +208,7 @@ class _Chain(NamedTuple):
 
 
 def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool) -> _Chain:
-    """Applies recipes up to the last one without passes; takes the arguments of `augmented_by_passes`."""
+    """Applies recipes up to the last one without passes; has the arguments of `augmented_by_passes`."""
     waiting: list[Pass] = []  # applied together, before the next recipe without passes
     shape = images.shape[1:]
     several, first = (recipe.recipes, recipe.place) if isinstance(recipe, Composed) else ((recipe,), 0)
@@ -228,9 +228,9 @@ def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: Image
 def augmented_by_passes(
     recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
 ) -> tf.Tensor:
-    """Returns the same bytes as `recipe.augment`, or not in training `recipe.evaluate`, by passes where it has them."""
+    """Returns the same bytes as `recipe.augment` (in training) or `recipe.evaluate`, using passes where it has them."""
     after, waiting, _ = _chain(recipe, images, keys, statistics, training)
-    # Without any pass, apply copies: whoever kept images in a window's memory would keep the window.
+    # Without any pass, `apply` copies: images in a window's memory would keep the whole window alive.
     return passes.apply(after, keys, waiting) if waiting or after is images else after
 
 
@@ -243,7 +243,7 @@ def mixed_by_passes(
     epoch: tf.Tensor,
     real: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the same bytes as `mix` of `recipe.augment`, for a recipe that mixes, and the mixed labels."""
+    """Returns the same bytes as `mix` after `recipe.augment`, for a recipe that mixes, and the mixed labels."""
     mixing = recipe.mixing
     assert mixing is not None
     after, waiting, size = _chain(recipe, images, keys, statistics, True)
@@ -259,7 +259,7 @@ def mixed_by_passes(
 
 
 def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that also takes several batches, and computes them as one.
+    """Returns a function that also takes several batches and computes them as one.
 
     Args:
       function: function of tensors (rows, ...), the last of them (rows,); returns tensors in any structure, with the
@@ -287,10 +287,10 @@ class Augmenter:
       recipe: the augmentation.
       statistics: statistics of the training images.
       num_classes: number of classes, for recipes that mix labels.
-      training: False: the recipe's evaluation twin, without mixing.
-      by_passes: whether compiled code augments, where the recipe has passes; else XLA.
-      keys_of: function that returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
-      images_of: shapes the images uint8 (rows, height, width, channels); XLA compiles it, too.
+      training: whether to augment and mix; if not, the recipe's form for evaluation is used.
+      by_passes: whether compiled code augments where the recipe has passes; otherwise XLA does.
+      keys_of: function from an epoch and its rows to their keys, uint64; XLA compiles it with the recipe.
+      images_of: function that shapes the images to uint8 (rows, height, width, channels); XLA compiles it, too.
     """
 
     recipe: Recipe
@@ -307,13 +307,13 @@ class Augmenter:
         """Returns the images and the labels, which are probabilities if the recipe mixes, also in evaluation.
 
         Args:
-          images: argument of `images_of`; one batch, or several with one axis more in front.
-          labels: int64 (rows,); or a value per class, (rows, classes), or other numbers if the recipe does not mix.
+          images: argument of `images_of`: one batch, or several with an extra leading axis.
+          labels: int64 (rows,), or a value per class, (rows, classes); any numbers if the recipe does not mix.
           epoch: int64 scalar, or (rows,).
           rows: argument of `keys_of`, (rows,).
-          real: the rows that may be mixed if their partners are real, too; bool (rows,).
+          real: mask of the rows that may be mixed if their partners are real, too; bool (rows,).
         """
-        if self.recipe.mixing:  # a label that is a vector has a value per class already
+        if self.recipe.mixing:  # a label that is a vector already has a value per class
             is_vector = labels.shape.rank > rows.shape.rank
             labels = tf.cast(labels, tf.float32) if is_vector else tf.one_hot(labels, self.num_classes)
         if self.by_passes and self._has_passes(images):
@@ -324,7 +324,7 @@ class Augmenter:
         return images, labels
 
     def _has_passes(self, images: tf.Tensor) -> bool:
-        """Whether the recipe has passes. Without any, one function of XLA that computes the keys, too, costs less."""
+        """Whether the recipe has passes. Without any, a single XLA function that also computes the keys is cheaper."""
         if self.recipe.mixing and self.training:
             return True
         if self.recipe.hands_on or isinstance(self.recipe, Composed):
@@ -369,7 +369,7 @@ class Augmenter:
         mixing = self.recipe.mixing
         assert mixing is not None
 
-        # Several batches can be mixed as one: pairs lie side by side in both, and nothing is summed over rows.
+        # Several batches can be mixed as one: partners stay next to each other, and nothing is summed over rows.
         def mixed(
             images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, real: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:

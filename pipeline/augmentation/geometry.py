@@ -1,4 +1,4 @@
-"""Recipes that move, crop or resize images: crops, shifts, flips, affine maps, sizes."""
+"""Recipes that move, crop or resize images: crops, shifts, flips, affine maps, resizing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws of affine
 
 
 class CropFirst(Recipe):
-    """An augmentation that begins with a crop. A caller that has all images in memory may take the crops itself.
+    """Augmentation that begins with a crop. A caller that has all images in memory may take the crops itself.
 
-    It then applies `composed.of_crops(recipe)` to them.
+    The caller then applies `composed.of_crops(recipe)` to them.
     """
 
     @property
     def padding(self) -> int:
-        """Pixels of zeros to put around an image first; 0: crops lie inside the image."""
+        """Width in pixels of the zeros to put around an image first; 0 if crops lie inside the image."""
         return 0
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
@@ -47,7 +47,7 @@ class CropFirst(Recipe):
         raise NotImplementedError
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
-        """Returns the passes that compute `augment_crops`, or not in training `evaluate`; None if only XLA can."""
+        """Returns the passes that compute `augment_crops` (in training) or `evaluate`; None if only XLA can."""
         return None
 
     def in_two(self) -> tuple[Recipe, Recipe]:
@@ -78,7 +78,7 @@ class CropFirst(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class OfCrops(Recipe):
-    """The augmentation of a `CropFirst` for crops that are taken already; in evaluation they stand for the images.
+    """Augmentation of a `CropFirst` for crops that were already taken; in evaluation they stand for the images.
 
     Attributes:
       recipe: the `CropFirst`.
@@ -107,7 +107,7 @@ class OfCrops(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class CropsOf(CropFirst):
-    """The crops with which a `CropFirst` begins, uint8; in evaluation the whole images, as `OfCrops` expects them.
+    """The initial crops of a `CropFirst`, uint8; in evaluation the whole images, as `OfCrops` expects them.
 
     Attributes:
       recipe: the `CropFirst`.
@@ -140,7 +140,7 @@ class CropsOf(CropFirst):
 
 
 class _FlippedNormalised(Recipe):
-    """Base of recipes that end by flipping, and normalising by the training statistics, if these are not turned off."""
+    """Base of recipes that end by flipping, and normalising with the training statistics, unless that is turned off."""
 
     flip_draw: ClassVar[int]  # the draw that decides which images are mirrored
     flip: bool
@@ -189,7 +189,7 @@ class _RandomShift(CropFirst):
 @RECIPES.named("shift")
 @dataclasses.dataclass(frozen=True)
 class Shift(_RandomShift):
-    """Shifts by up to `pixels` in each direction, filled with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
+    """Shifts by up to `pixels` in each direction, filling with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
 
     pixels: int = argument(2, 0, 64)
 
@@ -197,7 +197,7 @@ class Shift(_RandomShift):
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if a shift could leave nothing of an image."""
+        """Raises UsageError if a shift could move an image out entirely."""
         self.check_bounds("pixels", 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
@@ -226,7 +226,7 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
     Attributes:
       pad: pixels on each side.
       flip: whether to mirror half of the images.
-      normalize: whether to normalise; else the result is uint8, 0..255.
+      normalize: whether to normalise; if not, the result is uint8, 0..255.
     """
 
     flip_draw: ClassVar[int] = _FLIP
@@ -259,7 +259,7 @@ class Flip(Augmentation):
     """Mirrors some of the images, left to right.
 
     Attributes:
-      prob: part of the images to mirror.
+      prob: fraction of the images to mirror.
     """
 
     takes_floats: ClassVar[bool] = True
@@ -284,14 +284,14 @@ class Flip(Augmentation):
 class Affine(Augmentation):
     """Rotates, scales, shears and shifts each image in one bilinear interpolation; uint8.
 
-    The order is that of torchvision's RandomAffine: shear, scale, rotation about the middle, shift.
+    The order is the same as in torchvision's RandomAffine: shear, scale, rotation about the middle, shift.
 
     Attributes:
       rotate: degrees counter-clockwise, uniform in +-rotate.
-      scale: the image is enlarged by a factor uniform in 1-scale..1+scale.
-      shift: part of the height and of the width, each uniform in +-shift.
+      scale: range of the factor, uniform in 1-scale..1+scale, by which the image is enlarged.
+      shift: fraction of the height and of the width, each uniform in +-shift.
       shear: degrees by which the vertical leans, uniform in +-shear.
-      fill: value of the pixels that move in.
+      fill: value of the pixels that come from outside the image.
     """
 
     rotate: float = argument(15.0, 0, 180)
@@ -321,7 +321,7 @@ class Affine(Augmentation):
         shift = [kernels.symmetric(keys, draw) * self.shift * n for draw, n in ((_RIGHT, width), (_DOWN, height))]
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
         # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
-        # It turns about the middle of the image.
+        # It rotates about the middle of the image.
         middle, lines = ((width - 1) / 2, (height - 1) / 2), []
         for i, (a, b) in enumerate([[cos - lean * sin, -sin - lean * cos], [sin, cos]]):
             rest = middle[i] - a * (middle[0] + shift[0]) - b * (middle[1] + shift[1])
@@ -332,9 +332,9 @@ class Affine(Augmentation):
 @RECIPES.named("resize")
 @dataclasses.dataclass(frozen=True)
 class Resize(Recipe):
-    """Stretches images to one size, uint8: bilinear, antialiased if they are made smaller.
+    """Stretches images to one size, uint8: bilinear, antialiased when shrinking.
 
-    The result is that of `tf.image.resize(..., antialias=True)`, rounded.
+    The result equals `tf.image.resize(..., antialias=True)`, rounded.
 
     Attributes:
       height, width: height and width of the result, pixels.
@@ -360,12 +360,12 @@ class Resize(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class CroppingRecipe(_FlippedNormalised):
-    """Base of recipes that decode a part of each PNG or JPEG, flip it and normalise it by the training statistics.
+    """Base of recipes that decode a part of each PNG or JPEG, flip it and normalise it with the training statistics.
 
     Attributes:
       size: height and width of the result, pixels.
       flip: whether to mirror half of the images.
-      normalize: whether to normalise; else the result is uint8, 0..255.
+      normalize: whether to normalise; if not, the result is uint8, 0..255.
     """
 
     sets_size: ClassVar[bool] = True
@@ -388,14 +388,14 @@ class CroppingRecipe(_FlippedNormalised):
         return not self.hands_on
 
     def mirrored(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns which images are flipped in training: bool, of the shape of `keys`, which are those of `augment`."""
+        """Returns which images are flipped in training, given the keys of `augment`: bool, of the shape of `keys`."""
         return self._is_flipped(keys) if self.flip else tf.zeros_like(keys, tf.bool)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         return self._flips(statistics, training)
 
     def moves(self, size: tuple[int, int], training: bool) -> list[Move]:
-        """Returns the flip of the decoded parts, which are of the size of the result."""
+        """Returns the flip of the decoded parts, which have the size of the result."""
         return self._flip_moves(size, training)
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -406,7 +406,7 @@ class CroppingRecipe(_FlippedNormalised):
 def _box(
     height: tf.Tensor, width: tf.Tensor, tall: tf.Tensor, wide: tf.Tensor, key: tf.Tensor | None = None, draw: int = 0
 ) -> tf.Tensor:
-    """Returns boxes, as `Crop.box` does, of parts `tall` x `wide`: in the middle, or placed by `draw` and the next."""
+    """Returns boxes, like `Crop.box`, of parts `tall` x `wide`: in the middle, or placed by two draws, `draw` first."""
     if key is None:
         top, left = (height - tall) // 2, (width - wide) // 2
     else:
@@ -420,12 +420,12 @@ def _box(
 @RECIPES.named("random_crop")
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(CroppingRecipe):
-    """Crops a random part of the size of the result, without resizing, flips, normalises; in evaluation, the middle.
+    """Crops a random part of the result's size without resizing, flips, normalises; crops the middle in evaluation.
 
-    Smaller images are scaled up so that the shorter side fits.
+    Smaller images are enlarged until the shorter side fits.
     """
 
-    flip_draw: ClassVar[int] = 2  # after those of the box
+    flip_draw: ClassVar[int] = 2  # after the box's draws
 
     def crop(self, training: bool) -> Crop:
         return _SquareCrop((self.size, self.size), training)
@@ -448,18 +448,18 @@ class _SquareCrop:
 class RandomResizedCrop(CroppingRecipe):
     """Crops a part of random size and shape, resizes, flips, normalises.
 
-    In evaluation it crops the middle: `central` of the shorter side, such as 224 of 256. Source: Szegedy et al., Going
-    deeper with convolutions (2015), section 6: 8% to 100% of the area, shapes of 3/4 to 4/3.
+    In evaluation it crops the middle, `central` times the shorter side (224 of 256). Source: Szegedy et al., Going
+    deeper with convolutions (2015), section 6: 8% to 100% of the area, aspect ratios of 3/4 to 4/3.
 
     Attributes:
-      min_area: smallest part of the image's area.
+      min_area: smallest fraction of the image's area.
       max_shape: largest width / height; the smallest is its inverse.
-      central: part of the shorter side in evaluation.
-      scaled_decoding: whether a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its part is larger than the result
-        by so much. That costs less, and the pixels differ a little.
+      central: fraction of the shorter side in evaluation.
+      scaled_decoding: whether a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if its part is that much larger than the
+        result. That costs less, and the pixels differ a little.
     """
 
-    flip_draw: ClassVar[int] = 4  # after those of area, shape and box
+    flip_draw: ClassVar[int] = 4  # after the draws of area, shape and box
 
     min_area: float = argument(0.08, 1e-4, 1)
     max_shape: float = argument(4 / 3, 1, 16)
@@ -481,7 +481,7 @@ class _RandomCrop:
     max_shape: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns random boxes; one that would be wider or taller than the image ends at its border."""
+        """Returns random boxes; a box that would be wider or taller than the image ends at its border."""
         image_area = tf.cast(height, tf.float32) * tf.cast(width, tf.float32)
         area = image_area * (self.min_area + (1 - self.min_area) * graph_hashing.uniform(key, 0))
         shape = tf.exp(math.log(self.max_shape) * (2 * graph_hashing.uniform(key, 1) - 1))

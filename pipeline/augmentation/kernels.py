@@ -3,9 +3,8 @@
 Crops and flips keep a row of an image as one axis of `width * channels` lanes, so that later loops run over a long
 contiguous axis. One gather of slices costs a third of a gather of pixels.
 
-Pixels (uint8) stay integers. Parameters, of which there is one per image, row or column, are computed in float64 and
-rounded to fixed point. So the result does not depend on how XLA orders or fuses sums, and is the same to the byte with
-any number of rows.
+Pixels (uint8) stay integers. Parameters, one per image, row or column, are computed in float64 and rounded to fixed
+point. So the result does not depend on how XLA orders or fuses sums, and has the same bytes with any number of rows.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 from pipeline.lazily import tf, xla, xla_data_pb2
 from pipeline.order import graph_hashing
 
-_PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
+_PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit in 31 bits
 SHARE_BITS = 16  # bits of the fractions of shares and coefficients
-WEIGHT_BITS = 12  # bits of a weight of `resize`, so that its products and their sums are exact in float32
+WEIGHT_BITS = 12  # bits of a weight of `resize`, few enough for products and their sums to be exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
 _MOST_OFF = 1 << WEIGHT_BITS - 9  # bound on the total error of the neighbours' weights: half a level of 255
-_MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are summed by a product of matrices
+_MOST_TAPS = 16  # most weights of a pixel that `resize` sums one by one; more are summed by a matrix product
 
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
@@ -38,7 +37,7 @@ def symmetric(keys: tf.Tensor, draw: int) -> tf.Tensor:
 
 
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Returns a crop of each image as rows of lanes. Compiles only inside XLA.
+    """Returns a crop of each image as rows of lanes. Works only in functions compiled by XLA.
 
     Args:
       images: (rows, image height, image width, channels), static shape.
@@ -86,7 +85,7 @@ def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def normalise(images: tf.Tensor, mean: Sequence[float], divisor: Sequence[float]) -> tf.Tensor:
-    """Subtracts a mean from each channel, and divides by a divisor, of which it takes the inverse: float32."""
+    """Subtracts a mean from each channel and multiplies by the inverse of a divisor: float32."""
     return (tf.cast(images, tf.float32) - tf.constant(mean, tf.float32)) * inverse(divisor)
 
 
@@ -96,7 +95,7 @@ def inverse(divisor: Sequence[float]) -> NDArray[np.float32]:
 
 
 def separate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that XLA compiles by itself, unless it is called inside another compiled one.
+    """Returns a function that XLA compiles by itself, unless another compiled function calls it.
 
     Within one function XLA would fuse the computation of a pixel into each place that reads it, and repeat it there.
     """
@@ -105,9 +104,9 @@ def separate(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def computed(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values so that XLA computes them once, and not again in each use into which it fuses them.
+    """Returns the values so that XLA computes them once, not again in each operation that it fuses them into.
 
-    On the CPU XLA drops its own barriers before it fuses, but it does not see through a condition that depends on a
+    On the CPU XLA drops its own barriers before it fuses, but it cannot see through a condition that depends on a
     value.
     """
     (values,) = xla.optimization_barrier(values)
@@ -117,7 +116,7 @@ def computed(values: tf.Tensor) -> tf.Tensor:
 
 
 def partners(rows: tf.Tensor) -> tf.Tensor:
-    """Returns rows, of an even number, in which row i is row i xor 1."""
+    """Swaps neighbours in an even number of rows: row i of the result is row i xor 1."""
     pairs = tf.reshape(rows, (rows.shape[0] // 2, 2, *rows.shape[1:]))
     return tf.reshape(tf.reverse(pairs, [1]), rows.shape)
 
@@ -125,7 +124,7 @@ def partners(rows: tf.Tensor) -> tf.Tensor:
 def inside(
     top: tf.Tensor, left: tf.Tensor, height: tf.Tensor | int, width: tf.Tensor | int, size: tuple[int, int]
 ) -> tf.Tensor:
-    """Returns which pixels lie in each image's box, bool (rows, *size, 1). The box, int32 (rows,), may reach beyond."""
+    """Returns which pixels are in each image's box, bool (rows, *size, 1). Boxes, int32 (rows,), may exceed images."""
     y, x = tf.range(size[0])[None, :], tf.range(size[1])[None, :]
     top, bottom, left, right = (edge[:, None] for edge in (top, top + height, left, left + width))
     return ((y >= top) & (y < bottom))[:, :, None, None] & ((x >= left) & (x < right))[:, None, :, None]
@@ -151,10 +150,10 @@ def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def places(matrix: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns the places in an image from which `transform` takes its pixels: int32 (rows, 2 * (width + height)).
+    """Returns the positions in an image where `transform` finds its pixels: int32 (rows, 2 * (width + height)).
 
-    Each coordinate is the sum of a term for the pixel's column and one for its row: first the terms of x for all
-    columns and for all rows, then those of y.
+    Each coordinate is the sum of a term for the pixel's column and a term for its row: first the terms of x for all
+    columns and for all rows, then the terms of y.
 
     Args:
       matrix: maps (x, y, 1) of a pixel of the result to (x, y) in the image; float64 (rows, 2, 3).
@@ -170,7 +169,7 @@ def places(matrix: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
 
 
 def places_of(matrix: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.int32]:
-    """Returns `places` of maps that do not depend on a key, by NumPy."""
+    """Returns `places` of maps that do not depend on a key, computed with NumPy."""
     across, down = (np.arange(n, dtype=np.float64)[None, :] for n in size[::-1])
     terms = [
         term
@@ -186,7 +185,7 @@ def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
     Args:
       images: uint8 (rows, height, width, channels).
       places: result of the function `places`.
-      fill: value of a pixel.
+      fill: value of the pixels outside.
     """
     rows, height, width, channels = images.shape
     x_across, x_down, y_across, y_down = tf.split(places, [width, height, width, height], axis=1)
@@ -205,13 +204,13 @@ def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
 
 
 def nearest(masks: tf.Tensor, places: tf.Tensor, size: tuple[int, int], fill: int) -> tf.Tensor:
-    """Takes each pixel of a result from the nearest one of masks, which `transform` would give the largest weight.
+    """Takes each pixel of the result from the nearest pixel of a mask, the one that `transform` would weight most.
 
     Args:
       masks: uint8 (rows, mask height, mask width, 1).
       places: result of the function `places` for `size`.
       size: (height, width) of the results.
-      fill: value of the pixels that come from outside.
+      fill: value of the pixels that come from outside the image.
 
     Returns:
       uint8 (rows, *size, 1).
@@ -237,7 +236,7 @@ def mix_channels(images: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> t
     """
     parts = [
         factors[:, None, None, :, c] * tf.cast(images[..., c : c + 1], tf.int32) for c in range(images.shape[3])
-    ]  # all channels of the result at once, because XLA computes stacked ones without vector instructions
+    ]  # all channels of the result together, because XLA computes stacked ones without vector instructions
     return to_pixels(sum(parts, offsets[:, None, None, :]), SHARE_BITS)
 
 
@@ -258,9 +257,9 @@ def histograms(images: tf.Tensor) -> tf.Tensor:
 
 
 def sums_below(counts: tf.Tensor) -> tf.Tensor:
-    """Returns for each value the sum of the counts of all lower ones, int32 (..., 256): `tf.cumsum(exclusive=True)`.
+    """Returns for each value the total count of all lower values, int32 (..., 256): `tf.cumsum(exclusive=True)`.
 
-    XLA computes each value of a `tf.cumsum` as a sum of 256 numbers; here it is a sum of 16 and one of 16 such sums.
+    XLA computes each value of a `tf.cumsum` as a sum of 256 numbers; here it sums 16 numbers, then 16 such sums.
     """
     parts = tf.reshape(counts, (*counts.shape[:-1], 16, 16))
     lower = tf.range(16)[:, None] > tf.range(16)  # [value, other value]
@@ -292,15 +291,15 @@ def over_pixels(images: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tenso
 def whole_weights(before: int, after: int) -> NDArray[np.float32]:
     """Returns the weight of each old pixel of a line in each new one, times 2^WEIGHT_BITS: (after, before).
 
-    The weights of a pixel are a triangle around its place in the old line, as wide as the larger of both pixels.
+    The weights of a pixel form a triangle around its place in the old line, as wide as the larger of the two pixels.
     """
     places = (np.arange(after)[:, None] + 0.5) * (before / after)
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(before)[None, :] + 0.5 - places) / max(before / after, 1.0))
     exact = weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS)
     whole = np.rint(exact)
     whole[np.arange(after), whole.argmax(axis=1)] += (1 << WEIGHT_BITS) - whole.sum(axis=1)
-    # Very many small weights lose their shape by rounding, and no single one can take up what that leaves: it would
-    # shift the result visibly, or be negative. Then sums are rounded, those up to each pixel, and differ by weights.
+    # Very many small weights lose their shape when rounded, and no single weight can absorb the error: it would shift
+    # the result visibly, or be negative. Then the cumulative sums are rounded, and their differences are the weights.
     off = np.ptp(np.cumsum(whole - exact, axis=1), axis=1)
     for row in ((off > _MOST_OFF) | (whole < 0).any(axis=1)).nonzero()[0]:
         whole[row] = np.diff(np.rint(np.cumsum(exact[row])), prepend=0)
@@ -308,7 +307,7 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
 
 
 def contiguous_weights(before: int, after: int) -> NDArray[np.int32]:
-    """Returns `whole_weights` without its zeros: for each new pixel its first old pixel, then the weights from there.
+    """Returns `whole_weights` without the zeros: for each new pixel the first old pixel, then the weights from it on.
 
     Returns:
       int32 (after, 1 + n).
@@ -323,7 +322,7 @@ def contiguous_weights(before: int, after: int) -> NDArray[np.int32]:
 
 
 def resize(images: tf.Tensor, new_height: int, new_width: int) -> tf.Tensor:
-    """Returns resized images, uint8: bilinear, antialiased if they are made smaller.
+    """Returns resized images, uint8: bilinear, antialiased when shrinking.
 
     The weights, and the values between the two passes, are whole numbers, which float32 sums exactly.
     """

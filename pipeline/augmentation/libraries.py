@@ -1,7 +1,7 @@
-"""Augmentation by other libraries, seeded per record: layers of Keras, torchvision's transforms, Albumentations.
+"""Augmentation by other libraries, seeded per record: Keras layers, torchvision transforms, Albumentations.
 
-These libraries draw from generators that count their calls, so that a resumed run, or one on other workers, would draw
-otherwise. Here they are called once per image, and all that they draw from is seeded from the key of the row.
+These libraries draw from generators that count their calls, so that a resumed run, or a run on other workers, would
+draw differently. Here they are called once per image, and all their generators are seeded from the row's key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.augmentation.base import UserAugmented
 from pipeline.errors import UsageError, of_user
 from pipeline.order import graph_hashing, hashing
 
-_FIRST_DRAW = 1 << 32  # first draw of a key used for seeds; `pipeline.uniform` in a user's function has those before it
+_FIRST_DRAW = 1 << 32  # a key's first draw for seeds; `pipeline.uniform` in a user's function uses the draws before it
 _CHANNELS = (1, 3, 4)  # numbers of channels that images may have
 _KERAS, _TORCHVISION, _ALBUMENTATIONS = "Keras", "torchvision", "Albumentations"
 _MIXES = (
@@ -38,23 +38,23 @@ _REFUSED = {
     (_KERAS, "AugMix"): _TRACED,
     **{(library, name): _MIXES for library in (_KERAS, _TORCHVISION) for name in ("MixUp", "CutMix")},
 }
-_TAKE_PIL = {"ToTensor", "PILToTensor"}  # torchvision's transforms that leave tensors unchanged
+_TAKE_PIL = {"ToTensor", "PILToTensor"}  # torchvision transforms that leave tensors unchanged
 
-_OF_EVALUATIONS = {"Normalize", "Grayscale", "ToGray"}  # transforms that a model needs of each image, if it has any
+_OF_EVALUATIONS = {"Normalize", "Grayscale", "ToGray"}  # a model trained with one of these needs it in evaluations, too
 
-_global_draws = threading.Lock()  # held by whoever has seeded the generators of the whole process
+_global_draws = threading.Lock()  # held while the generators of the whole process are seeded
 
 
 class _Wrapped(Protocol):
-    """A transform of a library, for batches."""
+    """A library's transform, for batches."""
 
     def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
-        """Returns images (rows, ...), each by a call of its own that draws from its key.
+        """Returns images (rows, ...), each from a separate call that draws from the image's key.
 
         Args:
           images: (rows, height, width, channels).
           keys: uint64 (rows,).
-          training: whether to draw; False: the library's own form for evaluations.
+          training: whether to draw; if not, the library's own form for evaluations is used.
         """
 
 
@@ -67,23 +67,23 @@ class Augment:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
-        """Returns the augmented images, (rows, height, width, channels); in evaluation, as `augment` says.
+        """Returns the augmented images, (rows, height, width, channels); in evaluation, as described at `augment`.
 
         Args:
           images: (rows, height, width, channels).
           keys: uint64 (rows,), one per image. Equal keys give equal draws, so that an image and its mask stay together.
-          training: whether to augment. No default, so that `lambda images, keys: own(images, keys)` cannot augment
-            evaluations unnoticed.
+          training: whether to augment. It has no default, so that `lambda images, keys: own(images, keys)` cannot
+            silently augment evaluations.
         """
         if training:
             return self._training(images, keys, training=True)
-        # A transform of Python's has no form for evaluations: one that is given for these is applied as it is.
+        # A Python transform has no form for evaluations: one given for evaluations is applied unchanged.
         has_form = isinstance(self._evaluation, _Layer) or self._evaluation is self._training
         return self._evaluation(images, keys, training=not has_form)
 
 
 def augment(transform: Any, evaluation: Any = None) -> Augment:
-    """Returns an augmentation by another library's transform, whose draws depend on (seed, epoch, record) alone.
+    """Returns an augmentation by another library's transform, with draws that depend only on (seed, epoch, record).
 
         layers = keras.Sequential([keras.layers.RandomFlip("horizontal"), keras.layers.RandomRotation(0.1)])
         train = input_fn(..., training=True, augment=augment(layers))
@@ -99,14 +99,14 @@ def augment(transform: Any, evaluation: Any = None) -> Augment:
         makes grey images; None: images stay as they are, and layers of Keras are called with `training=False`.
 
     Raises:
-      UsageError: it is no such transform, or one whose draws cannot be seeded per image; also, when it is called, if it
-        fails or its images differ in shape.
+      UsageError: `transform` is none of these, or its draws cannot be seeded per image; or, when called, it fails or
+        its images differ in shape.
     """
     return Augment(transform, evaluation)
 
 
 def library_of(transform: Any) -> str | None:
-    """Returns the library that a transform is of; None: of none that `augment` wraps. Imports none of them."""
+    """Returns the library of a transform, without importing any; None if `augment` does not wrap it."""
     kinds = {kind.__module__.split(".")[0] + "." + kind.__name__ for kind in type(transform).__mro__}
     if "keras.Layer" in kinds:
         return _KERAS
@@ -122,11 +122,11 @@ def user_recipe(augment: Any, name: str = "augment", no_python: str = "") -> Use
 
     Args:
       augment: the user's function.
-      name: argument, or method, that is the function; for messages.
-      no_python: reason why the function may not call Python; "": it may.
+      name: name of the argument or method that is the function, for messages.
+      no_python: reason why the function may not call Python; "" if it may.
 
     Raises:
-      UsageError: it is a transform of a library that draws by itself, or needs an argument that it is not given.
+      UsageError: the function is a library's transform that draws by itself, or needs an argument that it does not get.
     """
     if library := library_of(augment):
         kind = f"{type(augment).__name__} of {library}"
@@ -162,7 +162,7 @@ _Values = list[tuple[Any, Any]]  # variables of Keras, and values for them
 
 
 class _Layer:
-    """A layer of Keras: each of its generators gets a seed that is drawn from the row's key."""
+    """A Keras layer: each of its generators gets a seed drawn from the row's key."""
 
     def __init__(self, layer: Any) -> None:
         import keras  # noqa: PLC0415, here because who has no layers of Keras need not load it
@@ -180,7 +180,7 @@ class _Layer:
         with tf.init_scope():
             if not self._layer.built:
                 self._called(tf.zeros([1, *images.shape[1:]], images.dtype), training=False)
-            # Constants, so that the input holds no variable, and other processes can run it.
+            # Constants, so that the input has no variables and other processes can run it.
             weights = [(variable, variable.numpy()) for variable in self._layer.weights]
         known = {id(variable) for variable, _ in weights}
         seeds = [variable for variable in self._layer.variables if id(variable) not in known]
@@ -203,12 +203,12 @@ class _Layer:
                 raise _needs_evaluation(self._name, f"makes {spec.dtype.name} {spec.shape} {other}")
             if not draws:
                 return whole
-            called = row(training=False)  # RandomGrayscale and others draw in evaluations, too
+            called = row(training=False)  # RandomGrayscale and others also draw in evaluations
         augmented = tf.map_fn(lambda given: called(*given), (images, keys), fn_output_signature=spec)
         return tf.ensure_shape(augmented, [images.shape[0], *spec.shape])
 
     def _check_axes(self, images: tf.Tensor) -> None:
-        """Raises UsageError if the layer would take the height for channels, as it would without a word."""
+        """Raises UsageError if the layer would silently mistake the height for channels."""
         first = next(one for one in self._layer._flatten_layers() if not one._layers)
         is_last = images.shape[-1] in _CHANNELS and images.shape[1] not in _CHANNELS
         if is_last and getattr(first, "data_format", None) == "channels_first":
@@ -257,7 +257,7 @@ def _needs_evaluation(name: str, why: str) -> UsageError:
 
 
 def _keras_seed(key: tf.Tensor, number: int, dtype: str) -> tf.Tensor:
-    """Returns a state of Keras' generator, (2,): two numbers below 2**30 of a key's draw, to which Keras adds."""
+    """Returns a state for a Keras generator, (2,): two numbers below 2**30 from a draw, because Keras adds to them."""
     drawn = graph_hashing.splitmix64(key + tf.constant(_FIRST_DRAW + number, tf.uint64))
     both = tf.stack([tf.bitwise.right_shift(drawn, tf.constant(bits, tf.uint64)) for bits in (34, 4)])
     return tf.cast(tf.bitwise.bitwise_and(both, tf.constant((1 << 30) - 1, tf.uint64)), dtype)
@@ -271,22 +271,22 @@ class _Kind(NamedTuple):
 
 
 class _Transform(Protocol):
-    """A transform of images by Python.
+    """A transform of images in Python.
 
     Attributes:
       name: its name in messages.
-      parts: transforms that it is made of, and itself.
+      parts: the transform itself and the transforms it consists of.
     """
 
     name: str
     parts: list[Any]
 
     def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:
-        """Returns a context in which the transform of (image, seed) can be called; in any thread."""
+        """Returns a context in which the transform of (image, seed) can be called, in any thread."""
 
 
 class _PerImage:
-    """A transform by Python, called by TensorFlow."""
+    """A transform in Python, called by TensorFlow."""
 
     def __init__(self, transform: _Transform) -> None:
         self._transform = transform
@@ -347,7 +347,7 @@ def _text(kind: _Kind) -> str:
 
 
 class _Albumentations:
-    """A transform of Albumentations, which has generators of its own: each call has a copy, kept for the next one."""
+    """An Albumentations transform, which has its own generators: each call uses a copy, kept for the next call."""
 
     def __init__(self, transform: Any) -> None:
         self.name = f"{type(transform).__name__} of {_ALBUMENTATIONS}"
@@ -357,11 +357,11 @@ class _Albumentations:
             raise UsageError(f"augment: {self.name} cannot be seeded in this version; use Albumentations 2.0.8")
         self._has_own = _has_own(self.parts, "albumentations.")
         self._transform = transform
-        self._idle: list[Any] = []  # copies that no call uses
+        self._idle: list[Any] = []  # copies that no call is using
 
     @contextlib.contextmanager
     def seeding(self) -> Iterator[Callable[[np.ndarray, int], np.ndarray]]:
-        # Not a copy for each thread: Python knows a thread of TensorFlow's for the time of one call alone.
+        # Not one copy per thread: to Python, a TensorFlow thread exists only for the duration of one call.
         try:
             transform = self._idle.pop()
         except IndexError:
@@ -370,7 +370,7 @@ class _Albumentations:
 
         def call(image: np.ndarray, seed: int) -> np.ndarray:
             transform.set_random_seed(seed)
-            seed_opencv(seed & (1 << 31) - 1)  # OpenCV has a generator for each thread
+            seed_opencv(seed & (1 << 31) - 1)  # OpenCV has one generator per thread
             made = transform(image=image)["image"]
             return _of_torch(made) if hasattr(made, "detach") else made
 
@@ -382,7 +382,7 @@ class _Albumentations:
 
 
 class _Torchvision:
-    """A transform of torchvision: each thread has a generator, which PyTorch's functions get that draw."""
+    """A torchvision transform: each thread has a generator, which is passed to the PyTorch functions that draw."""
 
     def __init__(self, transform: Any) -> None:
         self.name = f"{type(transform).__name__} of {_TORCHVISION}"
@@ -420,9 +420,9 @@ class _Torchvision:
 
 @functools.cache
 def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
-    """Returns a context of one thread in which the functions of PyTorch that draw use the generator it is given.
+    """Returns a context for one thread in which the PyTorch functions that draw use the generator given to it.
 
-    They would use the process's, from which other threads may draw at any moment, such as the user's loop.
+    Otherwise they would use the process's generator, and other threads, such as the user's loop, may draw from it.
     """
     import torch  # noqa: PLC0415, here because the input does not need it
     from torch.overrides import TorchFunctionMode  # noqa: PLC0415, likewise
@@ -449,7 +449,7 @@ def _torch_mode() -> Callable[[Any], contextlib.AbstractContextManager[None]]:
 
 
 def _parts(transform: Any) -> Iterator[Any]:
-    """Yields a transform and those that it is made of."""
+    """Yields a transform and the transforms it consists of."""
     yield transform
     inner = getattr(transform, "transforms", None)
     if inner is None and hasattr(transform, "children"):
@@ -459,15 +459,15 @@ def _parts(transform: Any) -> Iterator[Any]:
 
 
 def _has_own(parts: list[Any], *modules: str) -> bool:
-    """Returns whether a part is not of these modules, so that it may draw from any generator of the process.
+    """Returns whether a part comes from outside these modules, so that it may draw from any generator of the process.
 
-    That is the user's own code, but also PyTorch's Dropout, whose function takes no generator.
+    That includes the user's own code, but also PyTorch's Dropout, whose function accepts no generator.
     """
     return any(type(part).__name__ == "Lambda" or not type(part).__module__.startswith(modules) for part in parts)
 
 
 class _Generator(NamedTuple):
-    """A generator that the whole process draws from."""
+    """A generator shared by the whole process."""
 
     state: Callable[[], Any]
     restore: Callable[[Any], Any]
@@ -475,7 +475,7 @@ class _Generator(NamedTuple):
 
 
 def _generators() -> list[_Generator]:
-    """Returns Python's generator, NumPy's, and PyTorch's if it is loaded."""
+    """Returns the generators of Python, NumPy and, if it is loaded, PyTorch."""
     seed_numpy = lambda seed: np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: E731
     found = [
         _Generator(random.getstate, random.setstate, random.seed),
@@ -488,7 +488,7 @@ def _generators() -> list[_Generator]:
 
 @contextlib.contextmanager
 def _seeded(call: Callable[[np.ndarray, int], np.ndarray]) -> Iterator[Callable[[np.ndarray, int], np.ndarray]]:
-    """Context of a function of (image, seed) that draws from the process's generators; leaves these as they were."""
+    """Context for a function of (image, seed) that draws from the process's generators; restores them at the end."""
     generators = _generators()
 
     def seeded(image: np.ndarray, seed: int) -> np.ndarray:
@@ -506,6 +506,6 @@ def _seeded(call: Callable[[np.ndarray, int], np.ndarray]) -> Iterator[Callable[
 
 
 def _of_torch(image: Any) -> np.ndarray:
-    """Returns a tensor of PyTorch, (channels, height, width), as an array (height, width, channels)."""
+    """Returns a PyTorch tensor, (channels, height, width), as an array (height, width, channels)."""
     found: np.ndarray = (image.permute(1, 2, 0) if image.ndim == 3 else image).detach().cpu().numpy()
     return found

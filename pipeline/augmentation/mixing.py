@@ -1,6 +1,6 @@
 """Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or a random choice per row.
 
-Each row draws for itself how much of its partner it gets. A row is left unmixed if it or its partner is padding or
+Each row draws for itself how much of its partner it gets. A row stays unmixed if it or its partner is padding or
 replaces a corrupt record.
 """
 
@@ -25,11 +25,11 @@ class MixingRecipe(Augmentation):
     """Base of the recipes that mix.
 
     Attributes:
-      prob: part of the rows to mix.
-      until_epoch: epoch, from 0, from which on nothing is mixed; None if rows are always mixed.
+      prob: fraction of the rows to mix.
+      until_epoch: first epoch, counted from 0, in which nothing is mixed; None to mix in all epochs.
     """
 
-    compiled: ClassVar[bool] = False  # `augment` only hands images on, which XLA would copy; `mix_images` is compiled
+    compiled: ClassVar[bool] = False  # `augment` only passes images on, which XLA would copy; `mix_images` is compiled
     hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
     mixes_rows: ClassVar[bool] = True
@@ -47,11 +47,11 @@ class MixingRecipe(Augmentation):
         return self
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        """Returns none; `mixing_pass` follows."""
+        """Returns no passes; `mixing_pass` comes later."""
         return []
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the images as they are; `mix_images` follows."""
+        """Returns the images unchanged; `mix_images` comes later."""
         return images
 
     def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
@@ -61,21 +61,21 @@ class MixingRecipe(Augmentation):
         return self._shares(size, keys, mixed)
 
     def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
-        """Returns the shares of the rows that are `mixed`; the others get nothing of their partners."""
+        """Returns the shares of the rows; those that are not `mixed` get nothing of their partners."""
         raise NotImplementedError
 
 
 def mix(
     mixing: Mixing, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mixed images and labels; takes the arguments of `mix_images`, `mix_labels` and `Mixing.shares`."""
+    """Returns mixed images and labels; has the arguments of `mix_images`, `mix_labels` and `Mixing.shares`."""
     shares = mixing.shares((images.shape[1], images.shape[2]), keys, epoch, real)
     return mix_images(images, shares), mix_labels(labels, shares)
 
 
 def mix_images(images: tf.Tensor, shares: Shares) -> tf.Tensor:
     """Returns mixed images in the images' dtype, (rows, height, width, channels)."""
-    if images.dtype != tf.uint8:  # else XLA fuses what makes the floats into the blend, and rounds otherwise
+    if images.dtype != tf.uint8:  # else XLA fuses the operations before into the blend, and rounds differently
         images = kernels.computed(images)
     partners, mixed = kernels.partners(images), images
     if shares.blended is not None:
@@ -86,7 +86,7 @@ def mix_images(images: tf.Tensor, shares: Shares) -> tf.Tensor:
 
 
 def mix_labels(labels: tf.Tensor, shares: Shares) -> tf.Tensor:
-    """Returns mixed labels; they are float32 (rows, classes), probabilities."""
+    """Returns mixed labels, from labels that are probabilities, float32 (rows, classes)."""
     of_label = tf.cast(shares.of_label, tf.float32)[:, None]
     return labels * (1.0 - of_label) + kernels.partners(labels) * of_label
 
@@ -114,7 +114,7 @@ class Mixup(MixingRecipe):
     """The weighted mean of two images and of their labels. Source: Zhang et al., mixup (2017).
 
     Attributes:
-      alpha: the weight has the distribution Beta(alpha, alpha).
+      alpha: parameter of the weight's distribution, Beta(alpha, alpha).
     """
 
     alpha: float = argument(0.2, 0.01, _MOST_ALPHA)
@@ -130,7 +130,7 @@ class CutMix(MixingRecipe):
     """Pastes a rectangle of the partner into each image; mixes labels by area. Source: Yun et al., CutMix (2019).
 
     Attributes:
-      alpha: the rectangle's area, before parts outside the image are cut off, has the distribution Beta(alpha, alpha).
+      alpha: parameter of the distribution of the rectangle's area before clipping, Beta(alpha, alpha).
     """
 
     alpha: float = argument(1.0, 0.01, _MOST_ALPHA)
@@ -146,7 +146,7 @@ class MixupOrCutMix(MixingRecipe):
 
     Attributes:
       mixup_alpha, cutmix_alpha: `alpha` of mixup and of cutmix.
-      cutmix_prob: part of the mixed rows that get cutmix.
+      cutmix_prob: fraction of the mixed rows that get cutmix.
     """
 
     mixup_alpha: float = argument(0.2, 0.01, _MOST_ALPHA)
@@ -173,7 +173,7 @@ def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
 
 
 def _pasted(size: tuple[int, int], keys: tf.Tensor, area: tf.Tensor) -> Shares:
-    """Returns shares of rectangles of this part of the area; labels get the part that lies inside the image."""
+    """Returns shares for rectangles with this fraction of the area; labels get the fraction inside the image."""
     tall, wide = (tf.cast(tf.sqrt(area) * n, tf.int32) for n in size)
     middle = (kernels.random_below(n, keys, draw) for n, draw in zip(size, (_TOP, _LEFT), strict=True))
     top, left = (at - part // 2 for at, part in zip(middle, (tall, wide), strict=True))

@@ -1,8 +1,8 @@
-"""Moves: where the pixels of a recipe's result come from. Masks, boxes and points follow the image by them.
+"""Moves: where the pixels of a recipe's result come from, so that masks, boxes and points can follow the image.
 
-A recipe that moves pixels is a list of moves, each one affine map per row from the result back to the image before it,
-drawn from the row's key by the same functions as the image's own passes. Masks are taken from the nearest pixel, move
-by move, so that what has left the picture does not come back. Boxes and points go through the inverse of each map.
+A recipe that moves pixels is a list of moves. Each move has one affine map per row from its result back to its input,
+drawn from the row's key by the same functions as the image's own passes. Masks take the nearest pixel, move by move, so
+that pixels that have left the picture do not come back. Boxes and points go through the inverse of each map.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Move:
     Attributes:
       size: (height, width) of the result, pixels.
       maps: function that computes each row's map from its key, uint64 (rows,): from (x, y, 1) of a pixel of the result
-        to (x, y) in the image before, float64 (rows, 2, 3). A pixel's middle has its number as coordinate.
-      exact: pass of the same result, whose pixels are pixels of the image, or 0 from outside of it; None without one.
+        to (x, y) in the input image, float64 (rows, 2, 3). A pixel's index is the coordinate of its middle.
+      exact: pass with the same result, if each pixel is a pixel of the image, or 0 from outside it; None without one.
     """
 
     size: tuple[int, int]
@@ -45,7 +45,7 @@ class Move:
 
 
 def crop(padding: int, size: tuple[int, int], corners: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Move:
-    """Returns the move of a crop of padded images; `corners` returns top and left of each in the padded image."""
+    """Returns the move of a crop of padded images; `corners` returns the crop's top and left in the padded image."""
 
     def maps(keys: tf.Tensor) -> tf.Tensor:
         top, left = corners(keys)
@@ -75,7 +75,7 @@ def stretch(before: tuple[int, int], after: tuple[int, int]) -> Move:
 
 
 def part(boxes: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns the maps of parts that are stretched to a size: float64 (rows, 2, 3).
+    """Returns the maps that stretch parts to a size: float64 (rows, 2, 3).
 
     Args:
       boxes: top, left, height and width of each part, pixels, int32 (rows, 4).
@@ -90,7 +90,7 @@ def part(boxes: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
 def aligned(
     across: tf.Tensor | float, left: tf.Tensor | float, down: tf.Tensor | float, top: tf.Tensor | float
 ) -> tf.Tensor:
-    """Returns maps that turn nothing: (x, y) to (across * x + left, down * y + top); numbers or (rows,) each."""
+    """Returns maps without rotation: (x, y) to (across * x + left, down * y + top), given numbers or (rows,) each."""
     each = [tf.cast(value, tf.float64) for value in (across, left, down, top)]
     rows = next(value for value in each if value.shape.rank)
     across, left, down, top = (tf.zeros_like(rows) + value for value in each)
@@ -101,14 +101,14 @@ def aligned(
 def masks_moved(
     masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int, by_passes: bool = False
 ) -> tf.Tensor:
-    """Returns masks after some moves, each pixel from the nearest one: uint8 (rows, height, width, 1).
+    """Returns masks after some moves, each pixel taken from the nearest one: uint8 (rows, height, width, 1).
 
     Args:
       masks: uint8 (rows, height, width, 1), static shape.
       keys: one key per row, uint64 (rows,).
       moves: moves in order.
-      fill: class of the pixels that come from outside of the image.
-      by_passes: whether compiled passes make the moves that have one.
+      fill: class of the pixels that come from outside the image.
+      by_passes: whether moves that have a compiled pass use it.
     """
     for is_exact, group in itertools.groupby(moves, key=lambda move: by_passes and move.exact is not None):
         masks = (_by_passes if is_exact else _by_maps)(masks, keys, list(group), fill)
@@ -116,7 +116,7 @@ def masks_moved(
 
 
 def _by_passes(masks: tf.Tensor, keys: tf.Tensor, moves: Sequence[Move], fill: int) -> tf.Tensor:
-    def swapped(masks: tf.Tensor) -> tf.Tensor:  # 0, which passes put in, with the class to fill with
+    def swapped(masks: tf.Tensor) -> tf.Tensor:  # swaps 0, with which passes fill, and `fill`
         return tf.bitwise.bitwise_xor(masks, tf.constant(fill, tf.uint8)) if fill else masks
 
     return swapped(passes.apply(swapped(masks), keys, [move.exact for move in moves if move.exact]))
@@ -142,14 +142,14 @@ def maps_of(keys: tf.Tensor, moves: Sequence[Move]) -> list[tf.Tensor]:
 
 
 def rounded_maps(maps: tf.Tensor) -> tf.Tensor:
-    """Returns maps rounded to a fraction of 24 bits, with which products of float32 numbers are exact in float64."""
+    """Returns maps rounded to a fraction of 24 bits, so that products with float32 numbers are exact in float64."""
     return tf.round(maps * float(1 << _BITS)) / float(1 << _BITS)
 
 
 def opposites(names: Sequence[str]) -> list[int]:
-    """Returns the number of the point that each one of named points is in a mirror: of `left_eye` that of `right_eye`.
+    """Returns, for each named point, the index of its mirror image: for `left_eye` the index of `right_eye`.
 
-    Points without a side, and those whose other side has no name, stay what they are.
+    Points without a side in their name, or without a counterpart, map to themselves.
     """
     numbers = {name: number for number, name in enumerate(names)}
     others = (_SIDE.sub(lambda side: _OTHER[side[0]], name) for name in names)
@@ -157,7 +157,7 @@ def opposites(names: Sequence[str]) -> list[int]:
 
 
 def mirrored(keys: tf.Tensor, moves: Sequence[Move]) -> tf.Tensor:
-    """Returns which rows have left and right exchanged after some moves, bool (rows,)."""
+    """Returns in which rows some moves exchange left and right, bool (rows,)."""
     maps = tf.stack(maps_of(keys, moves))
     return tf.reduce_prod(tf.sign(tf.linalg.det(maps[..., :2])), axis=0) < 0
 
@@ -165,12 +165,12 @@ def mirrored(keys: tf.Tensor, moves: Sequence[Move]) -> tf.Tensor:
 def boxes_moved(
     boxes: tf.Tensor, visible: tf.Tensor, maps: tf.Tensor, size: tuple[int, int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns boxes after a move, the smallest upright ones around them, clipped to the picture; and which are visible.
+    """Returns the smallest upright boxes around the moved boxes, clipped to the picture, and which are visible.
 
     Args:
       boxes: ymin, xmin, ymax and xmax in pixels from the image's upper left corner, float64 (rows, n, 4).
-      visible: boxes that have had an area in the picture so far, bool (rows, n).
-      maps: the move's, float64 (rows, 2, 3).
+      visible: mask of the boxes that have had an area in the picture so far, bool (rows, n).
+      maps: maps of the move, float64 (rows, 2, 3).
       size: (height, width) of the result.
     """
     ymin, xmin, ymax, xmax = tf.unstack(boxes, axis=-1)
@@ -188,13 +188,13 @@ def boxes_moved(
 def points_moved(
     points: tf.Tensor, visible: tf.Tensor, maps: tf.Tensor, size: tuple[int, int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns points (y, x) after a move, float64 (rows, n, 2), and which of them are in the picture, as boxes are."""
+    """Returns points (y, x) after a move, float64 (rows, n, 2), and which are still visible, as for boxes."""
     moved = _moved(points, maps)
     return moved, visible & tf.reduce_all((moved >= 0) & (moved <= tf.constant(size, tf.float64)), axis=-1)
 
 
 def _moved(points: tf.Tensor, maps: tf.Tensor) -> tf.Tensor:
-    """Returns where points (rows, n, 2) of the image before lie in the result."""
+    """Returns where points (rows, n, 2) of the input image lie in the result."""
     (a, b, c), (d, e, f) = (tf.unstack(line[:, None], axis=-1) for line in tf.unstack(maps, axis=1))
     y, x = tf.unstack(points - 0.5, axis=-1)  # coordinates of pixels' middles
     y, x, size = y - f, x - c, a * e - b * d

@@ -1,7 +1,7 @@
-"""Passes over pixels: compiled code that the host applies one after another, while an image is in the cache.
+"""Passes over pixels: compiled code that the host applies one after another while an image is in the CPU's cache.
 
-Most recipes have two forms that give the same bytes: a list of passes, and TensorFlow operations that XLA compiles. The
-second form is for devices, for datasets that another process runs, and for machines without a compiler.
+Most recipes have two forms with the same bytes as result: a list of passes, and TensorFlow operations that XLA
+compiles. The second is for devices, for datasets that another process runs, and for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Pass:
     """A pass over an image's pixels.
 
     Attributes:
-      kind: what it does: a name in the table of `_pixels.c`.
-      numbers: its constants, the same for all images; int32 (n,).
-      parameters: function that computes its parameters per image from the images' keys, uint64 (rows,): a list of int32
+      kind: name of its function in the table of `_pixels.c`.
+      numbers: constants, the same for all images; int32 (n,).
+      parameters: function that computes the parameters per image from the images' keys, uint64 (rows,): a list of int32
         (rows,) or (rows, n), whose columns `_pixels.c` reads in this order.
-      size: height and width of the result; None: those of the image.
+      size: height and width of the result; None to keep the image's size.
       gives_floats: whether the result is float32.
     """
 
@@ -48,18 +48,18 @@ class Pass:
         return dataclasses.replace(self, parameters=lambda given: parameters(keys(given)))
 
     def coded(self) -> list[int]:
-        """Returns the pass as it stands in a program: its name, as int32 numbers, how many its own are, and these."""
+        """Encodes the pass for a program: its name as int32 numbers, the number of its constants, and the constants."""
         name = np.frombuffer(self.kind.encode().ljust(_NAME, b"\0"), np.int32)
         return [*name, len(self.numbers), *self.numbers]
 
 
 def crop(padding: int, size: tuple[int, int], corners: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Pass:
-    """Crops an image that is padded with zeros; `corners` returns top and left in the padded image."""
+    """Crops an image that is padded with zeros; `corners` returns the top and left in the padded image."""
     return Pass("crop", (padding, *size), lambda keys: list(corners(keys)), size)
 
 
 def flip(flipped: Callable[[tf.Tensor], tf.Tensor]) -> Pass:
-    """Mirrors an image from left to right if `flipped` says so."""
+    """Mirrors an image from left to right if `flipped` is true for it."""
     return Pass("flip", (), lambda keys: [tf.cast(flipped(keys), tf.int32)])
 
 
@@ -87,7 +87,7 @@ def apply(images: tf.Tensor, keys: tf.Tensor, passes: Sequence[Pass]) -> tf.Tens
     Args:
       images: uint8 (rows, height, width, channels), static shape.
       keys: uint64 (rows,), one per image.
-      passes: applied in this order; an empty list copies the images.
+      passes: passes in the order in which to apply them; an empty list copies the images.
 
     Returns:
       uint8 or, after a pass that normalises, float32 (rows, height, width, channels).

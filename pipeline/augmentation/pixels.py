@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.lazily import tf
 from pipeline.order import graph_hashing
 
-GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which is Pillow's and torchvision's grey
+GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which Pillow and torchvision use as grey
 # NTSC's Y, I and Q of red, green and blue. Hue is an angle in the plane of I and Q.
 _YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws of color_jitter
@@ -52,14 +52,14 @@ class Normalize(Recipe):
 class ColorJitter(Augmentation):
     """Changes brightness, contrast, saturation, then hue at random; uint8, clipped once at the end.
 
-    The four are one matrix and an offset, as in DALI's `color_twist`: hue turns the colours in the plane of I and Q.
-    (torchvision's ColorJitter turns the hue of HSV, clips after each step, and draws the order of the steps.)
+    All four form one matrix and an offset, as in DALI's `color_twist`: hue rotates the colours in the plane of I and Q.
+    (torchvision's ColorJitter rotates the hue of HSV, clips after each step, and draws the order of the steps.)
 
     Attributes:
-      brightness: pixels are multiplied by a number in 1-brightness..1+brightness.
-      contrast: their distance from the image's mean grey is multiplied by a number in 1-contrast..1+contrast.
-      saturation: their distance from their own grey is multiplied by a number in 1-saturation..1+saturation.
-      hue: colours are turned to either side by up to this part of a full turn.
+      brightness: range of the factor, 1-brightness..1+brightness, for pixels.
+      contrast: range of the factor, 1-contrast..1+contrast, for their distance from the image's mean grey.
+      saturation: range of the factor, 1-saturation..1+saturation, for their distance from their own grey.
+      hue: largest rotation of the colours, in either direction, as a fraction of a full turn.
     """
 
     stays: ClassVar[bool] = True
@@ -95,7 +95,7 @@ class ColorJitter(Augmentation):
     def _drawn(self, keys: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the factors of `kernels.mix_channels`, and the factor of an image's mean grey in its offset.
 
-        The second is float64 (rows,). Saturation and hue do not change greys, and so not the offset, which is grey.
+        The second is float64 (rows,). Saturation and hue do not change greys, so they do not change the offset, a grey.
         """
         draws = (self.brightness, self.contrast, self.saturation)
         bright, contrast, saturation = (1.0 + part * kernels.symmetric(keys, draw) for draw, part in enumerate(draws))
@@ -113,7 +113,7 @@ def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
 
 
 def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
-    """Returns matrices that turn RGB colours by an angle (rows,) in radians, and keep greys: float64 (rows, 3, 3)."""
+    """Returns matrices that rotate RGB colours by an angle (rows,) in radians and keep greys: float64 (rows, 3, 3)."""
     inverse = np.linalg.inv(_YIQ)
     luma, cosine, sine = (inverse @ part @ _YIQ for part in _TURN)
     cos, sin = (wave(angle)[:, None, None] for wave in (tf.cos, tf.sin))
@@ -123,7 +123,7 @@ def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
 def mean_grey(images: tf.Tensor) -> tf.Tensor:
     """Returns the mean grey of each uint8 image: float64 (rows,).
 
-    Whole numbers are summed, and divided once, so that no processor rounds the mean otherwise.
+    Sums are of whole numbers and are divided once, so that the mean is rounded the same on every processor.
     """
     _, height, width, channels = images.shape
     sums = tf.cast(kernels.over_pixels(images, tf.reduce_sum), tf.int64)
@@ -138,7 +138,7 @@ def mean_grey(images: tf.Tensor) -> tf.Tensor:
 class Cutout(Augmentation):
     """Covers a square with the training images' mean colour, which is 0 if images are normalised.
 
-    Its middle is any pixel, so that a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization
+    Its middle may be any pixel, so a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization
     of Convolutional Neural Networks with Cutout (2017).
 
     Attributes:
@@ -163,7 +163,7 @@ class Cutout(Augmentation):
         return [kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size)]
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns covered images; the cover of floats, which are normalised, is 0."""
+        """Returns covered images; floats, which are normalised, are covered with 0."""
         size = images.shape[1], images.shape[2]
         top, left = self._corner(size, keys)
         cover = tf.zeros((), images.dtype)
@@ -181,12 +181,12 @@ def _mean_colour(statistics: ImageStatistics) -> list[int]:
 class RandomErasing(Augmentation):
     """Covers a rectangle of random size and shape with noise in some of the images; uint8.
 
-    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, with shapes uniform in their logarithm. A
-    rectangle that would be taller or wider than the image ends at its border.
+    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, with a log-uniform aspect ratio. If it
+    would be taller or wider than the image, it ends at the border.
 
     Attributes:
-      prob: part of the images to change.
-      min_area, max_area: the rectangle's part of the image's area is uniform between these.
+      prob: fraction of the images to change.
+      min_area, max_area: bounds of the rectangle's fraction of the image's area, which is uniform between them.
       max_shape: largest height / width of the rectangle; the smallest is its inverse.
     """
 

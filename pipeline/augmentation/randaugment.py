@@ -1,8 +1,8 @@
-"""RandAugment: some of fourteen operations, all of one magnitude.
+"""RandAugment: some of fourteen operations, all with the same magnitude.
 
 Source: Cubuk et al., RandAugment: Practical automated data augmentation with a reduced search space (2020). The
-operations and their ranges are those of torchvision.transforms.RandAugment with its 31 magnitudes. Operations that move
-an image are bilinear here.
+operations and their ranges are the same as in torchvision.transforms.RandAugment with its 31 magnitudes. Operations
+that move an image are bilinear here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.order import graph_hashing
 
 Operation: TypeAlias = "Callable[..., tf.Tensor]"
 
-_LEAST_BLOCK = 16  # images to compute together; fewer cost as much
+_LEAST_BLOCK = 16  # fewest images to compute together; fewer cost as much
 _BLOCKS = 16  # blocks per batch
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
@@ -33,30 +33,30 @@ OPERATIONS = (
 )  # fmt: skip
 MOST = 30  # greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
-_MOST_BITS = 4  # that posterize drops
+_MOST_BITS = 4  # most bits that posterize drops
 _SMOOTHED_WEIGHTS = 13.0  # sum of a smoothed pixel's weights: 5 for itself, 1 for each neighbour
 _MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups that are computed only for the images that drew them
+_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups computed only for the images that drew them
 _GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
 def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Operation], *arguments: tf.Tensor) -> tf.Tensor:
-    """Applies `functions[g](images, *arguments)` to the rows of group g; other rows stay as they are.
+    """Applies `functions[g](images, *arguments)` to the rows of group g; other rows stay unchanged.
 
-    The rows are sorted by group, with those that stay in front. Each function then computes little more than the rows
-    of its group, a block at a time, which costs hardly more per row than a whole batch. Compiles only inside XLA.
+    The rows are sorted by group, unchanged rows first. Each function then computes little more than the rows of its
+    group, a block at a time, which costs hardly more per row than a whole batch. Works only when compiled by XLA.
 
     Args:
       images: (rows, height, width, channels).
       group: int32 (rows,), 0 and up.
-      functions: each takes some rows of the images and the arguments, and returns images of the same shape and dtype.
+      functions: functions from some rows of the images and the arguments to images of the same shape and dtype.
       *arguments: tensors with as many rows as the images.
     """
     rows = images.shape[0]
     block = min(rows, max(_LEAST_BLOCK, rows // _BLOCKS))
     group = tf.where(group < len(functions), group, -1)
     order = tf.argsort(group, stable=True)
-    taken = tf.concat([order, tf.zeros(block, tf.int32)], axis=0)  # the last block may reach beyond the last row
+    taken = tf.concat([order, tf.zeros(block, tf.int32)], axis=0)  # the last block may extend beyond the last row
     given = [tf.gather(each, taken) for each in (images, *arguments)]
     done = given[0]
     for number, function in enumerate(functions):
@@ -70,7 +70,7 @@ def _in_blocks(
 ) -> tf.Tensor:
     """Returns `done` with the results of a function for the given rows from `first` to `stop`.
 
-    Up to a block of later rows is overwritten, too; these belong to the next groups, which are done later.
+    It also overwrites up to a block of later rows; they belong to the next groups, which are computed later.
     """
 
     def one(first: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -94,7 +94,7 @@ class RandAugment(Augmentation):
     Attributes:
       n: number of operations, one after another.
       m: magnitude of all of them, 0 to 30.
-      fill: value of the pixels that move in.
+      fill: value of the pixels that come from outside the image.
     """
 
     n: int = argument(2, 1, 14)
@@ -122,7 +122,7 @@ class RandAugment(Augmentation):
         return [of_operation(number) for number in range(self.n)] if training else []
 
     def _numbers(self, size: tuple[int, int]) -> NDArray[np.int32]:
-        """Returns the constants of the pass: those of all operations, of each direction, and the tables of places."""
+        """Returns the pass's constants: for all operations, for each direction, and the tables of places."""
         share = float(1 << kernels.SHARE_BITS)
         parts: list[Any] = [self.fill, *self._mask_and_threshold()]
         for sign in (-1.0, 1.0):
@@ -226,7 +226,7 @@ def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float
 
 
 def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns images after brightness, color, contrast or auto_contrast; others stay as they are."""
+    """Returns images after brightness, color, contrast or auto_contrast; other images stay unchanged."""
     channels = images.shape[3]
     stretched = _is(operation, "auto_contrast")
     factor = tf.where(_is(operation, "brightness", "color", "contrast"), factor, 1.0)
@@ -247,7 +247,7 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
 
 
 def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns images sharpened or smoothed; their borders stay as they are, like in Pillow.
+    """Returns images sharpened or smoothed; their borders stay unchanged, as in Pillow.
 
     A smoothed pixel is 5 times the pixel plus its eight neighbours, divided by 13.
     """

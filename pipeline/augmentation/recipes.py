@@ -1,7 +1,7 @@
 """Named augmentations of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2) | cutout(size=8) | mixup`, `none`.
 
 A recipe is a frozen dataclass whose fields are its arguments. It has no state: all its randomness comes from one uint64
-key per example, so that a record is augmented alike on any replica, host or device. docs/augmentation.md has the
+key per example, so that a record is augmented the same on any replica, host or device. docs/augmentation.md has the
 grammar and a table.
 """
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def make_recipe(text: str, flag: str = "augment") -> Recipe:
-    """Returns the recipe of a text: names, or names with arguments as in a Python call, with `|` between them.
+    """Returns the recipe for a text: names, or names with arguments as in a Python call, separated by `|`.
 
     Args:
-      text: `cifar10_tutorial(crop=28)`, `pad_crop_flip | cutout(size=8)`.
-      flag: name of the flag or argument that has the text, for errors.
+      text: text such as `cifar10_tutorial(crop=28)` or `pad_crop_flip | cutout(size=8)`.
+      flag: name of the flag or argument with the text, for errors.
 
     Raises:
-      UsageError: no such recipe or argument (the nearest is suggested), a value out of its bounds, or recipes that
-        cannot follow each other.
+      UsageError: there is no such recipe or argument (the nearest is suggested), a value is out of its bounds, or the
+        recipes cannot follow each other.
     """
     calls = check_names(text, flag)
     recipes = [_made(name, arguments, flag) for name, arguments in calls]
@@ -40,10 +40,10 @@ def make_recipe(text: str, flag: str = "augment") -> Recipe:
 
 
 def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns the calls in a text, (name, arguments) each. Checks the names, without loading TensorFlow.
+    """Returns the calls in a text, each as (name, arguments). Checks the names without loading TensorFlow.
 
     Raises:
-      UsageError: it is not a recipe, or there is no such recipe or argument (the nearest is suggested).
+      UsageError: the text is not a recipe, or there is no such recipe or argument (the nearest is suggested).
     """
     calls = parse_calls(text, flag, "a recipe")
     for name, arguments in calls:
@@ -72,7 +72,7 @@ def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
 
 
 def _check_type(what: str, value: object, default: object) -> None:
-    """Raises UsageError if a value does not have the default's type; a default of None means an optional int."""
+    """Raises UsageError if a value does not have the default's type; a default of None stands for an optional int."""
     if default is None:
         if value is not None and type(value) is not int:
             raise UsageError(f"{what}: needs int, such as 80, or None")
@@ -81,23 +81,23 @@ def _check_type(what: str, value: object, default: object) -> None:
 
 
 def crops(text: str) -> bool:
-    """Returns whether the first recipe in a text decodes a part of each image alone, without loading TensorFlow."""
+    """Returns whether the first recipe in a text decodes only a part of each image, without loading TensorFlow."""
     return _of(text.partition("|")[0], "decodes_part")
 
 
 def images_of_size(augment: str, size: str) -> dict[str, str | None]:
-    """Returns the arguments `augment` and `resize` of an input whose images get a size: `224x160`, or `224`, a square.
+    """Returns the arguments `augment` and `resize` for an input with images of a size, `224x160` or the square `224`.
 
-    A recipe that crops images while decoding them, such as `random_resized_crop`, gets it as its own.
+    A recipe that crops images while decoding them, such as `random_resized_crop`, gets the size as its argument.
 
     Raises:
-      UsageError: it is not a square, and the recipe cuts squares.
+      UsageError: the size is not square, but the recipe cuts squares.
     """
     height, _, width = size.partition("x")
     if not crops(augment):
         return {"augment": augment, "resize": f"{height}x{width or height}"}
     if width not in ("", height):
-        raise UsageError(f"augment={augment!r}: cuts squares, and {size} is none")
+        raise UsageError(f"augment={augment!r}: cuts squares, and {size} is not one")
     calls = parse_calls(augment, "augment", "a recipe")
     calls[0][1]["size"] = int(height)
     texts = [f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})" for name, own in calls]
@@ -115,7 +115,7 @@ def sets_size(text: str) -> bool:
 
 
 def draws(text: str) -> bool:
-    """Returns whether a recipe in a text draws, besides those that mix rows, without loading TensorFlow."""
+    """Returns whether a recipe in a text draws, apart from recipes that mix rows, without loading TensorFlow."""
     return any(not _of(call, "draws_nothing") and not _of(call, "mixes_rows") for call in text.split("|"))
 
 

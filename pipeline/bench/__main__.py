@@ -1,4 +1,4 @@
-"""`python -m pipeline.bench DATA_DIR`: times each stage of an input on this machine, and says which bounds it."""
+"""`python -m pipeline.bench DATA_DIR`: times each stage of an input on this machine and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class BenchConfig:
     """The input to time, given by the arguments that the run passes to input_fn."""
 
     data_dir: str = flag(
-        text="the data set's folder; or a=0.7,b=0.3, timed from end to end", positional=True, metavar="DATA_DIR"
+        text="the data set's folder; or a=0.7,b=0.3, timed end to end", positional=True, metavar="DATA_DIR"
     )
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
     augment_on: str = flag(
         HOST,
-        "device: batches are handed over as they are; both: as uint8; what the steps do with them is not timed",
+        "device: batches are passed on as stored; both: as uint8; the work of the steps on them is not timed",
     )
-    evaluation: bool = flag(False, "the input of evaluation; default: of training")
+    evaluation: bool = flag(False, "time the input of evaluation; default: training")
     replicas: int | None = flag(
-        None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU", least=1
+        None, "replicas on GPUs, or on logical CPUs without GPUs; default: all GPUs, or one CPU", least=1
     )
-    rounds: int = flag(5, "of each measurement, in turns; medians are reported", least=1)
-    steps: int | None = flag(None, "per round; default: as many as take 0.2 s", least=1)
+    rounds: int = flag(5, "rounds of each measurement, taken in turn; medians are reported", least=1)
+    steps: int | None = flag(None, "steps per round; default: as many as take 0.2 s", least=1)
     json: bool = flag(False, "print one JSON object instead")
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with quiet.loading():
         from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    # TensorFlow warns about a function that is traced many times; here each part of an input has its own.
+    # TensorFlow warns about a function that is traced many times; here each part of an input has its own function.
     with quiet.logs(), measure.input_errors():
         strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
         if resolved.request.is_mixture:

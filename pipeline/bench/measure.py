@@ -1,4 +1,4 @@
-"""Measures the parts of an input in turns, so that changes in the machine's speed affect all of them alike."""
+"""Measures the parts of an input in turn, so that changes in the machine's speed affect all of them equally."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pipeline.read.window import LocalReader
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 READY = 5 + CORES  # elements that may be ready when a round begins: tf.data's buffers, plus one per parallel call
-_LONGEST = 2.0  # seconds; a round that would take longer need not hold whole windows
-_SHORTEST = 0.1  # share of the desired time; a shorter first run says too little about the speed
-# Below this share of a core for this long, other parts' threads have filled their buffers.
+_LONGEST = 2.0  # seconds; a round that would take longer need not consist of whole windows
+_SHORTEST = 0.1  # fraction of the desired time; a shorter first run is no measure of the speed
+# Once they use less than this fraction of a core for this long, other parts' threads have filled their buffers.
 _IDLE, _IDLE_SECONDS = 0.1, 0.005
 _MOST_WAITS = 100
 MOST_BYTES = 128 << 20  # 128 MiB of shards per round
 _READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as in `RowsReader`
-_FROM_DISK = 0.05  # share of the bytes; less is the system's own reading
+_FROM_DISK = 0.05  # fraction of the bytes; less than this is the system's own reading
 _PROC_IO = pathlib.Path("/proc/self/io")
 
 
@@ -46,7 +46,7 @@ class Part:
       name: name of the part.
       take: function that does a number of units of work (steps, windows, passes) and returns the number of rows.
       ready: number of units to take before each round, because they may have been made before it.
-      whole: number of units that belong together, such as the steps of a window: rounds have multiples of them.
+      whole: number of units that belong together, such as the steps of a window; a round takes a multiple of it.
       by_steps: whether --steps sets the number of units in a round.
       settles: whether to wait before each round until the threads of other parts are idle.
       count: number of units in a round.
@@ -89,7 +89,7 @@ def measure(
 ) -> dict[str, list[Sample]]:
     """Returns the samples of each part, by name; shows progress on a terminal.
 
-    A sample takes about `seconds`; with `steps`, it has so many steps where the part is counted in them.
+    A sample takes about `seconds`; with `steps`, it takes that many steps if the part is counted in steps.
     """
     found: dict[str, list[Sample]] = {part.name: [] for part in parts}
     with tqdm.tqdm(total=len(parts) * (rounds + 1), desc=text, unit=" rounds", disable=None, leave=False) as bar:
@@ -119,11 +119,11 @@ def _settle() -> None:
 
 
 def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], int]:
-    """Returns a function that decodes images as for a split that is kept in memory, and returns their number.
+    """Returns a function that decodes images as for a split kept in memory, and returns their number.
 
     Args:
       form: form of the records.
-      records: serialized records, string (n,). The function decodes 256 of them, as many times as its argument says.
+      records: serialized records, string (n,). The function decodes 256 at a time, as many times as its argument.
       ids: ids of the records, int64 (n,).
     """
     count, decode = min(DECODED_TOGETHER, int(records.shape[0])), decoder_of(form)
@@ -164,7 +164,7 @@ def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
 
 @contextlib.contextmanager
 def input_errors() -> Iterator[None]:
-    """Context that replaces TensorFlow's error about a failed input with the error that caused it.
+    """Context that replaces TensorFlow's error for a failed input with the error that caused it.
 
     Raises:
       DataError: a shard is missing, changed or corrupt, or the user's function failed.
@@ -178,7 +178,7 @@ def input_errors() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes that were read, and how many of them came from disks (None if the system does not say)."""
+    """Bytes that were read, and how many of them came from disks (None if unknown)."""
 
     asked: int = 0
     delivered: int | None = 0
@@ -202,12 +202,12 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """The records that a window or a split in memory reads: all of them, or a part if there are many.
+    """The records that a window or a split in memory reads: all of them, or some if there are many.
 
     Attributes:
       shards: shards of the selection.
       pieces: segment, first record and end of each piece, int64 (p, 3).
-      row_of: row of each record, int64 (n,); None for a split that is kept in memory, which is read in its own order.
+      row_of: row of each record, int64 (n,); None for a split kept in memory, which is read in its own order.
       traffic: bytes read by `bytes_only`.
     """
 
@@ -283,7 +283,7 @@ def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64]
 
 
 def bytes_from_disks() -> int | None:
-    """Returns the bytes that disks have delivered to this process so far; None if the system does not say."""
+    """Returns the bytes that disks have delivered to this process so far; None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _PROC_IO.read_text(encoding="ascii").splitlines())
         return int(lines["read_bytes"])

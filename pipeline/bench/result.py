@@ -20,8 +20,8 @@ from pipeline.commands.text import count_of, table
 from pipeline.request import BOTH, DEVICE, HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
-# Parts measured in addition to the stages of a batch. The last four are sections, which overlap as each has its own
-# threads.
+# Parts measured in addition to the stages of a batch. The last four are sections, which overlap because each has its
+# own threads.
 BYTES = "bytes"
 READER, ORDER, BATCHES, DEVICES = "reader", "order", "batches", "devices"
 SECTIONS = {
@@ -31,9 +31,9 @@ SECTIONS = {
     DEVICES: "making and copying batches",
 }
 _SECTION_OF = {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}  # all other stages: BATCHES
-_IN_JSON = {AUGMENT: "distort"}  # the name that other programs know; see `pipeline.commands.aliases`
+_IN_JSON = {AUGMENT: "distort"}  # the name that other programs read; see `pipeline.commands.aliases`
 CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
-TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
+TOGETHER = 0.7  # below this fraction of the slowest section's rate, that section alone is not the bottleneck
 _MICRO, _MB = 1e6, 1e6
 _LAST = "share of the processor time"
 _SHARE = 5  # columns for the share in front of its bar
@@ -42,7 +42,7 @@ _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 _PLAIN = "#"
 _BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
-_COLUMNS = 80  # without a terminal
+_COLUMNS = 80  # width without a terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Stage:
       name: name of the stage: `read`, `check`, ...
       terms: cost, as measured parts to add (1) and to subtract (-1); empty if this input does not have the stage.
       note: remark on how it is done, or why it does not occur.
-      row_bytes: bytes that it hands on per row; None if that has no size.
+      row_bytes: bytes per row that it passes on; None if they have no fixed size.
       once: whether it is done once per run rather than per epoch.
     """
 
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def occurs(self) -> bool:
-        """Whether this input has the stage."""
+        """Whether the input has this stage."""
         return bool(self.terms)
 
 
@@ -108,9 +108,9 @@ class Cost:
 
     Attributes:
       stage: the stage.
-      processor: microseconds of processor time per row, over all cores.
+      processor: microseconds of processor time per row, summed over all cores.
       clock: wall-clock microseconds per row that it adds to the earlier stages of its section.
-      share: share, 0..1, of the processor time of all stages that each epoch repeats; 0 if it is done once.
+      share: fraction, 0..1, of the processor time of all stages that each epoch repeats; 0 if it is done once.
     """
 
     stage: Stage
@@ -129,9 +129,9 @@ class Result:
       sections: rows per second of each section alone.
       rate: rows per second end to end.
       processor: microseconds of processor time per row, of the whole process.
-      busy: share of the cores' time that this process used, 0..1.
+      busy: fraction of the cores' time that this process used, 0..1.
       bound: name of the stage that is the bottleneck.
-      is_processor_bound: whether that is because the cores have no time left, at least not for this process.
+      is_processor_bound: whether the cores are the limit, having no time left for this process.
     """
 
     stages: Sequence[Stage]
@@ -147,7 +147,7 @@ class Result:
 def result_of(
     stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
 ) -> Result:
-    """Returns the costs of the stages and the bottleneck, from samples of each part by name, and of the whole input."""
+    """Computes the stages' costs and the bottleneck from samples of each part, by name, and of the whole input."""
     found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
     total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
     costs = {
@@ -198,7 +198,7 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
 
 
 def recipe_text(request: Request) -> str:
-    """Returns text that says how and where images are augmented."""
+    """Returns text that describes how and where images are augmented."""
     recipe = "unaugmented" if request.augment in (None, "none") else f"augmented by {request.augment}"
     return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.augment_on]
 
@@ -240,7 +240,7 @@ def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple
 
 
 def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
-    """Returns lines with the rates and the bottleneck; `source` says where the bytes came from."""
+    """Returns lines with the rates and the bottleneck; `source` describes where the bytes came from."""
     total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
     sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
     handed_on = next(stage.row_bytes or 0.0 for stage in result.stages if stage.name == "batch")
@@ -255,7 +255,7 @@ def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
 
 
 def reason(result: Result) -> str:
-    """Returns text that says which stage is the bottleneck, and why."""
+    """Returns text that names the bottleneck and explains it."""
     cost = result.costs[result.bound]
     if result.is_processor_bound:
         text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
@@ -339,7 +339,7 @@ class Bars:
                 self._has_blocks = True
 
     def bar(self, share: float, width: int, is_bound: bool) -> str:
-        """Returns a bar of a share, 0..1, of `width` columns; that of the bottleneck has a different colour."""
+        """Returns a bar for a share, 0..1, of `width` columns; the bottleneck's bar has a different colour."""
         eighths = round(min(max(share, 0.0), 1.0) * width * 8)
         if self._has_blocks:
             text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
@@ -350,7 +350,7 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Consecutive steps of a mixture with the same rows of each source.
+    """Consecutive steps of a mixture with the same number of rows from each source.
 
     Attributes:
       first_step: first step of the segment.
@@ -364,7 +364,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Name of its part."""
+        """Name of the segment's part."""
         return f"from step {self.first_step}"
 
 

@@ -1,4 +1,4 @@
-"""The input to time: a window in memory, from which batches are made up to any stage, and its parts."""
+"""The input to time: a window in memory, whose batches can stop after any stage, and the input's parts."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Subject:
       resolved: arguments of `input_fn`, with the data set.
       strategy: strategy whose replicas get the batches; None for one replica that reads host memory.
       reader: reader of windows.
-      chosen: maker of batches from rows as the reader returns them.
-      batches: maker of batches from `held`; differs from `chosen` if a split in memory is decoded there.
+      chosen: maker of batches from rows in the form that the reader returns.
+      batches: maker of batches from `held`; differs from `chosen` if a split is decoded in memory.
       run: steps of the whole run.
       window: number, within its epoch, of the window in memory.
       held: rows of that window; all rows if the split is kept in memory.
@@ -77,7 +77,7 @@ class Subject:
             assert isinstance(reader, LocalReader)
             feed = make_feed(resolved.order, None)
             run = Run(feed, 0, MAX_STEP)
-            # The first window that completes an element: a small one may only fill the next one's tail.
+            # The first window that completes an element: a small window may only fill the tail for the next one.
             windows = range(feed.order.windows)
             window = next(w for w in windows if feed.steps_before(w + 1) > feed.steps_before(w))
             selection = resolved.selection
@@ -88,7 +88,7 @@ class Subject:
                 pieces, row_of = all_pieces(selection, None if times is None else times.records), None
             else:
                 plan, _ = next(iter(_repeated(run, window, reader.assigns_rows)))
-                read = tf.function(reader.read, autograph=False)  # in a graph, whose errors keep the reader's message
+                read = tf.function(reader.read, autograph=False)  # in a graph, so that errors keep the reader's message
                 held, batches = read(plan.pieces, plan.slots, plan.times), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
@@ -97,7 +97,7 @@ class Subject:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the split is read once and then kept in memory."""
+        """Whether the split is read once and kept in memory."""
         return self.resolved.order.windows == 1
 
     @property
@@ -119,7 +119,7 @@ class Subject:
         return [NUMBERS, GATHER, *([DECODE] if decodes else []), *augment]
 
     def dataset(self, until: str | None = None) -> tf.data.Dataset:
-        """Returns endless batches of the window in memory or, with `until`, the results of that stage."""
+        """Returns endless batches from the window in memory or, with `until`, the results of that stage."""
         if until not in self._datasets:
             self._datasets[until] = self._made(dataclasses.replace(self.batches, until=until))
         return self._datasets[until]
@@ -130,12 +130,12 @@ class Subject:
             if isinstance(self.held, ResidentRows):
                 return resident(run, batches, self.held, self.plans())
             held, in_place = self.held, self.reader.assigns_rows
-            # Every repetition of the window gets the same columns, which were read once.
+            # Every repetition of the window uses the same columns, which were read once.
             loaded = self.plans().map(lambda plan, first: (plan, first, {RECORD_ID: plan.records, **held}))
             return of_windows(run, batches, with_tails(loaded), in_place)
 
     def plans(self) -> tf.data.Dataset:
-        """Returns the window's plan, made once and repeated without end."""
+        """Returns the window's plan, made once and repeated endlessly."""
         return _repeated(self.run, self.window, self.reader.assigns_rows and not self.is_resident)
 
     def on_devices(self) -> Any:
@@ -197,7 +197,7 @@ class Subject:
         return steps("whole", self.whole(), self.rows, window)
 
     def stages(self) -> list[Stage]:
-        """Returns the stages of the input in the order in which rows pass through them."""
+        """Returns the input's stages in the order in which rows pass through them."""
         made, found = self.resolved, of_prefixes(self.prefixes())
         segments = made.selection.segments
         stored = sum(s.shard.num_bytes for s in segments) / max(1, sum(s.shard.num_examples for s in segments))
@@ -282,7 +282,7 @@ def steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
       name: name of the part.
       batches: endless dataset.
       rows: number of rows in a batch.
-      whole: number of batches in a window, for an input that reads: its rounds are consecutive and hold whole windows.
+      whole: number of batches in a window, for an input that reads: its rounds are consecutive and take whole windows.
     """
     take = taking(batches, lambda _: tf.constant(rows, tf.int64))
     if whole is None:
@@ -302,11 +302,10 @@ def _row_bytes(spec: Any, rows: int, stored: float) -> float:
 
 
 def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.Strategy | None:
-    """Returns a strategy with `replicas` replicas; None for one replica that reads host memory.
+    """Returns a strategy with this number of replicas; None for one replica that reads host memory.
 
     Args:
-      replicas: number of replicas, on the first GPUs, or on logical CPUs if there are none; None for all GPUs, or one
-        CPU.
+      replicas: number of replicas, on the first GPUs or, without GPUs, on logical CPUs; None for all GPUs or one CPU.
       global_batch_size: number of rows that the replicas share.
 
     Raises:
@@ -343,7 +342,7 @@ def segments_of(mixture: ResolvedInput) -> list[Segment]:
     request, schedule, segments = mixture.request, mixture.request.schedule, mixture.request.shares.segments
     if not schedule:
         return [Segment(*segments[0], request)]
-    # One step for each segment, so that the units stay the same; then the segment to time, endless.
+    # One step of each segment, so that the units stay the same; then the segment to time, without end.
     short = [(step, weights) for step, (_, weights) in enumerate(schedule)]
     last = len(schedule)
     return [

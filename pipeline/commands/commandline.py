@@ -34,7 +34,7 @@ _EXTRAS = {
 _EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
 
 # {our flags: names in other trainers and scripts, among them TensorFlow's classic programs}. A command suggests the
-# first of our flags that it has.
+# first of our flags that it supports.
 _NAMES_ELSEWHERE = {
     "learning_rate": "lr learningrate rate base_lr initial_learning_rate",
     "decay_factor": "learning_rate_decay_factor lr_decay gamma",
@@ -67,13 +67,13 @@ _NAMES_ELSEWHERE = {
     "log_every": "log_steps logging_steps log_interval log_frequency display_step print_freq",
 }
 _USUAL = {name: ours.split() for ours, names in _NAMES_ELSEWHERE.items() for name in names.split()}
-# How these names differ in meaning from our flag.
+# How our flag differs in meaning from its names elsewhere.
 _DIFFERENCES = {
     "global_batch_size": "it counts the rows of all replicas together, not of each",
     "model_dir": "a run in it is resumed, not wiped; --fresh starts over",
 }
-_REQUIRED = "the following arguments are required: "  # argparse's words
-_NO_VALUE = "expected one argument"  # argparse's words
+_REQUIRED = "the following arguments are required: "  # argparse's wording
+_NO_VALUE = "expected one argument"  # argparse's wording
 _ALL = "all"  # value of --help
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, the size of a file
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
@@ -105,7 +105,7 @@ class _Negatable(argparse.Action):
 
 
 class _NoValue(NamedTuple):
-    """Stands for a value that cannot be parsed, and says why: argparse itself would only report the first one."""
+    """A value that cannot be parsed, and the reason; argparse itself would only report the first one."""
 
     problem: str
 
@@ -119,7 +119,7 @@ class _Listing(argparse.Action):
 
 
 class _Help(argparse.Action):
-    """Action for `--help`, which shows the flags that people need first, and `--help=all`."""
+    """Action for `--help`, which shows only the flags that people need first, and for `--help=all`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         print(parser.format_first() if values != _ALL and parser.first else parser.format_help(), end="")
@@ -143,7 +143,7 @@ class _Parser(argparse.ArgumentParser):
         self.is_mended = False  # whether another try avoids the last error
         self.actions: dict[str, argparse.Action] = {}  # actions by name on the command line
         self.num_places = 0
-        self.free: list[str] = []  # the flag that takes all unnamed arguments, if there is one
+        self.free: list[str] = []  # the flag that takes all unnamed arguments, if any
         self.first: list[argparse.Action] = []
         self.add_argument("-h", "--help", action=_Help, nargs="?", const="", help=argparse.SUPPRESS)
         self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
@@ -185,7 +185,7 @@ class _Parser(argparse.ArgumentParser):
         raise errors.UsageError(f"{name}: expected a value, as in {name}=VALUE")
 
     def _missing(self, names: Sequence[str]) -> errors.UsageError:
-        """Returns an error about missing flags, except those that an unknown one most likely stands for."""
+        """Returns an error about missing flags, except flags that an unknown one most likely stands for."""
         for action in self._actions:
             if action.required and str(next(iter(action.option_strings), action.metavar)) in names:
                 self.wrong.add(action.dest)
@@ -215,14 +215,14 @@ class _Parser(argparse.ArgumentParser):
         for name in [name for name, value in values.items() if isinstance(value, _NoValue)]:
             self.wrong.add(name)
             mistakes.found.append(errors.UsageError(f"--{name}: {values.pop(name).problem}"))
-        for name in self.free:  # argparse itself only takes those before the first flag
+        for name in self.free:  # argparse itself only takes the arguments before the first flag
             values[name] = [*values.get(name, []), *(token for token in rest if not token.startswith("-"))]
             rest = [token for token in rest if token.startswith("-")]
         return values, rest
 
 
 def about(kind: type) -> str:
-    """Returns the first paragraph of a dataclass's docstring, in one line."""
+    """Returns the first paragraph of a dataclass's docstring as one line."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -291,10 +291,10 @@ def _nearest(name: str, flags: Sequence[str]) -> str | None:
 
 
 def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
-    """Returns an error about an unknown flag that says what the user most likely meant."""
+    """Returns an error about an unknown flag that suggests what the user most likely meant."""
     near = _nearest(name, flags)
     differs = _DIFFERENCES.get((_usual(name, flags) or "").lstrip("-"), "")
-    if "--fresh" in differs and "--fresh" not in flags:  # the command writes no run
+    if "--fresh" in differs and "--fresh" not in flags:  # a command that writes no run
         differs = ""
     asked = f"did you mean {near!r}{f' ({differs})' if differs else ''}? " if near else ""
     return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
@@ -319,7 +319,7 @@ def _number(text: str) -> float | _NoValue:
 
 
 def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
-    """Raises one UsageError for all arguments that a command with these flags does not have."""
+    """Raises one UsageError for all arguments that a command with these flags does not accept."""
     with Mistakes() as mistakes:
         for argument in arguments:
             with mistakes.noted():
@@ -347,9 +347,9 @@ def parse(
     Args:
       command: name of the command, for --help.
       description: description for --help.
-      kind: dataclass each of whose fields is a flag, or a dataclass of flags.
+      kind: dataclass whose fields are flags or dataclasses of flags.
       argv: command-line arguments; None for the process's own.
-      default: defaults by flag name, where they differ from the fields' defaults.
+      default: defaults by flag name, if they differ from the fields' defaults.
       check: function that checks the config beyond its fields and its class; raises UsageError.
       others: function of the arguments that are not flags of `kind` and the names of its flags; raises UsageError to
         reject them.
@@ -357,7 +357,7 @@ def parse(
       most: largest value, as in `flags.make`.
 
     Raises:
-      UsageError: flags are unknown or missing, or values cannot work alone or together; it reports all mistakes.
+      UsageError: flags are unknown or missing, or values cannot work alone or together; the error reports all mistakes.
     """
     config, rest, flags = parse_known(
         command, description, kind, argv, default, check=check, others=others, unsettled=unsettled, most=most
@@ -386,7 +386,7 @@ def parse_known(
       others: function as in `parse`, but only called if there are other mistakes to report.
 
     Raises:
-      UsageError: flags are missing, or values cannot work alone or together; it reports all mistakes.
+      UsageError: flags are missing, or values cannot work alone or together; the error reports all mistakes.
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
@@ -414,7 +414,7 @@ def parse_known(
 
 
 def with_folder(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments with a leading folder in the form that the command takes.
+    """Returns the arguments with a leading folder in the form that the command expects.
 
     If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it only
     needs a run, `RUN` and `--model_dir=RUN` do.
@@ -501,7 +501,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     try:
         try:
             main(argv)
-        except SystemExit as error:  # argparse's after --help, or that of a user's module or function
+        except SystemExit as error:  # from argparse after --help, or from a user's module or function
             sys.stdout.flush()
             place = errors.place_of(error)
             if place is None:
@@ -537,7 +537,7 @@ def discard(stream: TextIO) -> None:
 
 
 def _complain(line: str) -> None:
-    """Prints a line to stderr; if nobody can read it, the exit code has to do."""
+    """Prints a line to stderr; if that fails, only the exit code tells the caller."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -548,7 +548,7 @@ def _open_closed_streams() -> None:
     """Opens standard streams that the caller has closed (`>&-`) to the null device.
 
     Python sets a closed stream to None and leaves its descriptor free: the next file opened, such as a checkpoint,
-    would get that number and, with it, whatever libraries print.
+    would get that number and with it everything that libraries print.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

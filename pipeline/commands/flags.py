@@ -68,7 +68,7 @@ class Flag(NamedTuple):
 
     Attributes:
       field: field of the dataclass that declares the flag.
-      kind: type of the value: str, int, float or bool; of one value if the flag may be given several times.
+      kind: type of the value (of each value if the flag may be repeated): str, int, float or bool.
       is_optional: whether the value may be None.
       group: dataclass that declares the flag.
     """
@@ -120,18 +120,18 @@ def flag(
       below: bound that values must stay below.
       most: largest value allowed; only `check_most` compares it.
       known: allowed names.
-      default_of: help text on where else the default may come from, such as "the model".
-      unset: help text on what a default of None means, or on what takes the place of another default.
+      default_of: help text on the source of the default, such as "the model".
+      unset: help text on the meaning of a default of None, or on the value used instead of another default.
       metavar: name of the value in --help.
-      positional: whether it is given by position, without its name.
-      repeated: whether it may be given several times; the value is a list, empty by default.
+      positional: whether the flag is given by position, without its name.
+      repeated: whether the flag may be given several times; the value is then a list, empty by default.
       bare: value if the name is given alone; None if a value must follow.
       off: value if the name is given with a `no` prefix; None if there is no such name.
-      parse: function that makes the value from a text, or from what a Python caller passes, and returns a finished
-        value unchanged; raises ValueError that says what it must be. Bounds only apply to numbers. None to parse by the
-        type of the field.
-      needs: attribute of its dataclass without which the flag has no effect, so that `check_needs` refuses it.
-      first: whether `--help` shows it, where a command has many flags; `--help=all` shows them all.
+      parse: function from a text, or a Python caller's value, to the final value, which it returns unchanged if given
+        one; it raises ValueError with what the value must be. Bounds only apply to numbers. None to parse by the type
+        of the field.
+      needs: attribute of the dataclass without which the flag has no effect, so that `check_needs` refuses it.
+      first: whether `--help` shows the flag if a command has many; `--help=all` shows them all.
       meaning: further metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
@@ -162,7 +162,7 @@ def fields_with(flags: Any, meaning: str) -> list[dataclasses.Field[Any]]:
 
 
 def flags_of(kind: type) -> Mapping[str, Flag]:
-    """Returns the flags of a dataclass by name, including those of the dataclasses that are its fields."""
+    """Returns the flags of a dataclass by name, including flags of nested dataclasses."""
     return _by_name(kind)
 
 
@@ -195,12 +195,11 @@ def make(
     Args:
       kind: dataclass to make.
       values: {flag name: value}; names of other flags are ignored.
-      mistakes: collector of values that cannot work; None to raise them. A value that is wrong by itself is noted once.
-        Reading it from the result raises an error without a message, so that a check of several flags is silent if it
-        needs that value, and still made if it does not.
+      mistakes: collector of errors; None to raise them. A value that is wrong by itself is noted once. Reading it from
+        the result raises an error without a message, so that a check of several flags is silent if it needs that value,
+        and still runs if it does not.
       wrong: flag names known to be wrong or missing.
-      most: largest value for fields that declare none, as in `check_most`; None not to compare values with the largest
-        ones.
+      most: largest value for fields that declare none, as in `check_most`; None to skip these comparisons.
 
     Raises:
       UsageError: values cannot work; the error reports all of them.
@@ -310,16 +309,16 @@ def check_name(flag: str, value: str, known: Iterable[str]) -> None:
 
 
 def shown(name: str, value: Any) -> str:
-    """Returns a flag as it is written on the command line."""
+    """Returns a flag in command-line form."""
     return f"--{name}" if value is True else f"--{name}={value}"
 
 
 def check_needs(flags: Any, **why: str) -> None:
-    """Checks that a flag with `needs`, which has no effect without another one, is not given without it.
+    """Checks that no flag with `needs` is given without the attribute that it needs.
 
     Args:
       flags: dataclass of flags.
-      **why: {needed attribute: message of the error}; by default, that the flag of that name is needed.
+      **why: {needed attribute: message of the error}; by default, the message asks for the flag of that name.
 
     Raises:
       UsageError: a flag has a value other than its default while the attribute it needs is None, False or empty.

@@ -11,30 +11,29 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-# TF_CPP_MIN_LOG_LEVEL only works once TensorFlow has set up its log; before, its libraries write straight to file
-# descriptor 2.
+# TF_CPP_MIN_LOG_LEVEL only works once TensorFlow has set up its log; before that, its libraries write straight to
+# file descriptor 2.
 _HARMLESS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|[IWE]\d{4} .*\b(port|cudart_stub|cpu_feature_guard|cuda_platform|cuda_(dnn|fft|blas))\.cc:\d+\]"
     rb"|To enable the following instructions: "
 )
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_LOADING = threading.RLock()  # two threads that redirect stderr at once would restore each other's file
+_LOADING = threading.RLock()  # two threads that redirect stderr at the same time would restore each other's file
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
     """Context for imports in a user's process, quiet if they load TensorFlow.
 
-    Nothing is hidden in a process that has loaded TensorFlow already, whose environment sets TF_CPP_MIN_LOG_LEVEL, or
-    that has no stderr.
+    Hides nothing if TensorFlow is already loaded, TF_CPP_MIN_LOG_LEVEL is set, or the process has no stderr.
     """
     if "tensorflow" in sys.modules or _LEVEL in os.environ or not _has_stderr():
         yield
         return
     with _LOADING, loading():
         yield
-    if "tensorflow" not in sys.modules:  # it is yet to be loaded, by us or by the user
+    if "tensorflow" not in sys.modules:  # not loaded yet, by us or by the user
         os.environ.pop(_LEVEL, None)
 
 

@@ -88,8 +88,8 @@ def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]
 
     Args:
       text: name, or a name with keyword arguments that are literals.
-      flag: name of the flag or argument that the text is from, for errors.
-      what: kind of thing that it should name, for errors.
+      flag: name of the flag or argument with the text, for errors.
+      what: kind of thing that the text should name, for errors.
 
     Raises:
       UsageError: the text is not such a call.
@@ -102,7 +102,7 @@ def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]
 
 
 def parse_calls(text: str, flag: str, what: str) -> list[tuple[str, dict[str, object]]]:
-    """Parses one or more calls, `a | b(c=1)`; otherwise like `parse_call`."""
+    """Parses one or more calls, such as `a | b(c=1)`; otherwise like `parse_call`."""
     calls = _calls(text)
     if calls is None:
         raise UsageError(f"{flag}: {text!r} is not {what}; write name(argument=value), and | between several")

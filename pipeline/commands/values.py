@@ -1,7 +1,6 @@
-"""Parses the values of flags that hold several things: `224x224`, `a,b`, `image:image_raw,label:label`.
+"""Parses flag values with several parts: `224x224`, `a,b`, `image:image_raw,label:label`.
 
-Every function raises UsageError, naming the flag and the value, if the text does not have the form that its docstring
-says.
+Every function raises UsageError, naming the flag and the value, if the text does not have the documented form.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import re
 
 from pipeline.errors import UsageError
 
-_MAX_SIDE = 1 << 14  # pixels
+_MAX_SIDE = 1 << 14  # in pixels
 
 
 def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
@@ -28,7 +27,7 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
 
 
 def both_sides(text: str) -> str:
-    """Returns a size whose height and width are given, where a single number gives both: `28` is `28x28`."""
+    """Returns a size with both height and width: `28` becomes `28x28`."""
     return f"{text}x{text}" if text.isdecimal() else text
 
 

@@ -1,4 +1,4 @@
-"""Masks, boxes and points of a batch: read from the records, cut like the images, moved like them by the recipes."""
+"""Masks, boxes and points of a batch: read from the records, cropped and moved by the recipes like the images."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DTYPES = {"float32": tf.float32, "int64": tf.int64}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Annotations:
-    """The features of a batch that lie on its images.
+    """The features of a batch that are located on its images.
 
     Attributes:
       features: masks, boxes and points of the manifest, by name.
-      decoder: decodes the images, or a part of each.
+      decoder: decoder of the images, or of a part of each.
       moves: moves of the recipe, in order.
-      by_passes: whether compiled passes move masks, where a move has one.
+      by_passes: whether compiled passes move masks if a move has one.
     """
 
     features: dict[str, Feature]
@@ -45,10 +45,9 @@ class Annotations:
           images, keys, turns: arguments of `ImageDecoder.decode`.
 
         Returns:
-          `mask`: uint8 (rows, height, width, 1). `boxes`: float32 (rows, most, 4), `rel_yxyx`, clipped; `points`:
-          float32 (rows, most, 2), `rel_yx`; and their weights, float32 (rows, most): 1, or 0 for those that have no
-          part in the picture, and for rows of zeros behind the last one. `box_labels`: int64 (rows, most), -1 behind
-          the last one.
+          `mask`: uint8 (rows, height, width, 1). `boxes`: float32 (rows, most, 4), `rel_yxyx`, clipped. `points`:
+          float32 (rows, most, 2), `rel_yx`. Weights of boxes and points, float32 (rows, most): 1, or 0 if they have no
+          part in the picture, and for the padding with zeros. `box_labels`: int64 (rows, most), -1 as padding.
         """
         found, columns = tf.io.parse_example(records, self._kinds()), {}
         sizes, parts = self.decoder.parts(images, keys, turns, tf.shape(records)[0])
@@ -64,7 +63,7 @@ class Annotations:
         return columns
 
     def moved(self, columns: dict[str, tf.Tensor], keys: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Moves what `decoded` returned in the same way as the recipe moved the images.
+        """Moves the results of `decoded` in the same way as the recipe moved the images.
 
         Args:
           columns: columns of one batch, or of several with a leading axis.
@@ -81,11 +80,11 @@ class Annotations:
         return made
 
     def renamed(self, labels: tf.RaggedTensor, names: Sequence[str], keys: tf.Tensor) -> tf.RaggedTensor:
-        """Returns which of the named points each point is after the moves: a mirrored left eye is a right one.
+        """Returns which named point each point is after the moves: a mirrored left eye is a right eye.
 
         Args:
-          labels: numbers of names, int64 (rows, None).
-          names: names of the points; empty if they are not known, so that nothing is renamed.
+          labels: indices into `names`, int64 (rows, None).
+          names: names of the points; empty if unknown, so that nothing is renamed.
           keys: one key per row, uint64 (rows,).
         """
         others = moves.opposites(names)
@@ -135,7 +134,7 @@ class Annotations:
             else:
                 pixels = tf.io.decode_png(data, channels=1)
             if self.decoder.crop is not None:
-                for axis, side in enumerate(self._size):  # each pixel of the result is the nearest one of the part
+                for axis, side in enumerate(self._size):  # each pixel of the result is the nearest pixel of the part
                     nearest = part[axis] + (2 * tf.range(side) + 1) * part[axis + 2] // (2 * side)
                     pixels = tf.gather(pixels, nearest, axis=axis)
             return tf.ensure_shape(pixels, shape.shape)
@@ -148,7 +147,7 @@ def _moved(name: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
 
 
 def _stored(found: dict[str, Any], name: str, feature: Feature, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns boxes or points in pixels, float64 (rows, most, 4 or 2), and which rows have one, bool (rows, most)."""
+    """Returns boxes or points in pixels, float64 (rows, most, 4 or 2), and which are stored, bool (rows, most)."""
     most, own, count = feature.shape[0] or 0, feature.stored_names(name), len(CONVENTIONS[name][feature.convention])
     each = most if feature.parts else most * count
     dense = [tf.cast(found[part].to_tensor(0, shape=(None, each)), tf.float64) for part in own]
@@ -162,7 +161,7 @@ def _stored(found: dict[str, Any], name: str, feature: Feature, sizes: tf.Tensor
 
 
 def _as_fed(name: str, pixels: tf.Tensor, visible: tf.Tensor, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """Returns boxes or points as parts of the picture's sides, and their weights; those that are not visible are 0."""
+    """Returns boxes or points as fractions of the picture's sides, and their weights; invisible ones are 0."""
     sides = tf.tile(tf.constant(size, tf.float64), [pixels.shape[-1] // 2])
     shown = tf.where(visible[..., None], pixels / sides, 0.0)
     return {name: tf.cast(shown, tf.float32), name + WEIGHT: tf.cast(visible, tf.float32)}

@@ -1,6 +1,6 @@
-"""From the rows of a window to the examples of a batch: parsed, decoded and resized, or by the user's parser.
+"""From the rows of a window to the examples of a batch: parsed, decoded and resized, or parsed by the user's function.
 
-A window is a dict of tensors with one row per record; a batch gathers some rows of each.
+A window is a dict of tensors with one row per record; a batch gathers some rows of each tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.decode.user import Supervised, parsed
 from pipeline.graph_calls import UserFunction
 
 Columns = dict[str, tf.Tensor]
-Turns: TypeAlias = Any  # EXIF's orientations of all records of a selection, int8 (records,): a tensor or an array
+Turns: TypeAlias = Any  # EXIF orientations of all records in a selection, int8 (records,): a tensor or an array
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
 
 
@@ -27,12 +27,12 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or x of `Supervised`; or what else
-        the user's parser returned.
-      labels: int64 (rows,), or as the manifest's feature says; or y of `Supervised`; None if the user's parser returned
-        something else.
+      images: uint8 images, which `Form.as_images` shapes to (rows, height, width, channels); or x of `Supervised`; or
+        another result of the user's parser.
+      labels: int64 (rows,), or as described by the manifest's feature; or y of `Supervised`; None if the user's parser
+        returned something else.
       features: other features, by name.
-      sample_weight: sample weights of `Supervised`; None if there are none.
+      sample_weight: sample weights of `Supervised`; None without them.
     """
 
     images: Any
@@ -56,12 +56,12 @@ class Form:
 
     @property
     def augmented(self) -> Form:
-        """The form that decodes the parts of images that training would, for augmented copies in evaluations."""
+        """Form that decodes the same parts of images as in training, for augmented copies in evaluations."""
         return self
 
     @property
     def draws(self) -> bool:
-        """Whether examples depend on their keys, because parts of images are drawn."""
+        """Whether examples depend on their keys because parts of images are drawn."""
         return False
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
@@ -70,11 +70,11 @@ class Form:
 
 
 def turns_of(turns: Turns | None, ids: tf.Tensor) -> tf.Tensor | None:
-    """Returns EXIF's orientation of records, by which they are turned, int32 (rows,); None: none of them is.
+    """Returns the EXIF orientations by which to rotate records, int32 (rows,); None if no record is rotated.
 
     Args:
-      turns: turns of all records of the selection.
-      ids: ids of the records; those of copies are larger by a multiple of the number of records.
+      turns: EXIF orientations of all records in the selection.
+      ids: ids of the records; the id of a copy is larger by a multiple of the number of records.
     """
     return None if turns is None else tf.cast(tf.gather(turns, ids % len(turns)), tf.int32)
 
@@ -85,8 +85,8 @@ class Decoded(Form):
 
     Attributes:
       decoder: decoder of a batch's images.
-      turns: EXIF orientations of all records of the selection; None: no image is turned.
-      augmenting: decoder of augmented copies in evaluations; None: the same.
+      turns: EXIF orientations of all records in the selection; None if no image is rotated.
+      augmenting: decoder of augmented copies in evaluations; None to use `decoder`.
     """
 
     decoder: ImageDecoder
@@ -135,8 +135,8 @@ class Serialized(Decoded):
     """Column `record`: serialized `tf.train.Example`s.
 
     Attributes:
-      parser: finds images, labels and features in them.
-      annotations: masks, boxes and points to feed; None: none are.
+      parser: parser that finds images, labels and features in them.
+      annotations: masks, boxes and points to feed; None to feed none.
     """
 
     parser: ExampleParser
@@ -156,9 +156,9 @@ class Serialized(Decoded):
 
 @dataclasses.dataclass(frozen=True)
 class Kept(Decoded):
-    """Columns `PLACES`, `SIZES` and `label`: images that stay encoded in memory, of which every batch decodes some.
+    """Columns `PLACES`, `SIZES` and `label`: images that stay encoded in memory; every batch decodes some of them.
 
-    No record of them is copied for a batch, so that its files are not in memory twice.
+    Their records are not copied for a batch, so that no file is in memory twice.
 
     Attributes:
       memory: memory that the records were read into, uint8 (1, bytes).
@@ -173,7 +173,7 @@ class Kept(Decoded):
 
 @dataclasses.dataclass(frozen=True)
 class UserParsed(Form):
-    """Column `record`: bytes that the user's function parses, a batch at a time."""
+    """Column `record`: bytes that the user's function parses one batch at a time."""
 
     parse: UserFunction
     training: bool
@@ -183,5 +183,5 @@ class UserParsed(Form):
         found = Supervised.of(given)
         if found is None:
             return Examples(given, None, {})
-        # Kept apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
+        # Kept apart: Keras would mistake ((features, labels), weights) for inputs and labels, and train on the weights.
         return Examples(found.x, found.y, {}, found.sample_weight)

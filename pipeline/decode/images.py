@@ -1,4 +1,4 @@
-"""Image files to pixels: decoded, whole or in part, turned upright and resized."""
+"""From image files to pixels: decodes them, whole or in part, rotates them upright and resizes them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pipeline.augmentation.base import Crop
 from pipeline.manifest.manifest import EXACT, FAST
 
 _DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
-_RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
-_BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
-_PNG_SIZE = 16, 8  # where a PNG file has its width and height, and bytes of both: int32, big-endian
-_ON_ITS_SIDE = 5  # EXIF's orientation from which on rows are stored as columns
-# By EXIF's orientation, from 0: 1 where an upright image has its rows, or its columns, in the other order.
+_RATIOS = (2, 4, 8)  # ratios, besides 1, at which TensorFlow decodes a JPEG
+_BLOCK = 16  # side in pixels of the blocks that JPEG decodes together; few files have larger ones
+_PNG_SIZE = 16, 8  # offset of a PNG file's width and height, and bytes of both: int32, big-endian
+_ON_ITS_SIDE = 5  # first EXIF orientation with rows stored as columns
+# By EXIF orientation, from 0: 1 where an upright image has its rows, or its columns, in reverse order.
 _ROWS_REVERSED, _COLUMNS_REVERSED = (0, 0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 1, 1, 0, 0, 1, 1, 0)
 
 
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns a resized image, uint8 (height, width, channels): bilinear, antialiased if it is made smaller.
+    """Returns a resized image, uint8 (height, width, channels): bilinear, antialiased when shrinking.
 
-    It is `tf.image.resize(..., antialias=True)`, rounded, except for some values half-way between two integers. That
-    function takes twice the time, because its pass over the width steps by pixels of a few channels. Where
-    `operations.resize` can be used, it gives the same bytes in a sixth of the time of this one.
+    The result equals `tf.image.resize(..., antialias=True)`, rounded, except for some values half-way between two
+    integers. That function takes twice as long, because its pass over the width steps by pixels of a few channels.
+    Where `operations.resize` is available, it gives the same bytes in a sixth of the time.
 
     Args:
       image: uint8 (h, w, channels), each at least 1.
@@ -38,13 +38,13 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
     rows = _along_first(tf.reshape(image, [1, height, 1, width * channels]), size[0])
     columns = tf.transpose(tf.reshape(rows, [size[0], width, channels]), [1, 0, 2])
     resized = _along_first(tf.reshape(columns, [1, width, 1, size[0] * channels]), size[1])
-    # Floats are transposed faster than bytes. No clipping: the weights are positive, and their sum is 1.
+    # Floats are transposed faster than bytes. No clipping is needed: the weights are positive, and their sum is 1.
     resized = tf.transpose(tf.reshape(resized, [size[1], size[0], channels]), [1, 0, 2])
     return tf.cast(tf.round(resized), tf.uint8)
 
 
 def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns an image (1, n, 1, m) resized to float32 (1, size, 1, m): as it is one pixel wide, one pass is made."""
+    """Returns an image (1, n, 1, m) resized to float32 (1, size, 1, m); one pass is enough, as it is one pixel wide."""
     return tf.raw_ops.ScaleAndTranslate(
         images=values,
         size=[size, 1],
@@ -56,11 +56,11 @@ def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def upright(image: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
-    """Returns an image turned upright, the same as by `images.turned`: uint8 (height, width, channels).
+    """Returns an image rotated upright, the same as from `images.turned`: uint8 (height, width, channels).
 
     Args:
-      image: image as it is stored, uint8 (h, w, channels).
-      turn: EXIF's orientation, int32 scalar.
+      image: image as stored, uint8 (h, w, channels).
+      turn: EXIF orientation, int32 scalar.
     """
 
     def turned() -> tf.Tensor:
@@ -73,17 +73,17 @@ def upright(image: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
 
 
 def upright_sizes(sizes: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
-    """Returns the sizes of images once they are upright: int32 (..., 2); `turns` are EXIF's orientations, (...)."""
+    """Returns the sizes of images once they are upright: int32 (..., 2); `turns` are EXIF orientations, (...)."""
     return tf.where((turns >= _ON_ITS_SIDE)[..., None], sizes[..., ::-1], sizes)
 
 
 def stored_boxes(boxes: tf.Tensor, sizes: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
-    """Returns where parts of upright images lie in the images as they are stored: int32 (..., 4).
+    """Returns where parts of upright images lie in the images as stored: int32 (..., 4).
 
     Args:
       boxes: top, left, height and width of each part, int32 (..., 4).
       sizes: heights and widths of the upright images, int32 (..., 2).
-      turns: EXIF's orientations, int32 (...).
+      turns: EXIF orientations, int32 (...).
     """
     top, left, height, width = tf.unstack(boxes, axis=-1)
     top = tf.where(tf.gather(_ROWS_REVERSED, turns) > 0, sizes[..., 0] - top - height, top)
@@ -100,10 +100,10 @@ class Encoded(Protocol):
         """Number of images, if it is static."""
 
     def sizes(self) -> tf.Tensor:
-        """Returns the height and width of each, all of them JPEG files: int32 (rows, 2)."""
+        """Returns the height and width of each image, if all are JPEG files: int32 (rows, 2)."""
 
     def mapped(self, function: Callable[..., tf.Tensor], rows: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
-        """Returns `function` of each image's bytes and its row of `rows`, stacked."""
+        """Applies `function` to each image's bytes and its row of `rows`; returns the stacked results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class InStrings(Encoded):
         if bounds is None:
             return tf.map_fn(lambda values: function(*values), (strings, *rows), fn_output_signature=spec)
 
-        def of_row(values: tuple[tf.Tensor, ...]) -> tf.Tensor:  # one copy, of which TensorFlow's loop would make more
+        def of_row(values: tuple[tf.Tensor, ...]) -> tf.Tensor:  # one copy; TensorFlow's loop would make more
             return function(operations.part(strings, bounds, values[0]), *values[1:])
 
         numbers = tf.range(tf.shape(strings, tf.int64)[0])
@@ -142,12 +142,12 @@ class InStrings(Encoded):
 
 @dataclasses.dataclass(frozen=True)
 class InMemory(Encoded):
-    """Encoded images in the memory that they were read into.
+    """Encoded images in the memory into which they were read.
 
     Attributes:
       memory: uint8 (1, bytes).
       bounds: first and last byte offset of each image, int64 (rows, 2).
-      known_sizes: what `sizes` returns, int32 (rows, 2); zeros if the files are not JPEG.
+      known_sizes: heights and widths, int32 (rows, 2); zeros if the files are not JPEG.
     """
 
     memory: tf.Tensor
@@ -170,7 +170,7 @@ class InMemory(Encoded):
 
 @dataclasses.dataclass(frozen=True)
 class Stretched:
-    """A `Crop` that is the whole image, resized to `size` whatever its shape, as by `beam_jobs.convert --resize`."""
+    """A `Crop` of the whole image, resized to `size` whatever its shape, as `beam_jobs.convert --resize` does."""
 
     is_scaled: ClassVar[bool] = False
 
@@ -184,9 +184,9 @@ def decode_file(image: tf.Tensor, channels: int, encoding: str, dct: str) -> tf.
     """Returns the pixels of an image file: uint8 (height, width, channels).
 
     Args:
-      image: the file, string scalar.
+      image: content of the file, string scalar.
       channels: 1 or 3.
-      encoding: `png`, `jpeg`, or `any` of these.
+      encoding: `png`, `jpeg`, or `any` for either.
       dct: DCT of the data set's `PixelRule`: `exact` or `fast`.
     """
     if encoding == "png":
@@ -201,12 +201,12 @@ class ImageDecoder:
     """Decodes the images of a batch.
 
     Attributes:
-      encoding: `raw`, `png`, `jpeg` or `any` of the last two.
+      encoding: `raw`, `png`, `jpeg`, or `any` for either of the last two.
       shape: (height, width, channels) of every image as stored; None for a size that varies.
-      crop: the part of each image to decode; None: all of it.
-      by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
-      mirrored: function that says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,),
-        while they are resized by the operation; None: none of them.
+      crop: part of each image to decode; None for all of it.
+      by_operation: whether the compiled operation resizes; false in a dataset that another process runs.
+      mirrored: function from keys, uint64 (rows,), to which images the operation mirrors from left to right while
+        resizing, bool (rows,); None to mirror none.
       dct: DCT of the data set's `PixelRule`: `exact` or `fast`.
     """
 
@@ -219,7 +219,7 @@ class ImageDecoder:
 
     @property
     def channels(self) -> int:
-        """Channels of the result; images that differ in their number of channels become RGB."""
+        """Number of channels of the result; images with different numbers of channels become RGB."""
         return self.shape[2] or 3
 
     @property
@@ -230,21 +230,21 @@ class ImageDecoder:
 
     @property
     def dct_method(self) -> str:
-        """The transform by TensorFlow's name; its default is the fast one."""
+        """TensorFlow's name of the DCT; its default is the fast one."""
         return _DCT_METHODS[self.dct]
 
     @property
     def in_place(self) -> bool:
-        """Whether images are decoded from where they are in their records."""
+        """Whether images are decoded in place, from their records."""
         return self.by_operation and self.encoding != "raw"
 
     def decode(self, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns encoded images decoded: uint8 (rows, height, width, channels).
+        """Decodes images: returns uint8 (rows, height, width, channels).
 
         Args:
           images: encoded images of a batch.
           keys: function that returns a key for random numbers per row, uint64 (rows,).
-          turns: EXIF's orientation of each, by which it is turned upright, int32 (rows,); None: all are.
+          turns: EXIF orientation of each image, to rotate it upright, int32 (rows,); None if all are upright.
         """
         rows, crop = images.rows, self.crop
         turning = () if turns is None else (turns,)
@@ -266,9 +266,9 @@ class ImageDecoder:
     def parts(
         self, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None, count: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the sizes of upright images, int32 (rows, 2), and the part of each that `decode` decodes, (rows, 4).
+        """Returns the sizes of upright images, int32 (rows, 2), and the part of each that `decode` uses, (rows, 4).
 
-        A part is top, left, height and width in the upright image.
+        A part is the top, left, height and width in the upright image.
 
         Args:
           images, keys, turns: arguments of `decode`.
@@ -281,7 +281,7 @@ class ImageDecoder:
         if self.encoding == "jpeg":
             return sizes, crop.box(sizes[:, 0], sizes[:, 1], keys())
 
-        def drawn(values: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:  # one by one, as `_part` does, to the same bits
+        def drawn(values: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:  # one by one, as in `_part`, for the same bits
             (size, key), box = values, crop.box
             return box(size[0], size[1], key)
 
@@ -289,7 +289,7 @@ class ImageDecoder:
         return sizes, boxes
 
     def _sizes(self, images: Encoded, count: tf.Tensor) -> tf.Tensor:
-        """Returns the sizes of images as they are stored, int32 (rows, 2), from their headers if they vary."""
+        """Returns the sizes of images as stored, int32 (rows, 2), from their headers if they vary."""
         if None not in self.shape[:2]:
             return tf.tile(tf.constant([self.shape[:2]], tf.int32), [count, 1])
         if self.encoding == "jpeg":
@@ -311,7 +311,7 @@ class ImageDecoder:
     def _places(self, boxes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the region of JPEG files to decode for some boxes, int32 (..., 4), and where the boxes lie in it."""
         top, left, height, width = tf.unstack(boxes, axis=-1)
-        # A part that begins with a whole block is decoded to where it belongs. Others are copied line by line.
+        # A part that begins with a whole block is decoded in place. Others are copied line by line.
         margin = left % _BLOCK if self.by_operation else tf.zeros_like(left)
         around = tf.stack([top, left - margin, height, width + margin], axis=-1)
         return around, tf.stack([tf.zeros_like(top), margin, height, width], axis=-1)
@@ -322,7 +322,7 @@ class ImageDecoder:
     def _jpeg_part(
         self, image: tf.Tensor, around: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
+        """Decodes the region `around` of a file and returns the `part` in it (see `_places`) in the result's size."""
 
         def whole() -> tf.Tensor:
             pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels, dct_method=self.dct_method)
@@ -367,7 +367,7 @@ class ImageDecoder:
         return self._turned(pixels, tf.concat([[0, 0], tf.shape(pixels)[:2]], axis=0), turn)[0]
 
     def _turned(self, image: tf.Tensor, part: tf.Tensor, turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns an image that has a part of another one upright, and where it has it."""
+        """Returns an image that contains a part of another one upright, and the part's place in it."""
 
         def turned() -> tuple[tf.Tensor, tf.Tensor]:
             size = tf.concat([[0, 0], upright_sizes(part[2:], turn)], axis=0)
@@ -381,8 +381,8 @@ class ImageDecoder:
     def _resized(
         self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Returns a part of an image, (top, left, height, width), in the size of the result, turned before."""
-        if turn is not None:  # before it is resized, because the result depends on which side is resized first
+        """Returns a part of an image, (top, left, height, width), rotated upright and in the size of the result."""
+        if turn is not None:  # rotated before resizing, because the result depends on which side is resized first
             image, part = self._turned(image, part, turn)
         size = self.image_shape[:2]
         if self.by_operation:
@@ -393,7 +393,7 @@ class ImageDecoder:
 
 
 def _boxes(crop: Crop, sizes: tf.Tensor, keys: tf.Tensor, turns: tf.Tensor | None) -> tf.Tensor:
-    """Returns where `crop` is in images as they are stored, int32 (..., 4), given their sizes as stored, (..., 2)."""
+    """Returns where `crop` is in images as stored, int32 (..., 4), given their sizes as stored, (..., 2)."""
     sizes = sizes if turns is None else upright_sizes(sizes, turns)
     boxes = crop.box(sizes[..., 0], sizes[..., 1], keys)
     return boxes if turns is None else stored_boxes(boxes, sizes, turns)

@@ -1,4 +1,4 @@
-"""Records of images to the files of images, labels and features in them; and which of them cannot be decoded."""
+"""From image records to the image files, labels and features in them; and a check for undecodable records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pipeline.manifest.manifest import NO_LABEL
 from pipeline.records import tf_example
 
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
-_JUDGED_TOGETHER = 64  # images, by one thread
-_HASHES = (1 << 63) - 1  # range of the hashes of texts; two of a million names are unlikely to share one
+_JUDGED_TOGETHER = 64  # images that one thread checks
+_HASHES = (1 << 63) - 1  # range of text hashes; among a million names, two are unlikely to share one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ExampleParser:
     """Parses `tf.train.Example`s.
 
     Attributes:
-      image, label: the manifest's features of these names.
-      features: features to parse beside image and label, by name.
+      image, label: features of these names in the manifest.
+      features: features to parse besides image and label, by name.
     """
 
     image: Feature
@@ -37,7 +37,7 @@ class ExampleParser:
 
     @classmethod
     def wanted(cls, manifest: Manifest, names: tuple[str, ...]) -> ExampleParser:
-        """Returns the parser for some features of a data set, beside image and label.
+        """Returns the parser for some features of a data set besides image and label.
 
         Raises:
           UsageError: there is no such feature, or it cannot be fed.
@@ -58,9 +58,9 @@ class ExampleParser:
         return (*self._image_and_label_of(found), self._features_of(found))
 
     def places(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns where images are in their records, int64 (n, 2), and the labels (n, ...), by a compiled operation.
+        """Finds images in records with a compiled operation: returns bounds, int64 (n, 2), and the labels (n, ...).
 
-        Where an image begins is -1 if the record is not as usual, so that only TensorFlow's parser can read it.
+        An image's first bound is -1 if its record has an unusual form, which only TensorFlow's parser can read.
         """
         image, label = self.image.named("image"), self.label.named("label")
         if self.label.is_class and not self.label.texts:
@@ -70,7 +70,7 @@ class ExampleParser:
         return found[:, :2], self._labels(tf.io.parse_example(records, {label: self._label_kind()})[label])
 
     def find(self, records: tf.Tensor) -> tuple[InStrings, tf.Tensor, dict[str, tf.Tensor]]:
-        """Does the same as `parse`, with compiled operations, but only finds the images in the records."""
+        """Does the same as `parse` with compiled operations, but only locates the images in the records."""
         places, found_labels = self.places(records)
 
         def in_place() -> tuple[tf.Tensor, ...]:
@@ -82,7 +82,7 @@ class ExampleParser:
             ends = tf.cast(tf.stack([tf.zeros_like(sizes), sizes], axis=1), tf.int64)
             return images, ends, labels
 
-        # TensorFlow reads records that other writers made otherwise, and says what is wrong with those that it cannot.
+        # TensorFlow reads records in the forms of other writers, and reports what is wrong with unreadable ones.
         strings, bounds, labels = tf.cond(tf.reduce_all(places[:, 0] >= 0), in_place, parsed)
         features = tf.io.parse_example(records, self._kinds()) if self.features else {}
         return InStrings(strings, bounds), labels, self._features_of(features)
@@ -106,7 +106,7 @@ class ExampleParser:
         return found[self.image.named("image")], self._labels(found[self.label.named("label")])
 
     def _labels(self, stored: tf.Tensor) -> tf.Tensor:
-        """Returns the labels that stored ones mean, (n, ...): `Feature.label_of` of each."""
+        """Returns the labels for stored ones, (n, ...): `Feature.label_of` each."""
         label, none = self.label, tf.constant(NO_LABEL, tf.int64)
         if label.texts:
             return _places_of(stored, label.texts)
@@ -127,9 +127,9 @@ class ExampleParser:
 
 
 def _places_of(texts: tf.Tensor, names: Sequence[str]) -> tf.Tensor:
-    """Returns the place of each text, string (n,), among names, int64 (n,); -1: it is none of them.
+    """Returns the index of each text, string (n,), among names, int64 (n,); -1 if it is not among them.
 
-    It is a search by hashes, without a table: any process can run the graph.
+    It searches by hash, without a table, so that any process can run the graph.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         hashes = _hashed(tf.constant(names)).numpy()
@@ -144,7 +144,7 @@ def _hashed(texts: tf.Tensor) -> tf.Tensor:
 
 
 class ImageJudge:
-    """Says of which records of a data set no image can be decoded, as training decodes them."""
+    """Finds the records of a data set whose images cannot be decoded in the way that training decodes them."""
 
     rows = _JUDGED_TOGETHER
 
@@ -154,11 +154,11 @@ class ImageJudge:
         self._upright = manifest.turns_images
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
-        """Returns for each record why it is invalid; None: it is valid."""
+        """Returns for each record why it is invalid; None if it is valid."""
         return [self.problem(record) for record in records]
 
     def problem(self, record: bytes) -> str | None:
-        """Returns why a record is invalid; None: it is valid."""
+        """Returns why a record is invalid; None if it is valid."""
         try:
             data = tf_example.example(record, self._features, decode_image=False)["image"]
             found = self.pixels(data)
@@ -167,7 +167,7 @@ class ImageJudge:
         return tf_example.shape_problem(self._image, found.shape)
 
     def pixels(self, data: bytes) -> NDArray[np.uint8]:
-        """Decodes the stored bytes of an image to the pixels that training gets, uint8 (height, width, channels).
+        """Decodes the stored bytes of an image to the same pixels as in training, uint8 (height, width, channels).
 
         Raises:
           BadExampleError: TensorFlow cannot decode it.

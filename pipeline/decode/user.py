@@ -1,4 +1,4 @@
-"""Records to what the user's parser makes of them; and which of them it fails on."""
+"""Calls the user's parser on records, and finds the records on which it fails."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tensorflow as tf
 from pipeline.errors import UsageError, message_of, root_cause
 from pipeline.graph_calls import UserFunction
 
-_MOST_TRIED = 16  # records, of a batch and of others, to find one that a parser takes
+_MOST_TRIED = 16  # most records to try, of a batch and of others, until a parser succeeds on one
 
 
 class ParseJudge:
-    """Says which records the user's parser fails on.
+    """Finds the records on which the user's parser fails.
 
-    A parser takes a batch, of a size that it may need, and may fail for several records together. A record is to blame
-    only if a batch that the parser takes fails with this record in place of one of its rows, and a batch of nothing but
-    this record fails, too. Where no batch is found that the parser takes, no record is blamed.
+    A parser takes a batch, whose size it may rely on, and may fail for several records together. A record is to blame
+    only if a batch that the parser accepts fails with this record in place of one of its rows, and a batch of copies of
+    this record fails, too. If no batch is found that the parser accepts, no record is blamed.
 
     Args:
       parse: the user's parser.
-      rows: number of records in each batch that it is given.
-      others: function that returns some more records, among which one is looked for that the parser takes.
+      rows: number of records in each batch passed to the parser.
+      others: function that returns more records, to find one that the parser accepts.
       training: whether the batches are for training.
     """
 
@@ -32,18 +32,18 @@ class ParseJudge:
         self, parse: UserFunction, rows: int, others: Callable[[], Iterable[bytes]] = tuple, training: bool = True
     ) -> None:
         self.rows, self._others = rows, others
-        self._taken: list[bytes] | None = None  # a batch
+        self._taken: list[bytes] | None = None  # a batch that the parser accepts
 
         def called(records: tf.Tensor) -> Any:
             return parse(records, lambda: tf.zeros([rows], tf.uint64), training)
 
         traced = tf.function(called, [tf.TensorSpec([rows], tf.string)], autograph=False)
-        # Traced here, not in the threads that judge, of which each would wait for the other.
+        # Traced here, because the threads that check records would wait for each other's trace.
         try:
             with tf.device("CPU:0"):
                 self._parse = traced.get_concrete_function()
-            self._is_able = True  # whether such a batch may be found
-        except Exception:  # it is not a function of a batch at all, which the input itself says better
+            self._is_able = True  # whether such a batch may exist
+        except Exception:  # not a function of a batch at all, which the input itself reports better
             self._is_able = False
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
@@ -66,7 +66,7 @@ class ParseJudge:
         return self._among(records) if self._taken else [None] * len(records)
 
     def _among(self, records: list[bytes]) -> list[str | None]:
-        """Returns the problems of records, at most a batch: halves of them are tried until one is left."""
+        """Returns the problems of records, at most a batch: it tries halves of them until one is left."""
         assert self._taken is not None
         if self._error([*records, *self._taken[len(records) :]]) is None:
             return [None] * len(records)
@@ -85,12 +85,12 @@ class ParseJudge:
 
 
 class Supervised(NamedTuple):
-    """What a parser returned, taken as Keras takes a tuple of two or three: inputs, targets and weights.
+    """A parser's result as Keras reads a tuple of two or three: inputs, targets and sample weights.
 
     Attributes:
       x: inputs.
       y: targets.
-      sample_weight: float32, a row per record, in any structure; None: the parser returned a pair.
+      sample_weight: float32, a row per record, in any structure; None if the parser returned a pair.
     """
 
     x: Any
@@ -106,7 +106,7 @@ class Supervised(NamedTuple):
           name: name of the parser, for messages.
 
         Raises:
-          UsageError: the third part cannot be weights.
+          UsageError: the third part cannot be sample weights.
         """
         if not isinstance(given, tuple | list) or len(given) not in (2, 3):
             return None
@@ -125,16 +125,16 @@ class Supervised(NamedTuple):
 
 
 def parsed(parse: UserFunction, records: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
-    """Returns the result of the user's parser: tensors, ragged or sparse or not, in any structure, a row per record.
+    """Returns the result of the user's parser: dense, ragged or sparse tensors in any structure, a row per record.
 
     Args:
       parse: the user's function.
-      records: serialized, string (rows,), with a static number of rows.
+      records: serialized records, string (rows,), with a static number of rows.
       keys: function that returns the key of each row, uint64 (rows,).
       training: whether the rows are for training.
 
     Raises:
-      UsageError: it fails, or returns something else. A number of rows that is not static is checked in each batch.
+      UsageError: the parser fails or returns something else. A number of rows that is not static is checked per batch.
     """
     given = parse(records, keys, training)
     given = _without_lists(given)
@@ -145,7 +145,7 @@ def parsed(parse: UserFunction, records: tf.Tensor, keys: Callable[[], tf.Tensor
 
 
 def _without_lists(given: Any) -> Any:
-    """Returns a structure with tuples for its lists, at any depth: tf.data would stack a list to one tensor."""
+    """Replaces lists by tuples in a structure, at any depth, because tf.data would stack a list into one tensor."""
     if isinstance(given, list):
         return tuple(map(_without_lists, given))
     if isinstance(given, tuple):

@@ -1,7 +1,7 @@
-"""The user's code: functions by name, and digests of the source files that compute.
+"""The user's code: functions by name, and digests of the source files that take part in a computation.
 
-These are our packages, the user's modules and what they import from beside them. Workers compare the digests when they
-start; checkpoints and manifests store them, so that a resume, or an append, can say what has changed.
+These are our packages, the user's modules, and modules of the user's that those import. Workers compare the digests at
+the start; checkpoints and manifests store them, so that a resume, or an append, can report what has changed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Digests: TypeAlias = dict[str, list[str]]  # {path of a source file: [its digest
 
 _PACKAGE = "stepfeed"
 _COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
-_SITE = ("site-packages", "dist-packages")  # pip installs here; the versions of installed packages say enough
+_SITE = ("site-packages", "dist-packages")  # pip installs here; the versions of installed packages are enough
 _LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
-_MOST_NAMED = 5  # files in one message
+_MOST_NAMED = 5  # most files named in one message
 _MAIN = "__main__"
 
 
 def parted(flag: str, text: str) -> tuple[str, str]:
-    """Returns the module and the name in it of the value of a flag, `my_package.my_module:name`.
+    """Splits a flag's value, `my_package.my_module:name`, into the module and the name in it.
 
     Raises:
-      UsageError: it has another form.
+      UsageError: the value has another form.
     """
     module, _, name = text.partition(":")
     if not module or not name.isidentifier():
@@ -46,14 +46,14 @@ def parted(flag: str, text: str) -> tuple[str, str]:
 
 
 def load_code(flag: str, text: str) -> Any:
-    """Returns the object that a flag names; modules in the working directory are found, too.
+    """Returns the object that a flag names; also finds modules in the working directory.
 
     Args:
-      flag: the flag, for messages.
-      text: its value, `my_package.my_module:name`.
+      flag: name of the flag, for messages.
+      text: value of the flag, `my_package.my_module:name`.
 
     Raises:
-      UsageError: there is no such module or name, or the module fails when it is imported.
+      UsageError: there is no such module or name, or importing the module fails.
     """
     module, name = parted(flag, text)
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -73,21 +73,21 @@ def load_code(flag: str, text: str) -> Any:
 
 
 def of_program(modules: Sequence[str], packages: Sequence[str] = _COMPUTING) -> dict[str, Any]:
-    """Returns the code of this process, JSON-compatible: `versions`, `packages` (our sources) and `modules`.
+    """Describes the code of this process, JSON-compatible: `versions`, `packages` (our sources) and `modules`.
 
     Args:
       modules: full names of the user's modules; `__main__` is the script that runs.
-      packages: packages of ours that take part.
+      packages: our packages that take part.
     """
     own = {"packages": code_of_packages(packages), "modules": code_of_modules(modules)}
     return {"versions": versions(), **own}
 
 
 def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Returns the differences of two programs: `m.py was edited`, `TensorFlow was 2.20.0, is 2.21.0`.
+    """Returns the differences between two programs: `m.py was edited`, `TensorFlow was 2.20.0, is 2.21.0`.
 
     Args:
-      was: earlier result of `of_program`; None if an earlier version stored nothing, so nothing is reported.
+      was: earlier result of `of_program`; None if an earlier version stored nothing, so that nothing is reported.
       now: current result of `of_program`.
     """
     if was is None:
@@ -99,14 +99,14 @@ def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         if name in after and before[name] != after[name]
     ]
     files = edited(was["modules"], now["modules"])
-    if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has other sources anyway
+    if before.get(_PACKAGE) == after.get(_PACKAGE):  # another version has different sources anyway
         files += [f"{_PACKAGE}'s own {one}" for one in edited(was["packages"], now["packages"])]
     more = [f"and {len(files) - _MOST_NAMED} more files"] if len(files) > _MOST_NAMED else []
     return [*said, *files[:_MOST_NAMED], *more]
 
 
 def edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describes changes of source files, `m.py was edited`, given their digests before and now."""
+    """Describes changes in source files, `m.py was edited`, given their digests before and now."""
     words = {
         path: "is new" if path not in was else "is gone" if path not in now else "was edited" for path in {**now, **was}
     }
@@ -119,7 +119,7 @@ def versions() -> dict[str, str]:
     found |= {name: sys.modules[module].__version__ for module, name in _LIBRARIES.items() if module in sys.modules}
     try:
         found[_PACKAGE] = importlib.metadata.version(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
+    except importlib.metadata.PackageNotFoundError:  # the package runs from its sources
         found[_PACKAGE] = "of no version"
     return {name: f"{name} {version}" for name, version in found.items()}
 
@@ -145,10 +145,10 @@ def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
 
 
 def code_of_modules(modules: Sequence[str]) -> Digests:
-    """Returns the digest of each source file of the user's modules, and of the user's own modules that they import.
+    """Returns the digest of each source file of the given modules, and of the user's own modules that they import.
 
     Modules are found and parsed rather than imported: importing one may need TensorFlow's cluster, which is joined
-    later. Among installed packages, only those of the given modules are followed.
+    later. Imports from installed packages are only followed if the package is one of the given modules'.
 
     Args:
       modules: full names; `__main__` is the script that runs.
@@ -181,7 +181,7 @@ def code_of_modules(modules: Sequence[str]) -> Digests:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Returns the spec by which an import would find a module, without importing its package."""
+    """Returns the spec that an import of a module would find, without importing its package."""
     if name == _MAIN:
         return _spec_of_script()
     parent, _, last = name.rpartition(".")
@@ -189,12 +189,12 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         here = os.getcwd()  # `load_code` also looks here
         path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
         others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
-        known = (finder.find_spec(name, None) for finder in others)  # such as the finders of editable installs
+        known = (finder.find_spec(name, None) for finder in others)  # the finders of editable installs, for example
         return importlib.machinery.PathFinder.find_spec(name, path) or next(filter(None, known), None)
     package = _spec(parent)
     if package is None or package.submodule_search_locations is None:
         return None
-    # By its last name: given the full one, PathFinder looks for the imported package if that is a namespace package.
+    # By the last part of its name: with the full one, PathFinder needs the import of a namespace package.
     return importlib.machinery.PathFinder.find_spec(last, list(package.submodule_search_locations))
 
 
@@ -207,7 +207,7 @@ def _spec_of_script() -> importlib.machinery.ModuleSpec | None:
 
 
 def _is_local(top: str, origin: str, package: str) -> bool:
-    """Returns whether a module is the user's: not Python's, ours or another installed package's."""
+    """Returns whether a module is the user's, not Python's, ours or another installed package's."""
     if top in sys.stdlib_module_names or top in _COMPUTING:
         return False
     return top == package or not any(part in _SITE for part in origin.split(os.sep))
@@ -228,7 +228,7 @@ def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -
     """Yields the full names of everything that a source imports anywhere; some may be names inside a module."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # importing it will say so
+    except (SyntaxError, ValueError):  # importing it will report that
         return
     is_package = spec.submodule_search_locations is not None
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON objects, in which every field must have its type and, unless told otherwise, be present."""
+"""Dataclasses from JSON objects; every field must have its type and, unless declared otherwise, be present."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> A
     """Converts a JSON value to a dataclass, or to another type that fields may have.
 
     Args:
-      kind: type: a dataclass, tuple[T, ...], tuple[T, U], list[T], dict[str, T], T | None, Literal[...], int, float,
-        str, bool or Any.
+      kind: dataclass, tuple[T, ...], tuple[T, U], list[T], dict[str, T], T | None, Literal[...], int, float, str, bool
+        or Any.
       value: JSON value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
       path: place of the value in the file, for messages.
-      is_exact: whether objects must be this release's; otherwise they may lack fields that have a default, and have
-        others, and numbers must be finite.
+      is_exact: whether objects must have exactly this release's fields; otherwise they may lack fields with a default
+        and have unknown ones, and numbers must be finite.
 
     Raises:
       ValueError: a value has the wrong type; the message names the first one, its place and its type.
@@ -51,7 +51,7 @@ def from_json(kind: Any, value: Any, path: str = "", is_exact: bool = True) -> A
 
 
 def _kinds_of(origin: Any, parts: tuple[Any, ...], value: Any) -> Sequence[Any] | None:
-    """Returns the kind of each item if a value is a list for such a tuple or list; None if it is not."""
+    """Returns the kind of each item if a value is a list that fits a tuple or list type; otherwise None."""
     if origin not in (tuple, list) or not isinstance(value, list):
         return None
     kinds = parts[:1] * len(value) if origin is list or parts[-1] is Ellipsis else parts
@@ -73,7 +73,7 @@ def as_json(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Returns a value for JSON, with None for the numbers that it lacks: NaN and infinity."""
+    """Returns a value for JSON, with None for numbers that JSON lacks: NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

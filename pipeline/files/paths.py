@@ -1,7 +1,7 @@
 """Paths of files and folders, local or as URLs of object stores and HDFS; and locks.
 
-A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some more. `str` is for
-people; `url` is the text that `path_of` parses. An error is one line: the path, and why the system or the store
+A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and a few more. `str` is
+for people; `url` is the text that `path_of` parses. An error is one line: the path, and why the system or the store
 refused.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 PathLike = str | os.PathLike[str]
-_REQUESTS = 16  # in flight; they mostly wait
-# `DIR@2`, or `DIR@3f2a91c0`: the version of a data set by its number or the first digits of its digest.
+_REQUESTS = 16  # requests in flight; they mostly wait
+# `DIR@2` or `DIR@3f2a91c0`: a data set's version by its number or the first digits of its digest.
 _VERSION = re.compile(r"(?P<folder>.*[^/@])/?@(?P<version>[1-9]\d{0,5}|[0-9a-f]{8,64})")
 
 _Item = TypeVar("_Item")
@@ -61,7 +61,7 @@ class LocalPath(pathlib.PosixPath):
         """
         import pyarrow  # noqa: PLC0415, pip installs it for conversion
 
-        os.close(opener(str(self), os.O_RDONLY))  # does not block, as pyarrow would
+        os.close(opener(str(self), os.O_RDONLY))  # does not block on a FIFO; pyarrow would
         return pyarrow.OSFile(str(self))
 
     def open_file(self) -> OpenFile:
@@ -85,7 +85,7 @@ class LocalPath(pathlib.PosixPath):
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the sorted names of the files in this folder; with `recursive`, also in subfolders, as `a/b`."""
+        """Returns the sorted names of the files in this folder and, with `recursive`, in subfolders, as `a/b`."""
         found = self.rglob("*") if recursive else self.iterdir()
         return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
@@ -119,14 +119,14 @@ StoragePath: TypeAlias = LocalPath | RemotePath
 
 
 def path_of(text: str) -> StoragePath:
-    """Returns a path for conversion: an absolute local path, or a URL that pyarrow reads and writes."""
+    """Returns a path for conversions: an absolute local path, or a URL that pyarrow reads and writes."""
     return RemotePath(text) if is_url(text) else LocalPath(text).absolute()
 
 
 def folder(data_dir: PathLike | RemotePath) -> StoragePath:
     """Returns the folder of a data set to read: a local path as given, or a URL, read by TensorFlow if possible.
 
-    All versions of a data set (`DIR@VERSION`) have one folder.
+    All versions of a data set (`DIR@VERSION`) share one folder.
 
     Raises:
       UsageError: `data_dir` is empty, or neither a string nor an `os.PathLike` of one.
@@ -145,7 +145,7 @@ def folder(data_dir: PathLike | RemotePath) -> StoragePath:
 def with_version(data_dir: PathLike | RemotePath) -> tuple[str, str | None]:
     """Returns the folder and the version that `DIR@VERSION` names; the version is None if it names none.
 
-    A local folder whose own name ends like that is a folder.
+    A local folder whose own name ends in `@VERSION` is taken as a folder.
     """
     path = data_dir.url if isinstance(data_dir, LocalPath | RemotePath) else os.fspath(data_dir)
     match = _VERSION.fullmatch(path)
@@ -157,7 +157,7 @@ def with_version(data_dir: PathLike | RemotePath) -> tuple[str, str | None]:
 def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
     """Yields the result of a function for each item, in order; runs it in threads for remote files.
 
-    Raises the function's error for the first item that fails.
+    Raises the function's error for the first item on which it fails.
     """
     if not remote:
         yield from map(function, items)
@@ -191,7 +191,7 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def try_lock(descriptor: int, shared: bool = False) -> bool:
-    """Locks an open file or folder until it is closed or the process ends, however that ends.
+    """Locks an open file or folder until it is closed or the process ends in any way.
 
     Args:
       descriptor: descriptor of the file or folder.

@@ -11,7 +11,7 @@ import crc32c
 
 from pipeline.errors import DataError, reason_of
 
-_BLOCK = 4 << 20  # 4 MiB: of a file whose CRC is computed
+_BLOCK = 4 << 20  # 4 MiB, read at a time to compute a CRC
 _NOT_REGULAR = "is not a regular file"
 
 
@@ -21,7 +21,8 @@ def opener(path: str, flags: int) -> int:
     Opening a FIFO without a writer would block forever; the content of a device or a socket has no end.
 
     Raises:
-      OSError: it cannot be opened, or is a FIFO, a socket or a device; IsADirectoryError: it is a folder.
+      OSError: the file cannot be opened, or is a FIFO, a socket or a device.
+      IsADirectoryError: the path is a folder.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,7 +76,7 @@ class OpenFile:
 
     @property
     def descriptor(self) -> int | None:
-        """The file descriptor; None if the file is not read through one."""
+        """File descriptor; None if the file is not read through one."""
         return self._descriptor
 
     def identity(self) -> Identity:
@@ -128,5 +129,5 @@ def unreadable(path: object, error: Exception) -> DataError:
 
 
 def short(path: str, offset: int, wanted: int, found: int) -> DataError:
-    """Returns an error about a file that has `found` rather than `wanted` bytes after an offset."""
+    """Returns an error about a file that has `found` instead of `wanted` bytes after an offset."""
     return DataError(f"ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated", path=path)

@@ -3,7 +3,7 @@
 pyarrow reads and writes them. TensorFlow also reads `gs://` and others, but no longer `s3://` and `hdfs://`;
 tensorflow-io, which adds these, does not load with TensorFlow 2.21.
 
-An object store has no folders, links, locks or renames, and an object appears once it is completely written.
+An object store has no folders, links, locks or renames, and an object appears only when it is completely written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "hdfs")  # written by pyarrow
 _ONLY_ARROW = ("s3", "hdfs")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)")
-_USER = re.compile(r"(?<=://)[^/@]*@")  # in `s3://key:secret@bucket`
-# Options of pyarrow's stores that hold no secret; others are left out when a URL is shown.
+_USER = re.compile(r"(?<=://)[^/@]*@")  # user in `s3://key:secret@bucket`
+# Options of pyarrow's stores that hold no secrets; others are left out when a URL is shown.
 _OPEN_OPTIONS = re.compile(
     r"(region|scheme|endpoint_override|force_virtual_addressing|tls_\w+|allow_\w+|background_writes|smart_defaults"
     r"|project_id|retry_limit_seconds|user|replication|buffer_size|default_block_size)=.*"
@@ -57,7 +57,7 @@ def needs_arrow(url: str) -> bool:
 
 
 def in_command(path: str | os.PathLike[str], flag: str = "") -> str:
-    """Returns a path or URL for printing in a command: quoted for a shell, with the options that the store needs.
+    """Returns a path or URL to print in a command: quoted for a shell, with the options that the store needs.
 
     Users, passwords and options that may hold a secret are left out, because logs keep what is printed.
 
@@ -70,7 +70,7 @@ def in_command(path: str | os.PathLike[str], flag: str = "") -> str:
         base, _, options = path.partition("?")
         kept = [option for option in options.split("&") if _OPEN_OPTIONS.fullmatch(option)]
         path = _USER.sub("", base) + (f"?{'&'.join(kept)}" if kept else "")
-    elif path.startswith("-") and not flag:  # or the command would take it for a flag
+    elif path.startswith("-") and not flag:  # or the command would mistake it for a flag
         path = f"./{path}"
     return f"{flag}={shlex.quote(path)}" if flag else shlex.quote(path)
 
@@ -100,7 +100,7 @@ class RemotePath:
         return self._with_base(f"{self._base}/{name}")
 
     def __str__(self) -> str:
-        """Returns the URL without the store's options and the user, which may hold a secret."""
+        """Returns the URL without the user and the store's options, which may hold secrets."""
         return _USER.sub("", self._base)
 
     def __repr__(self) -> str:
@@ -114,27 +114,27 @@ class RemotePath:
 
     @property
     def url(self) -> str:
-        """The whole URL, with the store's options."""
+        """Whole URL, with the store's options."""
         return self._base + self._query
 
     @property
     def parent(self) -> RemotePath:
-        """The containing folder."""
+        """Containing folder."""
         return self._with_base(self._base.rpartition("/")[0])
 
     @property
     def name(self) -> str:
-        """The last component."""
+        """Last component."""
         return self._base.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The end of the last component, from its last dot."""
+        """End of the last component, from its last dot."""
         return pathlib.PurePosixPath(self.name).suffix
 
     @property
     def stem(self) -> str:
-        """The last component without its suffix."""
+        """Last component without its suffix."""
         return pathlib.PurePosixPath(self.name).stem
 
     def name_in(self, folder: object) -> str:
@@ -146,7 +146,7 @@ class RemotePath:
 
         Raises:
           FileNotFoundError: there is no such file.
-          DataError: it cannot be read.
+          DataError: the file cannot be read.
         """
         stream = self.open_native()
         return io.BufferedReader(stream, _BUFFER) if buffering else stream
@@ -160,7 +160,7 @@ class RemotePath:
         """Opens the file for reading at any offset.
 
         Raises:
-          DataError: it is missing or cannot be read.
+          DataError: the file is missing or cannot be read.
         """
         return _OpenRemoteFile(self)
 
@@ -169,7 +169,7 @@ class RemotePath:
         return _BUFFER
 
     def read_bytes(self) -> bytes:
-        """Returns the file's content; raises like `open`."""
+        """Returns the file's content; raises errors like `open`."""
         with self.open() as stream, one_line(self, "read", missing=True):
             return bytes(stream.read())
 
@@ -178,10 +178,10 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """Writes the file. Except on HDFS, readers see either the old content or all of the new.
+        """Writes the file. Except on HDFS, readers see either all of the old content or all of the new.
 
         Raises:
-          DataError: it cannot be written.
+          DataError: the file cannot be written.
         """
         with one_line(self, "written"):
             system, path = self._system()
@@ -203,7 +203,7 @@ class RemotePath:
 
         Raises:
           FileNotFoundError: there is no such file.
-          DataError: the store does not say.
+          DataError: the store does not report them.
         """
         with one_line(self, "read", missing=True):
             return self._size_and_time()
@@ -212,15 +212,15 @@ class RemotePath:
         """Returns the file's current identity.
 
         Raises:
-          DataError: it is missing.
+          DataError: the file is missing.
         """
         try:
             return Identity(*self._size_and_time(), 0)
-        except Exception as error:  # a URL that pyarrow does not understand is not an OSError
+        except Exception as error:  # pyarrow does not raise OSError for a URL that it does not understand
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the sorted names of the files in this folder; with `recursive`, also in subfolders, as `a/b`."""
+        """Returns the sorted names of the files in this folder and, with `recursive`, in subfolders, as `a/b`."""
         return self._listed("File", recursive)
 
     def folders(self) -> list[str]:
@@ -247,13 +247,13 @@ class RemotePath:
                 system.delete_file(path)
 
     def remove_folder(self) -> None:
-        """Removes this folder with its content. On S3, removing its last file would leave an empty object instead."""
+        """Removes this folder with its content. On S3, removing only its last file would leave an empty object."""
         with one_line(self, "removed"), contextlib.suppress(FileNotFoundError):
             system, path = self._system()
             system.delete_dir(path)
 
     def sync(self) -> None:
-        """Does nothing, because a store answers once its disks have the data."""
+        """Does nothing, because a store replies only when the data is on its disks."""
 
     def _opened(self) -> Any:
         system, path = self._system()
@@ -296,7 +296,7 @@ class RemotePath:
 
 
 class TensorFlowPath(RemotePath):
-    """A file or folder to read with TensorFlow: `gs://`, `ram://` and the like. A `?` does not begin options."""
+    """A file or folder to read with TensorFlow: `gs://`, `ram://` and the like. A `?` does not start options."""
 
     def __init__(self, url: str) -> None:
         self._base, self._query = url.rstrip("/"), ""
@@ -305,7 +305,7 @@ class TensorFlowPath(RemotePath):
         return self._base
 
     def read_bytes(self) -> bytes:
-        """Returns the file's content; raises like `open`."""
+        """Returns the file's content; raises errors like `open`."""
         size, _ = self.size_and_time()  # raises FileNotFoundError, unlike `open_file`
         with self.open_file() as file:
             return bytes(file.read_at(0, size))
@@ -362,24 +362,24 @@ def _gfile() -> Any:
 
 @functools.lru_cache(maxsize=8)  # connecting takes longer than a small read
 def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
-    """Returns pyarrow's file system for a URL, with limited waiting times, and the path in it.
+    """Returns pyarrow's file system for a URL, with bounded timeouts, and the path in it.
 
     Raises:
-      OSError: pyarrow is not installed, or does not know the URL.
+      OSError: pyarrow is not installed, or does not support the URL.
     """
     try:
         from pyarrow import fs  # noqa: PLC0415, pip installs it for conversion, or for these URLs
     except ImportError:
         raise OSError("needs pyarrow, which is not installed: pip install 'stepfeed[remote]'") from None
     system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # its default retries take long and may wait forever
+    if isinstance(system, fs.S3FileSystem):  # by default it retries for long and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        # With a delayed open, files under 10 MiB are one request. A kill would leave a multipart upload, and pyarrow
-        # cannot list those.
+        # With a delayed open, files under 10 MiB are one request. A kill during a multipart upload would leave its
+        # parts behind, and pyarrow cannot list those.
         options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
         system = fs.S3FileSystem(**options)
-    elif isinstance(system, fs.GcsFileSystem):  # its default retries for 15 minutes without reacting to signals
+    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes without reacting to signals
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path

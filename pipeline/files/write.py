@@ -1,9 +1,9 @@
-"""Writes files atomically: under a temporary name beside the file, then renamed.
+"""Writes files atomically: under a temporary name next to the file, which is then renamed.
 
-`Drafts` are several files in a folder that get their names together.
+`Drafts` are several files in a folder that get their final names together.
 
-Files of a data set are synced before the rename, and their folder after it, so that a machine crash leaves no partial
-file. Files that only report on a run are not synced.
+Files of a data set are synced before the rename, and their folder after it, so that no crash of the machine leaves a
+partial file. Files that only report on a run are not synced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIDDEN = ".pipeline.index-"  # prefix of draft folders' names
 
 
 class Draft:
-    """A file that does not have its final name yet; for an object store, its bytes in memory. Raises `OSError`.
+    """A file that does not have its final name yet, held in memory for an object store. Raises `OSError`.
 
     Attributes:
       file: file open for writing.
@@ -39,7 +39,7 @@ class Draft:
 
         Args:
           path: final path of the file.
-          name: temporary name, under which a killed process's draft is overwritten; "" for a new name.
+          name: temporary name, so that a killed process's draft is overwritten; "" for a new name.
         """
         self._path = path
         if isinstance(path, RemotePath):
@@ -49,7 +49,7 @@ class Draft:
             self.file = open(new, "wb" if name else "xb")  # noqa: SIM115, `publish` closes it
 
     def publish(self, sync: bool = True) -> None:
-        """Gives the file its name, without syncing the folder.
+        """Gives the file its final name, without syncing the folder.
 
         Args:
           sync: whether to sync the content first; otherwise a machine crash can leave a partial file.
@@ -76,7 +76,7 @@ class Draft:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[IO[bytes]]:
-    """Yields a new file, which gets its name when the block ends, or is removed if the block fails.
+    """Yields a new file, which gets its final name when the block ends and is removed if the block fails.
 
     Args:
       path: final path of the file. Its folder is not synced.
@@ -93,13 +93,13 @@ def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[
 
 
 def replace(path: pathlib.Path, data: str | bytes, suffix: str = ".tmp") -> None:
-    """Replaces a file that no other process writes; readers see the old or the new content. It is not synced."""
+    """Replaces a file that no other process writes; readers see the old or the new content. The file is not synced."""
     with replaced(path, f"{path.name}{suffix}", sync=False) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 class Drafts:
-    """Files that are written but do not have their final names yet. Several threads may add files.
+    """Files that are written but have no final names yet. Several threads may add files.
 
     Args:
       folder: final folder of the files.
@@ -113,7 +113,7 @@ class Drafts:
         """Writes a file and syncs it to the disk.
 
         Raises:
-          DataError: it cannot be written.
+          DataError: the file cannot be written.
         """
         path = self._hidden / name
         with named(self._folder / name, "cannot be written"):
@@ -124,7 +124,7 @@ class Drafts:
             os.fsync(file.fileno())
 
     def publish(self, last: str) -> None:
-        """Moves the files into their folder, the file named `last`, which lists the others, at the end.
+        """Moves the files into their folder, and at the end the file named `last`, which lists the others.
 
         If a move fails, new files are removed again.
 
@@ -142,7 +142,7 @@ class Drafts:
                     path.mkdir(exist_ok=True)
             for name in names:
                 with named(self._folder / name, "cannot be written"):
-                    if name.name == last:  # the files it lists must be on disk first
+                    if name.name == last:  # the files that it lists must be on disk first
                         for path in folders:
                             sync(path)
                     os.replace(self._hidden / name, self._folder / name)

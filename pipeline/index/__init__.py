@@ -1,1 +1,1 @@
-"""`python -m pipeline.index`: makes existing TFRecord files a data set."""
+"""`python -m pipeline.index`: turns existing TFRecord files into a data set."""

@@ -1,4 +1,4 @@
-"""`python -m pipeline.index DATA_DIR`: makes existing TFRecord files a data set."""
+"""`python -m pipeline.index DATA_DIR`: turns existing TFRecord files into a data set."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ class IndexConfig:
 
     data_dir: str = flag(text="the folder of the files", positional=True, metavar="DATA_DIR")
     split: list[str] = flag(
-        text="name of a split and its files: train:'train-*.tfrecord', '**/train-*'; default: as the files' names say",
+        text="name of a split and its files: train:'train-*.tfrecord', '**/train-*'; default: by the files' names",
         metavar="NAME:PATTERN",
         repeated=True,
     )
     compression: str = flag(
         "",
-        "compression that all files must have, GZIP or ZLIB: others are refused, as the files say what they have",
+        "compression that all files must have, GZIP or ZLIB: files with another one, by their first bytes, are refused",
         needs="indexes",
     )
     overwrite: bool = flag(False, "whether to replace a manifest that this command made", needs="indexes")
     feature_map: str = flag(
-        "", f"for images: {schema.FEATURE_MAP.text},key:filename; mask:, boxes: and points: are what lies on them"
+        "", f"for images: {schema.FEATURE_MAP.text},key:filename; mask:, boxes: and points: name annotations"
     )
     label_offset: int = flag(
         0, "number to add to stored class numbers: -1 if the first class is 1", needs="feature_map"
     )
     class_names: str = flag(
         "",
-        f"file with the name of a class in every line; default: {LABELS_FILE} beside the records, if it exists",
+        f"file with one class name per line; default: {LABELS_FILE} next to the records, if it exists",
         needs="feature_map",
     )
     keep_columns: str = flag("", schema.KEEP_COLUMNS.text, needs="feature_map")
     image_shape: str = flag(
-        "", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say", needs="feature_map"
+        "", f"{schema.IMAGE_SHAPE.text}; default: from their features height, width and depth", needs="feature_map"
     )
     orientation: str = flag(
         STORED,
-        "way to decode photographs: stored; upright, turned as their EXIF data say",
+        "way to decode photographs: stored, as they are; upright, rotated by their EXIF data",
         known=ORIENTATIONS,
         needs="feature_map",
     )
     box_format: str = flag(
         AnnotationFlags.box_format,
-        "numbers of the boxes that --feature_map names, rel_ for parts of the image's sides, else pixels",
+        "convention of the boxes in --feature_map: rel_ for fractions of the image's sides, else pixels",
         known=tuple(CONVENTIONS[BOXES]),
         needs="boxes",
     )
     point_format: str = flag(
-        AnnotationFlags.point_format, "the same of points", known=tuple(CONVENTIONS[POINTS]), needs="points"
+        AnnotationFlags.point_format, "the same for points", known=tuple(CONVENTIONS[POINTS]), needs="points"
     )
     mask_fill: int = flag(
         AnnotationFlags.mask_fill,
-        "class of the pixels of a mask that augmentation moves in from outside the image, such as 255 for none",
+        "class of mask pixels that augmentation moves in from outside the image, such as 255 for none",
         needs="mask",
     )
     add_columns: str | None = flag(
         None,
         "columns of values to choose and weigh records by: FILE.parquet (joined by key), records or "
         "records:label,width (features in the shards), or FILE.py:FUNCTION (of a record's bytes); without --split and "
-        "--feature_map they are added to an index that is there",
+        "--feature_map they are added to an existing index",
         metavar="WHAT",
     )
 
@@ -83,7 +83,7 @@ class IndexConfig:
 
     @property
     def image_flags(self) -> ImageFlags | None:
-        """The flags about images, parsed; None if records of any kind are indexed."""
+        """Flags about images, parsed; None if records of any kind are indexed."""
         if not self.feature_map:
             return None
         shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
@@ -94,7 +94,7 @@ class IndexConfig:
 
     @property
     def indexes(self) -> bool:
-        """Whether the files are read; else columns are added to an index that is there."""
+        """Whether the files are read; otherwise columns are added to an existing index."""
         return bool(self.split or self.feature_map) or self.add_columns is None
 
     @property

@@ -1,4 +1,4 @@
-"""Flags about masks, boxes and points of records in place, and the features that they name in the first records."""
+"""Flags about masks, boxes and points of existing records, and the features that they name in the first records."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeline.records.schema import DTYPES, image_format, kind
 
 @dataclasses.dataclass(frozen=True)
 class AnnotationFlags:
-    """Flags about features that lie on the image.
+    """Flags about features that are located on the image.
 
     Attributes:
       box_format, point_format: conventions of boxes and points.
-      mask_fill: class of a mask's pixels that recipes move in.
+      mask_fill: class of a mask's pixels that recipes move in from outside the image.
     """
 
     box_format: str = "rel_yxyx"
@@ -27,14 +27,14 @@ class AnnotationFlags:
     mask_fill: int = 0
 
     def __post_init__(self) -> None:
-        """Raises UsageError if the fill is no class of a mask."""
+        """Raises UsageError if the fill is not a mask's class."""
         if not 0 <= self.mask_fill <= IGNORED:
             raise UsageError(f"--mask_fill={self.mask_fill}: must be a class of masks, 0 to {IGNORED}")
 
     def features(
         self, feature_map: Sequence[tuple[str, str]], records: Sequence[Mapping[str, Any]], file: str
     ) -> dict[str, Feature]:
-        """Returns the features that lie on the image, by name, as far as the first Examples of a file tell.
+        """Returns the features that are located on the image, by name, as known from the first Examples of a file.
 
         Raises:
           UsageError: a flag does not fit the first record.

@@ -1,4 +1,4 @@
-"""The files of each split of an index: those that `--split` names, else by the names of the files."""
+"""The files of each split of an index, chosen by `--split` or else by the files' names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pipeline.records import framing, schema, splits
 from pipeline.records.splits import SuspectFeatures
 from pipeline.records.stream import records_of
 
-MOST_NAMED = 3  # files in a message
+MOST_NAMED = 3  # most files named in a message
 _OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, naming.CROISSANT, *naming.TFDS_FILES)
 _OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
-_EVENTS = ".tfevents."  # in the names of TensorBoard's files
+_EVENTS = ".tfevents."  # part of the names of TensorBoard's files
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"
 
 
 def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each split's files: names in the folder, in the order of its patterns, sorted within each.
+    """Returns each split's files: names in the folder, in the order of the split's patterns, sorted within each.
 
     Hidden files, manifests and sidecars are never chosen, and links to folders are not followed.
 
     Args:
-      data_dir: the folder.
-      flags: `<name>:<pattern>`, at least one; patterns of one name add up. They match as those of a conversion's source
-        do: `*` within a name, `**` any number of folders.
+      data_dir: folder of the files.
+      flags: `<name>:<pattern>`, at least one; patterns with the same name add up. They match as in a conversion's
+        source: `*` within a name, `**` any number of folders.
 
     Raises:
       DataError: the folder cannot be listed.
@@ -60,12 +60,12 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
 def of_names(data_dir: str) -> dict[str, list[str]]:
     """Returns each split's files by the words in their names and folders, as conversions find them.
 
-    The files are those in the folder itself, or, if it has none, in the folders below it. Those of a split are sorted.
+    The files are in the folder itself or, if it has none, in the folders below it. They are sorted within each split.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be read.
-      UsageError: no file is one of records, one of a numbered set is missing or lies there twice, or names do not tell
-        one split each.
+      UsageError: no file holds records, a file of a numbered set is missing or exists twice, or a name does not
+        determine exactly one split.
     """
     root = folder(data_dir)
     found = _records_in(root)
@@ -85,7 +85,7 @@ def of_names(data_dir: str) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _advised(advice: str) -> Iterator[None]:
-    """Replaces the advice of errors about names, as a conversion's does not apply here."""
+    """Replaces the advice of errors about names, because a conversion's advice does not apply here."""
     try:
         yield
     except DataError as error:
@@ -93,10 +93,10 @@ def _advised(advice: str) -> Iterator[None]:
 
 
 def _records_in(root: StoragePath) -> list[str]:
-    """Returns the files of records in a folder or else below it: by their names or, if none tells, by their bytes."""
+    """Returns the record files in a folder or else below it, by their names or, if no name tells, by their bytes."""
     names = _files(str(root), math.inf)
     records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
-    if not records:  # TensorBoard's files are records, too, but of no data set
+    if not records:  # TensorBoard's files contain records, too, but no data set
         others = (name for name in names if _EVENTS not in name)
         records = [name for name in others if framing.begins_file(_start_of(root / name))]
     if not records:
@@ -120,13 +120,13 @@ def _start_of(file: StoragePath) -> bytes:
 
 
 def line(chosen: dict[str, list[str]]) -> str:
-    """Returns a line that says which files `of_names` chose for which split."""
+    """Returns a line about which files `of_names` chose for which split."""
     parts = [f"{split} {_few(names)}" for split, names in chosen.items()]
     return f"splits by the names of the files: {', '.join(parts)}; --split=NAME:PATTERN chooses others"
 
 
 def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> SuspectFeatures:
-    """Returns the features that may tell splits, by the first Examples in files whose names tell none.
+    """Returns the features that may determine splits, from the first Examples in files whose names do not.
 
     `packings` is the compression of each file.
 
@@ -146,7 +146,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _files(data_dir: str, depth: float) -> list[str]:
-    """Returns the names of files that may hold records, sorted; `depth`: levels of folders, 1 for `data_dir` alone."""
+    """Returns the sorted names of files that may hold records; `depth` counts folder levels, 1 for only `data_dir`."""
     with named(data_dir, "cannot be listed"):
         names = [*_walked(data_dir, "", depth)]
     return sorted(name for name in names if name.rpartition("/")[2] not in _OURS)

@@ -1,7 +1,7 @@
-"""Makes the index: choose files -> read each to its end -> write the files beside them -> write the manifest.
+"""Makes the index: choose files -> read each to its end -> write the sidecars -> write the manifest.
 
-What is written gets its names together at the end: a run that is killed before leaves only a hidden folder. One that is
-killed while it gives the names leaves the manifest there, by which the next run finds what is to be removed.
+The files get their final names together at the end: a run killed before that leaves only a hidden folder. A run killed
+during the renames leaves the manifest in that folder, which tells the next run what to remove.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from pipeline.records.framing import Frame, walk
 from pipeline.records.splits import SuspectFeatures
 from pipeline.records.stream import WRITE_AGAIN, RecordStream, forward
 
-_NAMELESS = "records"  # the data set of a folder without a name
-_LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
+_NAMELESS = "records"  # name of the data set in a folder without a name
+_LARGEST_MEMBER = 16 << 20  # 16 MiB; to read one record, its whole member is decompressed
 
 
 def make_index(
@@ -57,11 +57,11 @@ def make_index(
 
     Args:
       data_dir, splits, compression, overwrite: flags of the command.
-      flags: those about images; None: records of any kind.
+      flags: flags about images; None for records of any kind.
 
     Raises:
       DataError: a file cannot be read or written, or a record is corrupt.
-      UsageError: a flag that cannot work, or a manifest that must not be replaced.
+      UsageError: a flag cannot work, or a manifest must not be replaced.
     """
     place = pathlib.Path(data_dir)
     with alone_in(place):
@@ -77,12 +77,12 @@ def make_index(
             for name, data in {**croissant.files(folder(data_dir), made), naming.MANIFEST: made.to_bytes()}.items():
                 drafts.add(name, data)
             drafts.publish(naming.MANIFEST)
-        if earlier:  # what describes the records as they were
+        if earlier:  # remove descriptions of the records as they were
             columns.remove_others(place, made)
             (place / naming.CARD).unlink(missing_ok=True)
         for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
             (place / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it holds files: of this index, or of others
+        with contextlib.suppress(OSError):  # the folder holds files of this index or of others
             (place / naming.SIDECARS).rmdir()
         count = sum(shard.num_examples for shard in made.shards)
         print(f"{data_dir}: {count_of(count, 'record')}, all CRCs are correct, {time.monotonic() - began:.1f} s")
@@ -95,7 +95,7 @@ def make_index(
 
 
 def _compressed_lines(made: Manifest) -> Iterator[str]:
-    """Yields a line that says whether any record of the compressed files can be read by itself; none without any."""
+    """Yields a line, if files are compressed, about whether each of their records can be read by itself."""
     if not made.packing:
         return
     forward = [shard.file for shard in made.shards if not shard.is_seekable]
@@ -134,31 +134,31 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
 def _remove_unlisted(data_dir: pathlib.Path, earlier: Manifest | None) -> None:
     """Removes files that a killed run moved into the folder, but not the manifest that lists them.
 
-    That manifest is still among its drafts. A file that has other content than it says is somebody else's, and those
-    of the `earlier` manifest, which is in the folder, stay.
+    That manifest is still among its drafts. A file whose content differs from it is somebody else's and stays, as do
+    the files of the `earlier` manifest, which is in the folder.
     """
     listed = _beside(earlier) if earlier else {}
     for hidden in left_in(data_dir):
         try:
             pending = _beside(manifests.load(hidden))
-        except DataError:  # it has no manifest: published, or not written yet
+        except DataError:  # no manifest there: it is published, or not written yet
             continue
         for name in pending.keys() - listed.keys():
             _remove(data_dir / name, pending[name])
     for name in (naming.SIDECARS, naming.COLUMNS):
-        with contextlib.suppress(OSError):  # it is not there, or holds files
+        with contextlib.suppress(OSError):  # the folder does not exist, or holds files
             (data_dir / name).rmdir()
 
 
 def _beside(made: Manifest) -> dict[str, str]:
-    """Returns {name: CRC32C} of the files beside the records that a manifest lists."""
+    """Returns {name: CRC32C} of the files that a manifest lists besides the records."""
     found = {name: crc for shard in made.shards for name, crc in shard.files.items() if name != shard.file}
     columns = ((split, name, crc) for name, column in made.columns.items() for split, crc in column.files.items())
     return found | {naming.column_name(split, name, crc): crc for split, name, crc in columns}
 
 
 def _remove(path: pathlib.Path, crc: str) -> None:
-    """Removes a file that has this CRC32C."""
+    """Removes a file if it has this CRC32C."""
     if path.is_file():
         with named(path, "cannot be removed"):
             if f"{crc32c.crc32c(path.read_bytes()):08x}" == crc:
@@ -166,7 +166,7 @@ def _remove(path: pathlib.Path, crc: str) -> None:
 
 
 def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
-    """Raises UsageError if a file that no manifest lists has the name of one that the index would write."""
+    """Raises UsageError if a file that no manifest lists has a name under which the index would write."""
     ours = _sidecars_of(earlier)
     for name in (name for files in chosen.values() for file in files for name in naming.sidecar_names(file)):
         if name not in ours and (data_dir / name).exists():
@@ -185,7 +185,7 @@ def _manifest(
     drafts: Drafts,
     flags: ImageFlags | None,
 ) -> tuple[Manifest, list[str]]:
-    """Returns the manifest, and lines that say what is in it; `is_by_name`: names of files told the splits."""
+    """Returns the manifest and lines about its content; `is_by_name`: whether file names determined the splits."""
     place = folder(data_dir)
     names = [name for of_split in chosen.values() for name in of_split]
     packings = _packings(place, names, compression)
@@ -221,7 +221,7 @@ def _manifest(
 
 
 def _version_of(shards: Sequence[ShardInfo], compression: str) -> int:
-    """Returns the oldest version of a manifest that can say what is in it; `compression` is that of all shards."""
+    """Returns the oldest manifest version that can describe the shards; `compression` is the common one."""
     packings = {shard.compression for shard in shards}
     if packings - {compression} or "ZLIB" in packings:
         return PACKINGS_VERSION
@@ -231,7 +231,7 @@ def _version_of(shards: Sequence[ShardInfo], compression: str) -> int:
 def _counters(
     place: StoragePath, packings: Mapping[str, str], chosen: dict[str, list[str]], flags: ImageFlags
 ) -> tuple[dict[str, ShardImages], tuple[str, ...]]:
-    """Returns the counter of images of each file, by its name, and the class names; none: labels name themselves."""
+    """Returns the image counter of each file, by name, and the class names; no names if labels name themselves."""
     files = [place / name for names in chosen.values() for name in names]
     schema = images.schema_of({place / name: packing for name, packing in packings.items()}, flags)
     classes = flags.named_classes(place, files, schema)
@@ -251,7 +251,7 @@ def _with_images(
     drafts: Drafts,
     flags: ImageFlags,
 ) -> tuple[Manifest, list[str]]:
-    """Returns a manifest with what was counted, and lines that say it; adds the files of columns to the drafts."""
+    """Returns a manifest with the counts, and lines about them; adds the files of columns to the drafts."""
     splits = {split: [(shard, counters[shard.file]) for shard in info.shards] for split, info in made.splits.items()}
     found = images.described(splits, flags, classes, place)
     version = max(made.format_version, found.fields["format_version"])
@@ -260,7 +260,7 @@ def _with_images(
 
 
 def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:
-    """Returns the compression of each file, as its first bytes say; where they do not, that of the others."""
+    """Returns the compression of each file from its first bytes; an empty file gets the compression of the others."""
     found: dict[str, str | None] = {}
     for name in names:
         with (place / name).open_file() as opened:
@@ -326,11 +326,11 @@ def _scanned(
     """Reads a file to its end, and adds its sidecars to the drafts; returns its entry in the manifest.
 
     Args:
-      place, name, compression: folder of the data set, file of records in it, and its compression.
+      place, name, compression: folder of the data set, record file in it, and the file's compression.
       drafts: drafts of the folder.
-      on_bytes: callback that gets the number of bytes after each read; what it raises ends the scan.
-      counter: counter of the images in the records; None if they may be anything.
-      suspects: features that may tell splits; sees each record.
+      on_bytes: callback that gets the number of bytes after each read; an error that it raises ends the scan.
+      counter: counter of the images in the records; None for records of any kind.
+      suspects: collector of features that may determine splits; gets each record.
     """
     file = place / name
     before = file.identity()
@@ -400,8 +400,8 @@ def _count(counter: ShardImages, file: StoragePath, frame: Frame, compression: s
 def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Returns the number of the first record of each GZIP member, and the number of records.
 
-    None, if a record cannot be read by itself: members do not end where records do, one is empty, or one is too large.
-    `begins` has the byte offset of each record in the decompressed file, and the size of that file; (n + 1,).
+    Returns None if a record cannot be read by itself: members do not end where records do, one is empty, or one is too
+    large. `begins` has the byte offset of each record in the decompressed file, and that file's size; (n + 1,).
     """
     member_begins = np.array([*(given for _, given in stream.members), begins[-1]], np.int64)
     firsts = np.searchsorted(begins, member_begins)

@@ -1,6 +1,6 @@
-"""Images in the records of another writer: what a manifest says of them, counted while the files are read.
+"""Images in another writer's records: their entries in a manifest, counted while the files are read.
 
-The files stay as they are, so a record cannot be left out: one without a usable image or label is an error.
+The files stay unchanged, so no record can be left out: a record without a usable image or label is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
 _MADE = ("bytes", "height", "width")  # columns of every data set of images
-_FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
+_FIRST_OF_OTHERS = 10  # records of each file after the first, to detect a different schema
 _COLOURS = 3  # channels of images if some are grey and some in colour
 
 
@@ -55,9 +55,9 @@ class ImageFlags:
     Attributes:
       feature_map: (name in the manifest, name in the records) of `image`, `label`, `key`, `mask`, `boxes`, `points`.
       label_offset: number to add to stored classes.
-      class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
+      class_names: file with a class name per line; empty for `labels.txt` next to the records, else the labels.
       keep_columns: other features to keep.
-      image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
+      image_shape: (height, width, channels) of raw pixels; None if the records state it, or images are encoded.
       orientation: orientation of the `PixelRule`.
       annotations: flags about masks, boxes and points.
     """
@@ -72,20 +72,20 @@ class ImageFlags:
 
     @property
     def has_annotations(self) -> bool:
-        """Whether masks, boxes or points are mapped, with which images need no label."""
+        """Whether masks, boxes or points are mapped; images then need no label."""
         return any(ours in CONVENTIONS for ours, _ in self.feature_map)
 
     @property
     def turns_images(self) -> bool:
-        """Whether images are to be turned whenever they are decoded, as their EXIF data say."""
+        """Whether images are to be rotated by their EXIF data whenever they are decoded."""
         return self.orientation == UPRIGHT
 
     def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], found: Schema) -> tuple[str, ...]:
-        """Returns the class names of the file; none if there is no file.
+        """Returns the class names of the file; empty if there is no file.
 
         Raises:
           UsageError: the file that the flag names is missing, or a class is named twice.
-          DataError: the file is no list of names, or files in several folders have different ones.
+          DataError: the file is not a list of names, or files in several folders have different ones.
         """
         if self.class_names:
             names = read_labels(path_of(self.class_names), self.label_offset)
@@ -105,11 +105,11 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     `packings` is the compression of each file.
 
     Raises:
-      DataError: the records of a file are not Examples, or of another schema than those before.
-      UsageError: a flag does not fit the records, or they hold labels that cannot be used.
+      DataError: the records of a file are not Examples, or have a different schema than earlier files.
+      UsageError: a flag does not fit the records, or their labels cannot be used.
     """
     found: dict[str, Schema] = {}
-    sample: list[dict[str, Any]] = []  # records of the first file that has some
+    sample: list[dict[str, Any]] = []  # records of the first file with any
     kept: list[Mapping[str, Any]] = []
     for file, packing in packings.items():
         count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
@@ -133,7 +133,7 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
                     path=next(iter(found)),
                     advice=labels.ANOTHER,
                 )
-        schema.infer(sample, next(iter(found)), flags.feature_map, flags.image_shape)  # says what there is
+        schema.infer(sample, next(iter(found)), flags.feature_map, flags.image_shape)  # the error lists the features
     _check_alike(found)
     first = next(iter(found))
     if flags.turns_images and found[first].image_shape:
@@ -164,7 +164,7 @@ def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: Imag
 
 
 def _label_names(flags: ImageFlags) -> tuple[str, ...]:
-    """Returns the names of features that may be the label: the one that the flag maps, or usual ones."""
+    """Returns the names of features that may be the label: the flag's, or usual ones."""
     named = dict(flags.feature_map).get("label")
     return schema.USUAL["label"] if named is None else (named,)
 
@@ -191,7 +191,7 @@ class ShardImages:
     Args:
       found: schema of the records.
       flags: flags about images.
-      names: class names that are known; empty: the labels name themselves.
+      names: known class names; empty if the labels name themselves.
       decodes: whether to sum pixels, for their mean.
     """
 
@@ -202,7 +202,7 @@ class ShardImages:
         )
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
-        self.kept = {*self._columns.values()}  # kept features take precedence over what is made
+        self.kept = {*self._columns.values()}  # kept features take precedence over computed columns
         if self._upright and ORIENTATION in self.kept:
             raise UsageError(f"--keep_columns: {ORIENTATION}: with --orientation={UPRIGHT} a column has this name")
         self.sizes: Counter[tuple[int, int, int]] = Counter()
@@ -210,7 +210,7 @@ class ShardImages:
         self.sums: dict[int, PixelSums] = {}  # {channels: sums}
         self.turned = 0
         self.annotations = ShardAnnotations(found.placed)
-        self.keys: list[bytes] = []  # hashes of them
+        self.keys: list[bytes] = []  # hashes of the keys
         made = (*_MADE, ORIENTATION) if self._upright else _MADE
         self._counted = [name for name in counted(found.placed) if name not in self.kept]
         self.columns = {name: Gathered() for name in (*made, *self._counted, *self._columns.values())}
@@ -219,7 +219,7 @@ class ShardImages:
         """Counts a record.
 
         Raises:
-          ValueError: it is not an Example with a usable image and label; says why.
+          ValueError: it is not an Example with a usable image and label; the message explains why.
         """
         row = self.schema.row(record)
         self.labels.add(row.label)
@@ -266,18 +266,18 @@ class ShardImages:
             self.sums.setdefault(shape[2], PixelSums(shape[2])).add(pixels)
 
 
-Counted: TypeAlias = tuple[ShardInfo, ShardImages]  # the entry of a file, and what was counted in it
+Counted: TypeAlias = tuple[ShardInfo, ShardImages]  # a file's entry, and its counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """What was counted in all files.
+    """The counts of all files.
 
     Attributes:
       fields: fields of the manifest, by name.
       splits: entries of the splits.
       columns: {column: {split: values}}.
-      turned: number of images whose EXIF data turn them.
+      turned: number of images that their EXIF data rotate.
       notes: lines about masks, boxes and points.
     """
 
@@ -291,16 +291,16 @@ class Described:
 def described(
     splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, names: tuple[str, ...], folder: StoragePath
 ) -> Described:
-    """Returns the manifest's entries of images that were counted.
+    """Returns the manifest's entries for the images that were counted.
 
     Args:
-      splits: {split: (entry, what was counted) of each of its files}.
+      splits: {split: (entry, counts) of each of its files}.
       flags: flags about images.
-      names: class names of the file; none: the labels name themselves.
-      folder: the data set's folder, for errors.
+      names: class names of the file; empty if the labels name themselves.
+      folder: folder of the data set, for errors.
 
     Raises:
-      DataError: some records of a split have labels and some do not, no split has any, or two records have one key.
+      DataError: only some records of a split have labels, no split has any, or two records have the same key.
     """
     counted = [shard for shards in splits.values() for _, shard in shards]
     found = counted[0].schema
@@ -388,7 +388,7 @@ def _joined(parts: Iterable[Gathered]) -> Any:
 
 
 def lines(made: Manifest, found: Described) -> Iterator[str]:
-    """Yields lines that say which features were found, and what cannot be done with them."""
+    """Yields lines about the features that were found and the limits on their use."""
     image, label, turned = made.features["image"], made.features["label"], found.turned
     shifted = f" {label.offset:+d}" if label.offset else ""
     has_labels = any(split.has_labels for split in made.splits.values())

@@ -1,7 +1,7 @@
-"""Labels of records in place: which kinds there are, and what a manifest says of them, counted record by record.
+"""Labels of existing records: the kinds of labels, and their entries in a manifest, counted record by record.
 
-A label is one class (a number, or its name as text), one float, or a vector of one length. A record that has none gets
--1, or NaN where labels are floats; all records of a split have one, or none.
+A label is one class (a number, or its name as text), one float, or a vector of fixed length. A record without one gets
+-1, or NaN if labels are floats; in a split either all records have a label or none do.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pipeline.records.schema import kind
 KINDS = ("int64", "bytes", "float")  # kinds of values that may be labels
 BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
 ANOTHER = "map another feature: --feature_map=label:NAME"
-_MOST_SHOWN = 40  # characters of a text in an error
-_MOST_NAMED = 10  # classes in a line
+_MOST_SHOWN = 40  # most characters of a text in an error
+_MOST_NAMED = 10  # most classes in a line
 
 
 def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
-    """Raises UsageError if the first records of a file hold labels of a kind that images in place cannot have.
+    """Raises UsageError if the first records of a file hold labels of a kind that an index does not support.
 
-    Some of the records, decoded Examples, have the feature.
+    At least one of the records, decoded Examples, must have the feature.
     """
     values = [record[name] for record in records if len(record.get(name, ()))]
     lengths = Counter(map(len, values))
@@ -40,7 +40,7 @@ def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> No
     what = ""
     if usual > 1 and kind(values[0]) == "bytes":
         what = f"records have {usual} texts"
-    elif len(lengths) > 2 or len(values) - count > 1:  # a single one is a damaged record
+    elif len(lengths) > 2 or len(values) - count > 1:  # a single exception is a damaged record
         what = f"records have {range_of(lengths)} values, such as the classes of an image with several"
     if what:
         raise UsageError(
@@ -50,7 +50,7 @@ def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> No
 
 
 def check_flags(feature: Feature, offset: int, names: Sequence[str], folder: object) -> None:
-    """Raises UsageError if labels, as the feature stores them, can have no offset or no such class names."""
+    """Raises UsageError if the feature's labels cannot have this offset or these class names."""
     if offset and not feature.is_class:
         what = "names of classes" if feature.dtype == "string" else str(feature)
         raise UsageError(f"--label_offset={offset}: is for class numbers; the labels are {what}")
@@ -67,18 +67,18 @@ class ShardLabels:
     """Labels of one file.
 
     Args:
-      feature: dtype and shape of stored labels, of dtype string if they are names of classes; and their offset.
-      names: class names that are known; empty: the labels name themselves.
+      feature: dtype (string for class names), shape and offset of the stored labels.
+      names: known class names; empty if the labels name themselves.
     """
 
     def __init__(self, feature: Feature, names: Sequence[str]) -> None:
         self.feature = feature
         self._names = {name.encode(): name for name in names}
         self._classes = len(names) or MOST_CLASSES
-        self._texts: dict[bytes, bytes] = {}  # so that equal ones are one object
-        self.values: list[Any] = []  # label of each record, as stored if it is a text; of vectors, whether there is one
-        self.missing: list[int] = []  # numbers of the records without one
-        self.words: set[str] = set()  # that stand for none, as `NA`
+        self._texts: dict[bytes, bytes] = {}  # so that equal texts are one object
+        self.values: list[Any] = []  # each record's label, texts as stored; for vectors, whether there is one
+        self.missing: list[int] = []  # numbers of the records without a label
+        self.words: set[str] = set()  # words for a missing label, such as `NA`
         # Number of records in which each value of a vector is not 0.
         self.positives = np.zeros(feature.shape[0] or 0 if feature.shape else 0, np.int64)
         self.are_parts = True  # whether all values of vectors are in 0..1
@@ -86,10 +86,10 @@ class ShardLabels:
         self._checked: Callable[[Any], Any] = self._vector if feature.shape else of_dtype[feature.dtype]
 
     def add(self, stored: Any) -> None:
-        """Counts the label of a record; None: it has none.
+        """Counts the label of a record; None if it has none.
 
         Raises:
-          ValueError: it is no usable label; says why.
+          ValueError: the label is not usable; the message explains why.
         """
         value = None if stored is None else self._checked(stored)
         if value is None:
@@ -142,10 +142,10 @@ class SplitLabels(NamedTuple):
     """Labels of a split.
 
     Attributes:
-      column: label of each record, (n,); None: they are vectors, or there are none.
+      column: label of each record, (n,); None for vectors, or without labels.
       histogram: label histogram for `SplitInfo`.
-      is_labelled: whether records have labels, where the histogram does not say it; else None.
-      entropies: entropy of the classes in each file, in bits; None where labels are not classes, or there are none.
+      is_labelled: whether records have labels, if the histogram does not show it; else None.
+      entropies: entropy of the classes in each file, in bits; None if labels are not classes, or missing.
     """
 
     column: NDArray[Any] | None
@@ -159,8 +159,8 @@ class Labels:
     """Labels of a data set.
 
     Attributes:
-      feature: their feature in the manifest.
-      class_names: names of the classes; empty if labels are no classes.
+      feature: feature of the labels in the manifest.
+      class_names: names of the classes; empty if labels are not classes.
       splits: labels of each split, by name.
     """
 
@@ -176,13 +176,13 @@ def described(
 
     Args:
       splits: labels of the files of each split.
-      names: class names of a file; empty: the labels name themselves.
-      folder: the data set's folder, for errors.
-      are_needed: whether some split must have labels; not where masks, boxes or points may take their place.
+      names: class names of a file; empty if the labels name themselves.
+      folder: folder of the data set, for errors.
+      are_needed: whether some split must have labels; false if masks, boxes or points may take their place.
 
     Raises:
-      DataError: some records of a split have labels and some do not, no split has any, there are too many classes, or
-        two names look alike.
+      DataError: only some records of a split have labels, no split has any, there are too many classes, or two names
+        look alike.
     """
     for split, shards in splits.items():
         _check_whole(split, shards)
@@ -219,7 +219,7 @@ def _check_whole(split: str, shards: Sequence[ShardLabels]) -> None:
 
 
 def _own_names(shards: Sequence[ShardLabels], stored: Feature, folder: object) -> tuple[str, ...]:
-    """Returns class names if no file has any: distinct texts, or numbers; none if labels are no classes."""
+    """Returns class names if no file has any: distinct texts, or numbers; empty if labels are not classes."""
     if stored.shape:
         is_multi_hot = all(shard.are_parts for shard in shards)
         return tuple(map(str, range(stored.shape[0] or 0))) if is_multi_hot else ()
@@ -247,7 +247,7 @@ def _of_split(shards: Sequence[ShardLabels], feature: Feature, classes: int) -> 
 
 
 def lines(feature: Feature, class_names: Sequence[str], histograms: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yields lines about the labels; `histograms` are those of the splits with labels."""
+    """Yields lines about the labels, given the `histograms` of the splits with labels."""
     if not class_names:
         yield f"  labels are numbers, not classes: {feature}"
         return

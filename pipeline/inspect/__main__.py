@@ -36,7 +36,7 @@ COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # most image sizes listed
 _CROP = 96  # pixels on a side for images of different sizes in the contact sheet
 _IMAGES = 32
-_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of a smaller image
+_TINY = 4  # pixels on a side: pad_crop_flip could crop a smaller image away entirely
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +45,21 @@ class InspectConfig:
 
     data_dir: str | None = flag(
         None,
-        f"the data set's folder; for --step and --key also several, as in {name_of('trainer.run')} --data_dir, or "
-        "none: the run's",
+        f"the data set's folder; --step and --key also accept several, as in {name_of('trainer.run')} --data_dir, or "
+        "none, for the run's",
         positional=True,
         metavar="DATA_DIR",
     )
     png: str | None = flag(None, "contact sheet to write: images as stored and augmented; with --step, all its rows")
-    step: int | None = flag(
-        None, "step of a run whose batch is shown, counted from 0: the updates made before it", least=0
-    )
-    key: str | None = flag(None, "key of a record: shows at which steps of an epoch it is, and where")
+    step: int | None = flag(None, "step of a run whose batch to show, from 0: the number of updates before it", least=0)
+    key: str | None = flag(None, "key of a record: shows the steps of an epoch that have it, and where")
     epoch: int | None = flag(None, "epoch of --key, from 0; default: 0", least=0, needs="key")
     model_dir: str | None = flag(
         None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and augmentation"
     )
-    replicas: int | None = flag(None, "number of the run's replicas; default: what its flags tell, else 1", least=1)
+    replicas: int | None = flag(None, "number of the run's replicas; default: as in its flags, else 1", least=1)
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
-    json: bool = flag(False, "one object of JSON instead of tables, for --step and --key")
+    json: bool = flag(False, "one JSON object instead of tables, for --step and --key")
 
     def __post_init__(self) -> None:
         check_all(self._check_png, self._check_needed, self._check_step)
@@ -102,7 +100,7 @@ class InspectConfig:
 
 
 def _words(flags: Mapping[str, Any]) -> list[str]:
-    """Returns the given flags as they are written on the command line."""
+    """Returns the given flags in command-line form."""
     return [shown(name, value) for name, value in flags.items() if value is not None and value is not False]
 
 
@@ -129,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _versions(data_dir: PathLike, shown: Manifest) -> list[str]:
-    """Returns a table of the versions of a data set, with who made them; empty if there is one."""
+    """Returns a table of a data set's versions and their authors; empty if there is only one."""
     place = folder(data_dir)
     every, log = versions.all_of(place), versions.log_of(place)
     found = {made.digest: (made.version, f"{made.num_examples:,}", str(made.edit or "")) for made in every}
@@ -223,11 +221,11 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     request = Request(**options, training=True)
     others = [made for source in request.sources if not (made := manifest.load(source.data_dir)).has_images]
     if others:
-        for name in ("augment", "resize"):  # a run's code decides on them; given here, they would be ignored
+        for name in ("augment", "resize"):  # the run's code determines these, so flags would be ignored
             if (given := getattr(config.order, name)) is not None:
                 raise UsageError(f"--{name}={given}: {others[0].dataset} has records of any kind, not images")
         options |= {"augment": None, "resize": None}
-        request = Request(**options, training=True, parse=lambda records: records)  # does not matter
+        request = Request(**options, training=True, parse=lambda records: records)  # the parser does not matter
     return request
 
 
@@ -302,7 +300,7 @@ def _save(picture: Image.Image, path: str) -> None:
 
 
 def _summary(made: Manifest, numbers: Mapping[str, Mapping[str, NDArray[Any]]]) -> list[str]:
-    """Returns the lines of all tables: splits, shards, labels, and sizes; `numbers` are those of `columns.numbers`."""
+    """Returns the lines of all tables: splits, shards, labels, and sizes; `numbers` come from `columns.numbers`."""
     splits = [
         [
             ("split", name),

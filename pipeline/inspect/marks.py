@@ -1,4 +1,4 @@
-"""Draws masks, boxes and points on the images that they lie on."""
+"""Draws masks, boxes and points on their images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.manifest.manifest import BOXES, MASK, POINTS
 from pipeline.records.annotation import WEIGHT
 
 _COLOURS = {MASK: (255, 220, 0), BOXES: (255, 40, 40), POINTS: (0, 230, 255)}
-_RADIUS = 2  # pixels of a point
+_RADIUS = 2  # of a point, in pixels
 
 
 def marked(image: NDArray[Any], row: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
@@ -21,7 +21,7 @@ def marked(image: NDArray[Any], row: Mapping[str, NDArray[Any]]) -> NDArray[np.u
 
     Args:
       image: pixels, uint8 or float (height, width, 1 or 3); floats are stretched from black to white.
-      row: `mask`, `boxes` and `points` of the image with their weights, as `input_fn` feeds them; none is needed.
+      row: `mask`, `boxes` and `points` of the image with their weights, as `input_fn` feeds them; all are optional.
 
     Returns:
       uint8 (height, width, 3).

@@ -1,4 +1,4 @@
-"""The steps in which a record occurs, from the manifest alone; and the input of a run, from its flags."""
+"""The steps in which a record occurs, computed from the manifest alone; and a run's input, from its flags."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def phase_of(flags: Mapping[str, Any], step: int, steps_per_epoch: int) -> str | None:
-    """Returns the phase of a step of a run in words, `phase 2 of 3, from 10 epochs: ...`; None: it has none.
+    """Returns the phase of a run's step in words, `phase 2 of 3, from 10 epochs: ...`; None without phases.
 
-    What a phase does not give is as in the one before.
+    A phase inherits settings that it does not give from the previous one.
     """
     if not (found := segments.parse(flags.get("phases") or "")):
         return None
@@ -65,7 +65,7 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
     for source, part in enumerate(resolved.parts):
         key_feature = part.manifest.key_feature
         if key_feature is None:
-            raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} knows of no keys")
+            raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} has no keys")
         for record, found in enumerate(_keys(part, key_feature)):
             first = first or found
             if found == key:

@@ -1,4 +1,4 @@
-"""Checks what a manifest says: its values by themselves, with each other, and by the version of its format."""
+"""Checks the values of a manifest: each by itself, against each other, and against its format version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CRC = re.compile("[0-9a-f]{8}")
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
-    """Yields what is wrong with a manifest; nothing if it is valid."""
+    """Yields the problems of a manifest; nothing if it is valid."""
     yield from _of_features(manifest)
     if manifest.has_images:
         yield from _of_image(manifest.features["image"], manifest)
@@ -167,7 +167,7 @@ def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
     for mean, std in zip(manifest.image_mean, manifest.image_std, strict=True):
         if not 0 <= mean <= _WHITE or not 0 <= std <= _WHITE / 2:
             yield f"pixels of 0 to {_WHITE} have no mean of {mean} with the standard deviation {std}"
-        if std == 0 and not mean.is_integer():  # all pixels would have this one value
+        if std == 0 and not mean.is_integer():  # all pixels would have the same value
             yield f"image_std is 0 where image_mean is {mean}, which is not a value of a pixel"
 
 
@@ -212,7 +212,7 @@ def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]
     is_one_size = None not in (height, width)
     for size in split.image_sizes:
         sides = zip(map(int, size.split("x")), (height, width), strict=True)
-        # If there are more than 100 sizes, every side is rounded up, also the one that all images share.
+        # If there are more than 100 sizes, every side is rounded up, even one that all images share.
         if any(side and found not in (side, side if is_one_size else rounded_up(side)) for found, side in sides):
             yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
 

@@ -1,4 +1,4 @@
-"""Columns: one value per record of each split, in files beside the shards, by which views choose and weigh records.
+"""Columns: one value per record of each split, in files next to the shards; views choose and weigh records by them.
 
 A column is a `.npy` file per split, which NumPy maps into memory, so that a view costs no more than the columns that it
 names. The manifest has each file's CRC32C. Strings are stored as numbers, with their values in the manifest.
@@ -28,27 +28,27 @@ from pipeline.manifest.splits import Selection, select
 Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
 NO_COLUMNS = "none"
-ORIENTATION = "exif_orientation"  # column: EXIF's 1 to 8 of each image, if readers turn them (`Manifest.turns_images`)
+ORIENTATION = "exif_orientation"  # column: EXIF orientations, if readers rotate (`Manifest.turns_images`)
 MOST_STRINGS = 1 << 16  # distinct strings per column; each process reads them with the manifest
-LONGEST_STRING = 256  # characters of a string that a column gets without being asked for
+LONGEST_STRING = 256  # most characters of a string in a column that nobody asked for by name
 _NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
-_HEADER = 1 << 10  # bytes in which the header of a file ends
+_HEADER = 1 << 10  # most bytes of a file's header
 _MADE_BY = to_run("pipeline.index") + " {} --add_columns=" + FROM_RECORDS
 
 
 def column_name(feature: str) -> str:
-    """Returns a feature's name as that of a column: `image/height` is `image_height`."""
+    """Returns the column name of a feature: `image/height` becomes `image_height`."""
     found = _NOT_IDENTIFIER.sub("_", feature)
     found = f"_{found}" if found[:1].isdigit() else found
     return f"{found}_" if keyword.iskeyword(found) else found
 
 
 def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
-    """Returns {feature: name of its column}; `flag` is the flag that names columns, for the message.
+    """Returns {feature: name of its column}; `flag` is the flag that selects columns, for the message.
 
     Raises:
-      UsageError: two features would be one column.
+      UsageError: two features would become the same column.
     """
     found: dict[str, str] = {}
     for feature in dict.fromkeys(features):
@@ -65,7 +65,7 @@ def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
 
 
 def counted(features: Mapping[str, Feature]) -> list[str]:
-    """Returns the features of which a column of their name has the number in each record: boxes and points."""
+    """Returns the features, boxes and points, whose columns hold how many a record has."""
     return [name for name in (BOXES, POINTS) if name in features and features[name].convention]
 
 
@@ -74,10 +74,10 @@ def encode(splits: Mapping[str, Sequence[Any] | Values], names: Sequence[str] = 
 
     Args:
       splits: {split: value of each record}: numbers, truth values, or strings.
-      names: the strings that the numbers stand for, sorted, each of which is there; empty: numbers are values.
+      names: sorted strings that the numbers stand for, all of which occur; empty if the numbers are values.
 
     Raises:
-      ValueError: the values are of several kinds, or of none of these.
+      ValueError: the values are of several kinds, or of another kind.
     """
     arrays = {split: _array(values) for split, values in splits.items()}
     kinds = {array.dtype.kind for array in arrays.values()}
@@ -96,8 +96,8 @@ def encode(splits: Mapping[str, Sequence[Any] | Values], names: Sequence[str] = 
 
 
 def _array(values: Sequence[Any] | Values) -> Values:
-    # NumPy would make strings of the numbers beside them, cut bytes off at trailing zeros, and give each string the
-    # memory of the longest.
+    # NumPy would turn numbers among strings into strings, cut bytes off at trailing zeros, and give each string as
+    # much memory as the longest.
     are_numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
     are_texts = not are_numbers and any(isinstance(value, str | bytes) for value in values)
     array = np.array(list(values), object) if are_texts else np.asarray(values)
@@ -115,13 +115,13 @@ def _text(value: Any) -> str:
 
 
 def smallest(arrays: Sequence[Values]) -> str:
-    """Returns the smallest type that holds all values exactly; float64 values that are float32 numbers become these.
+    """Converts values to the smallest type that holds them all exactly, including float64 to float32.
 
     Raises:
       ValueError: a whole number is not in the range of a signed 64-bit integer.
     """
     if any(array.dtype.kind == "f" for array in arrays):
-        with np.errstate(over="ignore"):  # a number that float32 lacks becomes infinite, and so another
+        with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, so that it differs
             single = all(np.array_equal(array, array.astype(np.float32), equal_nan=True) for array in arrays)
         return "float32" if single else "float64"
     least = min((int(array.min()) for array in arrays if array.size), default=0)
@@ -140,14 +140,14 @@ def _npy(values: Values) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Columns(Mapping[str, Values]):
-    """The columns of a selection, read when they are asked for: `columns["label"]` has one value per record id.
+    """The columns of a selection, read on demand: `columns["label"]` has one value per record id.
 
     `height` and `width` need no file if all images have one size.
 
     Attributes:
-      data_dir: the data set's folder.
+      data_dir: folder of the data set.
       manifest: manifest of the data set.
-      selection: the records.
+      selection: records of the selection.
       used: {name: CRC32Cs} of the columns that were read.
     """
 
@@ -167,7 +167,7 @@ class Columns(Mapping[str, Values]):
         """Returns the values of a column, (records,), of the column's dtype; strings as their codes.
 
         Raises:
-          DataError: a file of the column is missing, cut, or of another conversion.
+          DataError: a file of the column is missing, cut, or from another conversion.
           UsageError: there is no such column.
         """
         if name in self._read:
@@ -182,7 +182,7 @@ class Columns(Mapping[str, Values]):
         return found
 
     def unknown(self, name: str) -> UsageError:
-        """Returns the error for a column that does not exist, with those that do."""
+        """Returns the error for a column that does not exist; it lists the existing ones."""
         if not self.manifest.columns:
             return UsageError(
                 f"column {name!r}: the data set has no columns",
@@ -230,7 +230,7 @@ class Columns(Mapping[str, Values]):
                 raise UsageError(f"column {name!r}: has no values for the split {split!r}")
             files[split] = _load(self.data_dir, self.manifest, split, name, column)
         self.used[name] = "+".join(column.files[split] for split in files)
-        if column.values:  # the files have their numbers alone
+        if column.values:  # the files only have their numbers
             text = "\0".join(column.values).encode(errors="surrogateescape")
             self.used[name] += f" of {crc32c.crc32c(text):08x}"
         found = [files[split][start:stop] for split, start, stop in parts]
@@ -238,12 +238,12 @@ class Columns(Mapping[str, Values]):
 
 
 def numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, dict[str, Values]]:
-    """Returns {column: {split: number of each record}} of what is shown as numbers, where there is a column of it.
+    """Returns {column: {split: number of each record}} for the quantities shown as numbers, if they have columns.
 
-    These are labels to predict, and how many boxes and points a record has. Splits without labels are left out.
+    These are labels to predict, and the counts of boxes and points. Splits without labels are left out.
 
     Raises:
-      DataError: a file of the column is missing, cut, or of another conversion.
+      DataError: a file of the column is missing, cut, or from another conversion.
     """
     label = manifest.features.get("label")
     shown = ["label"] if label is not None and label.dtype == "float32" and not label.shape else []
@@ -258,18 +258,18 @@ def numbers(data_dir: PathLike, manifest: Manifest) -> dict[str, dict[str, Value
 
 
 def values_of(data_dir: PathLike, split: str, name: str, column: Column, first: int, stop: int) -> Values | None:
-    """Returns some values of a column without reading its whole file, whose CRC32C is not checked.
+    """Returns some values of a column without reading its whole file or checking its CRC32C.
 
     Args:
       data_dir: folder of the data set.
       split: split of the records.
       name: name of the column.
-      column: its entry in the manifest.
+      column: entry of the column in the manifest.
       first: first record, counted in the split.
-      stop: record after the last.
+      stop: number of the record after the last.
 
     Returns:
-      Values, (stop - first,), as `Columns` has them; None if the file is missing, cut, or no such column.
+      Values, (stop - first,), as in `Columns`; None if the file is missing, cut, or not this column's.
     """
     try:
         with (folder(data_dir) / naming.column_name(split, name, column.files[split])).open_file() as opened:
@@ -289,7 +289,7 @@ def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column:
     parent = folder(data_dir)
     file = parent / naming.column_name(split, name, column.files[split])
     advice = f"add the column again: {_MADE_BY.format(os.fspath(data_dir))} (or the file that it came from)"
-    if name == ORIENTATION:  # no feature of the records
+    if name == ORIENTATION:  # not a feature of the records
         advice = "copy it again, or index the files again with --overwrite; by it images are turned upright"
     try:
         with file.open_file() as opened:

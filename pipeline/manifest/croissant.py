@@ -1,9 +1,9 @@
-"""`croissant.json`: a data set in the words of MLCommons Croissant 1.1, by which search engines and catalogues know it.
+"""`croissant.json`: a data set in MLCommons Croissant 1.1 format, for search engines and catalogues.
 
 It follows from the manifest: the shards by split, the fields of their records, classes, source, parent and options. A
-manifest holds no SHA-256 of shards, so they are sets of files, which need none; the one file with a SHA-256 is the
-manifest, which vouches for the CRC32C of every shard. What the manifest cannot know is the user's to add, and stays:
-license, creator, url, citeAs, datePublished, another name or description.
+manifest has no SHA-256 of shards, so they are declared as file sets, which need none; the one file with a SHA-256 is
+the manifest, which has the CRC32C of every shard. Entries that the manifest cannot know are for the user to add, and
+are kept: license, creator, url, citeAs, datePublished, another name or description.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_CROISSANT = (
     *("key", "md5", "parentField", "path", "readLines", "recordSet", "references", "regex", "repeated", "replace"),
     *("samplingRate", "sdVersion", "separator", "source", "subField", "transform", "unArchive"),
 )
-_CONTEXT = {  # appendix 1 of the specification, and PROV-O, by which it says what a data set was made from
+_CONTEXT = {  # appendix 1 of the specification, and PROV-O for the provenance of a data set
     "@language": "en",
     "@vocab": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",
@@ -47,7 +47,7 @@ _CONTEXT = {  # appendix 1 of the specification, and PROV-O, by which it says wh
     "name": {"@container": "@language"},
     **{name: f"cr:{name}" for name in _OF_CROISSANT},
 }
-# The specification asks for a format without a MIME type to be named by the page that defines it.
+# The specification identifies a format without a MIME type by the page that defines it.
 _TFRECORD = "https://www.tensorflow.org/tutorials/load_data/tfrecord"
 _NPY = "https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html"
 _PACKED = {"GZIP": "application/gzip", "ZLIB": "application/zlib"}
@@ -57,26 +57,26 @@ _SPLITS = {"train": "cr:TrainingSplit", "validation": "cr:ValidationSplit", "tes
 _SPLITS |= {"val": _SPLITS["validation"], "training": _SPLITS["train"], "testing": _SPLITS["test"]}
 _DTYPES = {"string": "sc:Text", **{name: f"cr:{name.title()}" for name in ("float32", "float64")}}
 _DTYPES |= {f"{sign}int{bits}": f"cr:{sign.upper()}Int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_OWN = (  # the parts that `_own` writes
+_OWN = (  # entries that `_own` writes
     *("@type", "conformsTo", "identifier", "version", "prov:wasDerivedFrom", "prov:wasGeneratedBy"),
     *("distribution", "recordSet"),
 )
 _URN = "urn:stepfeed:"
 _BY = "prov:wasAssociatedWith"
-_PACKAGES = ("stepfeed", "apache-beam", "numpy", "pillow", "pyarrow")  # that shape the bytes of a conversion
+_PACKAGES = ("stepfeed", "apache-beam", "numpy", "pillow", "pyarrow")  # packages that shape a conversion's bytes
 
 
 def files(place: StoragePath | None, made: Manifest, is_new: bool = False) -> dict[str, bytes]:
-    """Returns {name: content} of the file to write with a manifest, in which what the user added before stays.
+    """Returns {name: content} of the file to write with a manifest; it keeps what the user has added.
 
     Args:
-      place: folder that may have the file that it replaces; None: it replaces none.
+      place: folder that may have a file to replace; None if there is nothing to replace.
       made: manifest that is written with it.
-      is_new: whether this process made the records. It then writes the file if there is none, and its versions of
-        packages belong to the data; else it only brings one of ours up to date.
+      is_new: whether this process made the records. If so, a missing file is written, and this process's package
+        versions belong to the data; otherwise only an existing file of ours is updated.
 
     Raises:
-      DataError: the file there cannot be read.
+      DataError: the existing file cannot be read.
     """
     before = _content_of(place / naming.CROISSANT) if place else None
     is_written = is_new if before is None else is_ours(before)
@@ -84,7 +84,7 @@ def files(place: StoragePath | None, made: Manifest, is_new: bool = False) -> di
 
 
 def renewed(place: StoragePath) -> dict[str, bytes]:
-    """Returns `files` for the manifest in a folder, as an earlier release may have written it; empty if all is right.
+    """Returns `files` for the manifest in a folder, which an earlier release may have written; empty if up to date.
 
     Raises:
       DataError: a file cannot be read, or is not valid.
@@ -96,7 +96,7 @@ def renewed(place: StoragePath) -> dict[str, bytes]:
 
 
 def problem_of(data: bytes, text: bytes) -> str | None:
-    """Returns a problem with the content of our file beside a manifest, or None; ignores what the user added."""
+    """Returns a problem with the content of our file next to a manifest, or None; ignores the user's additions."""
     found = _parsed(data) or {}
     wrong = [name for name, value in _own(_manifest(text), text).items() if found.get(name) != value]
     if not wrong:
@@ -107,7 +107,7 @@ def problem_of(data: bytes, text: bytes) -> str | None:
 
 
 def is_ours(data: bytes) -> bool:
-    """Returns whether a file of this name is ours, and not another program's."""
+    """Returns whether a file with this name is ours, not another program's."""
     return _parsed(data) is not None
 
 
@@ -124,7 +124,7 @@ def _made(text: bytes, before: bytes | None, is_new: bool) -> bytes:
     made = _manifest(text)
     added = {name: value for name, value in (_parsed(before) or {}).items() if name not in _OWN}
     packages = added.pop(_BY, [])
-    if is_new:  # an append adds its own to those of the parent
+    if is_new:  # an append adds its own versions to the parent's
         packages = [*packages, *(one for one in _packages() if one not in packages)]
     content: Node = {
         "@context": {**added.pop("@context", {}), **_CONTEXT},
@@ -138,10 +138,10 @@ def _made(text: bytes, before: bytes | None, is_new: bool) -> bytes:
 
 
 def _parsed(data: bytes | None) -> Node | None:
-    """Returns the JSON object of a file, if it is one of ours; else None."""
+    """Returns the JSON object of a file if it is ours; otherwise None."""
     try:
         found = json.loads(data or b"null")
-    except (ValueError, RecursionError):  # bad UTF-8, too
+    except (ValueError, RecursionError):  # includes bad UTF-8
         return None
     if not isinstance(found, dict) or not str(found.get("identifier")).startswith(_URN):
         return None
@@ -149,24 +149,24 @@ def _parsed(data: bytes | None) -> Node | None:
 
 
 def _manifest(text: bytes) -> Manifest:
-    """Returns the manifest of a file's content, with splits and features in its order, which is that of their names."""
+    """Returns the manifest in a file's content, with splits and features in the file's order, sorted by name."""
     return parse(text.decode(), naming.MANIFEST)
 
 
 def _own(made: Manifest, text: bytes) -> Node:
-    """Returns the entries that the manifest decides; `text` is the content of its file, as `_manifest` parses it."""
+    """Returns the entries that follow from the manifest; `text` is the content of its file, for `_manifest`."""
     derived = [
         {"@type": "prov:Entity", "prov:label": file.file, "contentSize": f"{file.num_bytes} B", "sha256": file.sha256}
         for file in made.source
     ]
-    # A value that has parts as text, since an object would be a node of the graph.
+    # A value with parts is stored as text, since an object would be a node of the graph.
     plain = {n: json.dumps(v, sort_keys=True) if isinstance(v, dict | list) else v for n, v in made.options.items()}
     options = [{"@type": "PropertyValue", "name": name, "value": value} for name, value in sorted(plain.items())]
     return {
         "@type": "sc:Dataset",
         "conformsTo": _CONFORMS,
         "identifier": _identifier(made.digest),
-        # Semantic versioning, as the specification reads it: an append leaves all that there was as it is.
+        # Semantic versioning in the sense of the specification: an append leaves existing data unchanged.
         "version": f"1.{made.version - 1}.0",
         "prov:wasDerivedFrom": [*([{"@id": _identifier(made.parent)}] if made.parent else []), *derived],
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "additionalProperty": options},
@@ -184,7 +184,7 @@ def _packages() -> list[Node]:
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # run from its sources, or not needed
+        except importlib.metadata.PackageNotFoundError:  # the package runs from its sources, or is not needed
             continue
     return [{"@type": "prov:SoftwareAgent", "prov:label": f"{name} {version}"} for name, version in found.items()]
 
@@ -222,9 +222,9 @@ def _distribution(made: Manifest, text: bytes) -> Iterator[Node]:
 
 
 def _patterns(made: Manifest, split: str, info: SplitInfo) -> list[str]:
-    """Returns one pattern for a conversion's shards, else the name of each file.
+    """Returns one pattern for a conversion's shards, otherwise the name of each file.
 
-    Beside those of a later version may lie shards of older ones, which an edit has replaced.
+    A later version's folder may also contain older shards that an edit has replaced.
     """
     named = [naming.parse_shard_name(shard.file) for shard in info.shards]
     if made.version == 1 and all(found and found[0] == split for found in named):
@@ -283,7 +283,7 @@ def _records(made: Manifest) -> Iterator[Node]:
 
 def _of_feature(made: Manifest, split: str, name: str, feature: Feature) -> Node:
     types: list[str] = [_DTYPES[feature.stored_dtype]]
-    # Files of images are one value; raw pixels are an array. Records differ in their number of boxes and points.
+    # An image file is one value; raw pixels are an array. Records differ in their number of boxes and points.
     shape = feature.shape if feature.encoding in (None, "raw") else ()
     if feature.encoding not in (None, "raw"):
         types = ["sc:ImageObject"]
@@ -296,7 +296,7 @@ def _of_feature(made: Manifest, split: str, name: str, feature: Feature) -> Node
     elif name in _classes_of(made) and not feature.texts:
         more["references"] = {"field": {"@id": f"{_classes_id(name)}/number"}}
     at = f"{split}/{quote(name)}"
-    if feature.parts:  # a feature of the records for each number of a box or point
+    if feature.parts:  # the records have one feature for each number of a box or point
         each = {"isArray": True, "arrayShape": "-1"}
         parts = [_field(f"{at}/{quote(p)}", types[:1], **each, source=_source(split, p)) for p in feature.parts]
         return _field(at, types[1:] or types, **more, subField=parts)

@@ -1,4 +1,4 @@
-"""Reads manifests: the newest of a data set, `manifest.json`, or that of an older version in `versions/`."""
+"""Reads manifests: a data set's newest, `manifest.json`, or an older version's in `versions/`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pipeline.manifest import naming, unconverted
 from pipeline.manifest.checks import problems
 from pipeline.manifest.manifest import FORMAT_VERSION, NEWEST_VERSION, SEAL, Gone, Manifest, seal_problem
 
-_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
-_LEAST_DIGITS = 8  # digits of a digest that names a version
+_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as in `a=0.7`, a source of a mixture with its weight
+_LEAST_DIGITS = 8  # fewest digits of a digest that names a version
 
 
 def load(data_dir: PathLike | RemotePath) -> Manifest:
-    """Reads and checks the manifest of a data set: the newest, `manifest.json`, or that of the version it names.
+    """Reads and checks the manifest of a data set: the newest, `manifest.json`, or the version that `data_dir` names.
 
     Args:
-      data_dir: `DIR`, or `DIR@VERSION`: a number, or 8 or more digits of a digest.
+      data_dir: `DIR` or `DIR@VERSION`, where VERSION is a number, or 8 or more digits of a digest.
 
     Raises:
-      DataError: there is no manifest or no such version, or it has another format, or is cut, invalid or edited, or it
-        held records that were deleted.
+      DataError: there is no manifest or no such version, or it has another format, is cut, invalid or edited, or had
+        records that were deleted.
     """
     found, wanted = folder(data_dir), with_version(data_dir)[1]
     if wanted is None or isinstance(data_dir, LocalPath | RemotePath):
@@ -37,7 +37,7 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
     made, newest = _older(found, wanted, older), load_file(found, found / naming.MANIFEST)
     if made is None and _is_version(wanted, newest.version, newest.digest):
         return newest
-    if made is not None and not newest.has_deleted(made):  # else a command was killed before it removed the last file
+    if made is not None and not newest.has_deleted(made):  # else a command was killed before removing the last file
         return made
     for gone in gone_in(found) if made is None else [Gone(made.digest, made.version, "", "")]:
         if _is_version(wanted, gone.version, gone.digest):
@@ -52,7 +52,7 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
 
 
 def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]) -> Manifest | None:
-    """Returns the wanted version if it is one of the older ones, {name of its manifest: (number, digest)}."""
+    """Returns the wanted version if it is an older one, as {name of its manifest: (number, digest)}."""
     for name, (number, digest) in older.items():
         if _is_version(wanted, number, digest):
             made = load_file(found, found / naming.VERSIONS / name)
@@ -62,7 +62,7 @@ def _older(found: StoragePath, wanted: str, older: Mapping[str, tuple[int, str]]
 
 
 def gone_in(data_dir: StoragePath) -> list[Gone]:
-    """Returns the remains of a data set's versions that held deleted records, in no order.
+    """Returns the remains of a data set's versions that had deleted records, in no particular order.
 
     Raises:
       DataError: a file cannot be read.
@@ -78,7 +78,7 @@ def gone_in(data_dir: StoragePath) -> list[Gone]:
 
 
 def version_names(data_dir: StoragePath) -> list[str]:
-    """Returns the base names of the manifests of versions before the newest, in no order."""
+    """Returns the base names of older versions' manifests, in no particular order."""
     return _names_in_versions(data_dir, ".json")
 
 
@@ -89,7 +89,7 @@ def _names_in_versions(data_dir: StoragePath, ending: str) -> list[str]:
 
 
 def _is_version(wanted: str, number: int, digest: str) -> bool:
-    """Returns whether a version is the wanted one, by its number, or by as many digits of the digest as both have."""
+    """Returns whether a version is the wanted one, by its number or by the digest's digits that both have."""
     is_number = wanted.isdecimal() and len(wanted) < _LEAST_DIGITS
     return int(wanted) == number if is_number else digest.startswith(wanted) or wanted.startswith(digest)
 
@@ -113,7 +113,7 @@ def load_file(found: StoragePath, path: StoragePath) -> Manifest:
         raise DataError(
             "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"
         ) from None
-    except DataError:  # from a store; is one line already
+    except DataError:  # from a store; already one line
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
@@ -121,10 +121,10 @@ def load_file(found: StoragePath, path: StoragePath) -> Manifest:
 
 
 def parse(text: str, file: str) -> Manifest:
-    """Returns the manifest in a text, the content of a file, checked.
+    """Parses and checks the content of a manifest's file.
 
     Raises:
-      DataError: it has another version, or is cut, invalid or edited.
+      DataError: the manifest has another version, or is cut, invalid or edited.
     """
     try:
         content = json.loads(text)

@@ -1,7 +1,7 @@
-"""The manifest of a data set, `manifest.json`, which makes a folder one: its values and its seal.
+"""The manifest, `manifest.json`, which makes a folder a data set: its values and its seal.
 
-The seal is a digest of the content, by which an edit is noticed. A conversion writes the file last. `loading` reads the
-file, `checks` says whether its values can be.
+The seal is a digest of the content, which reveals edits. A conversion writes the file last. `loading` reads the file,
+and `checks` validates its values.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pipeline.manifest import naming
 
 SEAL = "content_sha256"
 FORMAT_VERSION = 2
-MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
+MEMBERS_VERSION = 3  # compressed shards may have tables of their members, unknown in version 2
 IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
 PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
 LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
-ANNOTATIONS_VERSION = 6  # features may lie on the image: masks, boxes, points; images may have no labels
+ANNOTATIONS_VERSION = 6  # features may be located on the image: masks, boxes, points; images may have no labels
 APPENDED_VERSION = 7  # the data set may be a later version of another
-EDITED_VERSION = 8  # in which labels were set or records deleted
+EDITED_VERSION = 8  # labels may have been set or records deleted
 NEWEST_VERSION = EDITED_VERSION
-MOST_CLASSES = 1 << 20  # classes per data set
-_EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
-NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
-IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
+MOST_CLASSES = 1 << 20  # most classes per data set
+_EXACT_SIZES = 100  # most image sizes that a manifest lists exactly
+NO_LABEL = -1  # label of a record without one if labels are whole numbers; else NaN
+IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # with their dtypes
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal_problem(content: dict[str, Any]) -> str | None:
-    """Returns the problem if a manifest's JSON object was changed after it was sealed; None if not, or without a seal.
+    """Returns a problem if a manifest's JSON object was changed after sealing; None otherwise, or without a seal.
 
     Older manifests have none.
     """
@@ -66,7 +66,7 @@ def rounded_up(side: int) -> int:
 
 
 def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Returns the manifest's `image_sizes` of {(height, width): images}; more than 100 are rounded up to 64 pixels."""
+    """Returns `image_sizes` for a manifest from {(height, width): images}, rounded up to 64 pixels if more than 100."""
     if len(sizes) > _EXACT_SIZES:
         rounded: Counter[tuple[int, int]] = Counter()
         for (height, width), count in sizes.items():
@@ -76,7 +76,7 @@ def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
 
 
 def sizes_in(histogram: dict[str, int]) -> Counter[tuple[int, int]]:
-    """Returns {(height, width): images} of the manifest's `image_sizes`."""
+    """Returns {(height, width): images} for a manifest's `image_sizes`."""
     return Counter({tuple(map(int, size.split("x"))): count for size, count in histogram.items()})  # type: ignore[misc]
 
 
@@ -89,12 +89,12 @@ class Feature:
       shape: shape of one example: (height, width, channels) for images, () for scalars; None for a size that varies.
       encoding: encoding of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for
         other features.
-      class_names: one per value, if the feature is a second label; else empty.
-      stored_as: name of the feature in the records of another writer; None: the name that it has in the manifest.
-      offset: number to add to a stored label; a label below 0, or none, is that of a record without a label: -1.
-      texts: class names as the records hold them, by label, if they hold names instead of numbers; else empty.
-      convention: what the values say of places in the image, a name in `pipeline.records.annotation`; empty: nothing.
-      parts: names of the features in the records that hold one number of each box or point; empty: one holds all.
+      class_names: names of the values, if the feature is a second label; else empty.
+      stored_as: name of the feature in another writer's records; None if it is the same as in the manifest.
+      offset: number to add to a stored label; labels that are then negative, or missing, become -1.
+      texts: class names by label as stored, if the records have names instead of numbers; else empty.
+      convention: meaning of the values as places in the image, a name in `CONVENTIONS`; empty without one.
+      parts: names of the records' features with one number of each box or point; empty if one feature has all.
       fill: class, in a mask, of the pixels that a recipe moves in from outside the image.
     """
 
@@ -121,12 +121,12 @@ class Feature:
         return self.stored_as or name
 
     def stored_names(self, name: str) -> tuple[str, ...]:
-        """Returns the names of the features in the records that hold its values, given its name in the manifest."""
+        """Returns the names of the records' features with its values, given its name in the manifest."""
         return self.parts or (self.named(name),)
 
     @property
     def stored_dtype(self) -> str:
-        """Dtype of the values in the records, which may hold names of classes instead of their numbers."""
+        """Dtype of the values in the records, which may have class names instead of numbers."""
         return "string" if self.texts else self.dtype
 
     @property
@@ -136,14 +136,14 @@ class Feature:
 
     @property
     def no_label(self) -> float:
-        """Each value of the label of a record without one: -1, or NaN."""
+        """Value of the label, in each component, for a record without one: -1, or NaN."""
         return math.nan if self.dtype == "float32" else NO_LABEL
 
     def label_of(self, stored: Any) -> Any:
-        """Returns the label that a stored value means, if this is the feature of the labels.
+        """Returns the label for a stored value, if this is the feature of the labels.
 
         Args:
-          stored: an int, a float, or bytes where records hold names of classes. Vectors are labels as they are stored.
+          stored: stored int, float, or bytes for a class name. Vectors are labels as stored.
         """
         if self.texts:
             return self._numbers.get(stored, NO_LABEL)
@@ -160,9 +160,9 @@ class Feature:
         return f"{self.dtype} {self.shape}" if self.shape else self.dtype
 
 
-MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that lie on the image
+MASK, BOXES, POINTS = "mask", "boxes", "points"  # features that are located on the image
 BOX_LABELS = "box_labels"  # the class of each box
-POINT_LABELS = "keypoint"  # feature with the number of each point's name
+POINT_LABELS = "keypoint"  # feature with the index of each point's name
 _CLASSES = "classes"  # convention of masks, and of the classes of boxes
 NUMBERS = ("float32", "int64")  # dtypes of boxes and points in the records
 _BOXES = {
@@ -171,8 +171,8 @@ _BOXES = {
     "xywh": ("x", "y", "width", "height"),
 }
 _POINTS = {"yx": ("y", "x"), "xy": ("x", "y")}
-RELATIVE = "rel_"  # before the name of a convention whose numbers are parts of the image's height and width, not pixels
-# {feature: {convention: names of the numbers of each box or point}}; the names of conventions are those of Keras.
+RELATIVE = "rel_"  # prefix of conventions with fractions of the image's height and width instead of pixels
+# {feature: {convention: names of the numbers of each box or point}}; conventions have the same names as in Keras.
 CONVENTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     MASK: {_CLASSES: ()},
     BOX_LABELS: {_CLASSES: ()},
@@ -185,25 +185,25 @@ DCTS = FAST, EXACT = "fast", "exact"
 
 @dataclasses.dataclass(frozen=True)
 class PixelRule:
-    """How the image files of a data set become pixels, for all that decodes them: training, evaluation, prediction.
+    """How the image files of a data set become pixels, wherever they are decoded: training, evaluation, prediction.
 
     Attributes:
-      orientation: `upright`: images are as their EXIF data say. A conversion turns files when it stores them; files in
-        place are turned whenever they are decoded (`Manifest.turns_images`). `stored`: EXIF data are ignored.
-      dct: the inverse cosine transform that decodes JPEG: `exact`, in which TensorFlow and Pillow agree, or `fast`,
-        TensorFlow's default, which differs from it by up to 7 of 255 at quality 95, and by dozens at 100.
+      orientation: `upright` to apply EXIF data: a conversion rotates files when it stores them; existing files are
+        rotated whenever they are decoded (`Manifest.turns_images`). `stored` to ignore EXIF data.
+      dct: inverse cosine transform for JPEG: `exact`, where TensorFlow and Pillow agree, or `fast`, TensorFlow's
+        default, which differs from it by up to 7 of 255 at quality 95, and by dozens at 100.
     """
 
     orientation: str = UPRIGHT
     dct: str = EXACT
 
     def __str__(self) -> str:
-        """In words, for messages."""
+        """Describes the rule in words, for messages."""
         return f"images {self.words}"
 
     @property
     def words(self) -> str:
-        """What images are by it, for messages: `upright, exact DCT`."""
+        """Describes images under the rule, for messages: `upright, exact DCT`."""
         return f"{'upright' if self.orientation == UPRIGHT else 'as stored'}, {self.dct} DCT"
 
 
@@ -212,20 +212,20 @@ class ShardInfo:
     """One TFRecord file.
 
     Attributes:
-      file: base name; of a file that `pipeline.index` found in a folder of the data set, `folder/name`.
-      num_examples: records in it.
-      num_bytes: the file's size.
+      file: base name; `folder/name` for a file that `pipeline.index` found in a subfolder of the data set.
+      num_examples: number of records in the file.
+      num_bytes: size of the file.
       crc32c: CRC32C of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
       stride: bytes from one record to the next before compression, container included, if all have the same length;
         else None. None for a compressed shard without a table of its members.
-      offsets_crc32c: CRC32C of the file `naming.offsets_name(file)`. It has the byte offset of each record and the
-        file's size, uint64, little-endian; None if there is a stride. For a compressed shard it has the table of the
-        members (`pipeline.records.members`); None if there is none, so that the shard can only be read forward.
-      label_entropy: entropy of its labels, in bits, which says how well they are mixed; None if it has no record.
-      crcs_crc32c: CRC32C of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record as its frame
-        stores it, uint32, little-endian. By it a window read from another data set's shard is noticed. None in older
-        manifests: then only reading the whole shard shows that.
-      compression: compression of the file: `GZIP`, `ZLIB`, or empty. Where all shards are alike, the manifest says it
+      offsets_crc32c: CRC32C of the file `naming.offsets_name(file)`, with the byte offset of each record and the
+        file's size, uint64, little-endian; None if there is a stride. For a compressed shard the file has the table of
+        members (`pipeline.records.members`); None without a table, so that the shard can only be read forward.
+      label_entropy: entropy of its labels, in bits, a measure of how well they are mixed; None without records.
+      crcs_crc32c: CRC32C of the file `naming.crcs_name(file)`, with the masked CRC32C of each record as stored in its
+        frame, uint32, little-endian. It reveals a window read from another data set's shard. None in older manifests:
+        then only reading the whole shard reveals that.
+      compression: compression of the file: `GZIP`, `ZLIB`, or empty. If all shards are alike, the manifest states it
         once for all of them.
     """
 
@@ -248,7 +248,7 @@ class ShardInfo:
 
     @property
     def is_seekable(self) -> bool:
-        """Whether a record can be read without those before it."""
+        """Whether a record can be read without the records before it."""
         return not self.compression or self.offsets_crc32c is not None or self.num_examples == 0
 
 
@@ -258,11 +258,11 @@ class SplitInfo:
 
     Attributes:
       shards: shards in order.
-      label_histogram: count of each label, 0 and up; where labels are vectors with a value per class, of the records
-        whose value for the class is not 0; empty if labels are other numbers, or there are none.
-      image_sizes: {"<height>x<width>": images}; if these would be more than 100, the sides are `rounded_up`.
+      label_histogram: count of each label, 0 and up; for vectors with a value per class, count of the records with a
+        nonzero value for each class; empty if labels are other numbers, or missing.
+      image_sizes: {"<height>x<width>": images}; with more than 100 sizes, the sides are `rounded_up`.
       num_rejects: number of the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
-      is_labelled: whether its records have labels, where the histogram cannot say it: labels that are not classes.
+      is_labelled: whether its records have labels, if these are not classes, so that the histogram cannot show it.
     """
 
     shards: tuple[ShardInfo, ...]
@@ -289,15 +289,15 @@ class SplitInfo:
 
     @property
     def has_labels(self) -> bool:
-        """Whether its records have labels; a split that is only predicted may have none."""
+        """Whether the records have labels; a split for prediction only may have none."""
         return any(self.label_histogram) if self.is_labelled is None else self.is_labelled
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """A file (or folder of files) that the data set was made from: its name, size in bytes, SHA-256 in hexadecimal.
+    """A source file (or folder of files) of the data set: its name, size in bytes, SHA-256 in hexadecimal.
 
-    The SHA-256 is of the decompressed content; for a Parquet file in an object store or HDFS, of the footer alone.
+    The SHA-256 covers the decompressed content, but only the footer of a Parquet file in an object store or HDFS.
     """
 
     file: str
@@ -307,13 +307,13 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One value per record, beside the shards: see `pipeline.manifest.columns`.
+    """One value per record, next to the shards: see `pipeline.manifest.columns`.
 
     Attributes:
       dtype: dtype of the numbers in its files: `int8` to `int64`, `float32` or `float64`.
       files: {split: CRC32C of the file with its values}, 8 hexadecimal digits.
-      values: the strings that the numbers stand for, sorted; empty for a column of numbers.
-      is_own: whether a user's file or function gave the values, which may then differ from a feature of that name.
+      values: sorted strings that the numbers stand for; empty for a column of numbers.
+      is_own: whether the values came from a user's file or function, and may differ from a feature of that name.
     """
 
     dtype: str
@@ -324,13 +324,13 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """What a version changed in the records of its parent.
+    """Changes of a version to the records of its parent.
 
     Attributes:
-      sha256: SHA-256, hexadecimal, of the parent's digest and the edit, by which the same command finds its version.
+      sha256: SHA-256, hexadecimal, of the parent's digest and the edit, so that the same command finds its version.
       labels: number of records whose label it set.
       deleted: number of records that it deleted.
-      removed: names, sorted, of the shards that held deleted records, in any version: one that lists them is no more.
+      removed: sorted names of the shards with deleted records; every version that lists them is gone.
     """
 
     sha256: str
@@ -339,18 +339,18 @@ class Edit:
     removed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """In words: `labels set: 2, records deleted: 1`."""
+        """Describes the edit in words: `labels set: 2, records deleted: 1`."""
         parts = (("labels set", self.labels), ("records deleted", self.deleted))
         return ", ".join(f"{what}: {number:,}" for what, number in parts if number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-    """What is left in `versions/` of a version that held records which were deleted.
+    """Remains, in `versions/`, of a version that had records deleted later.
 
     Attributes:
-      digest, version, parent: what its manifest had.
-      time: time of the deletion, ISO 8601 with its zone.
+      digest, version, parent: values from its manifest.
+      time: time of the deletion, ISO 8601 with time zone.
     """
 
     digest: str
@@ -364,23 +364,23 @@ class Manifest:
     """A data set.
 
     Attributes:
-      dataset: its name (`mnist`).
-      class_names: one per label.
-      features: features by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the
-        manifest without a feature map. The records of other writers may have no key.
+      dataset: name of the data set (`mnist`).
+      class_names: names of the classes, one per label.
+      features: features by name: `image`, `label`, `key` and others from the source; empty if `pipeline.index` made the
+        manifest without a feature map. Records of other writers may have no key.
       splits: splits by name.
       image_mean: mean of the training images' pixels, 0..255, per channel.
-      image_std: standard deviation of these, per channel.
-      source: the files it was made from.
+      image_std: standard deviation of these pixels, per channel.
+      source: files that the data set was made from.
       options: options of the conversion that shaped the bytes (seed, number of shards).
-      compression: compression of all shards: `GZIP`, `ZLIB`, or empty: none, or as each shard says.
+      compression: compression of all shards: `GZIP`, `ZLIB`, or empty for none, or for each shard's own.
       format_version: version of this file's format.
-      columns: columns by name; they may be added to a data set that exists, so the data's digest is without them.
-      pixel_rule: rule by which its image files become pixels; None: as by releases that had no rule, or it has no image
-        files.
+      columns: columns by name; they may be added to an existing data set, so the data's digest leaves them out.
+      pixel_rule: rule by which its image files become pixels; None without image files, or for data sets of releases
+        that had no rule.
       parent: digest of the version that it extends or edits; empty if a conversion or an index made all of it.
-      version: its number: 1, and 1 more than the parent's.
-      edit: what it changed in the records of its parent; None if it has all of them as they were.
+      version: number of the version: 1, or 1 more than the parent's.
+      edit: changes to the parent's records; None if they are unchanged.
     """
 
     dataset: str
@@ -400,7 +400,7 @@ class Manifest:
     edit: Edit | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
-        """Gives each shard the compression of all."""
+        """Sets each shard's compression to the common one."""
         if self.compression and not all(shard.compression for shard in self.shards):
             made = {}
             for name, split in self.splits.items():
@@ -410,42 +410,42 @@ class Manifest:
 
     @property
     def packing(self) -> str:
-        """How shards are compressed, for messages: `GZIP`, or `GZIP (2 of 5 shards)`; empty if none is."""
+        """How shards are compressed, for messages: `GZIP`, or `GZIP (2 of 5 shards)`; empty if they are not."""
         kinds, shards = Counter(shard.compression for shard in self.shards if shard.compression), len(self.shards)
         of = {kind: "" if self.compression else f" ({count} of {shards} shards)" for kind, count in kinds.items()}
         return " and ".join(f"{kind}{of[kind]}" for kind in sorted(of))
 
     @property
     def pixels(self) -> PixelRule:
-        """How image files become pixels of this data set; by releases that had no rule, it depended on the encoding."""
+        """Rule by which image files become pixels; in releases without a rule it depended on the encoding."""
         if self.pixel_rule is not None:
             return self.pixel_rule
         image, encoding = self.features.get("image"), self.options.get("image_encoding")
         is_raw = image is not None and image.encoding == "raw"
-        # What was encoded again had been decoded by Pillow, upright; files that were kept were left to TensorFlow.
+        # Re-encoded images had been decoded by Pillow, upright; files kept as they were are decoded by TensorFlow.
         upright = is_raw or encoding in ("png", "jpeg")
         return PixelRule(UPRIGHT if upright else STORED, EXACT if is_raw or encoding == "png" else FAST)
 
     @property
     def has_images(self) -> bool:
-        """Whether the records are images with labels and keys. Other records only the user can parse."""
+        """Whether the records are images with labels and keys. Only the user can parse other records."""
         return any(name in self.features for name in IMAGE_FEATURES)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether `pipeline.index` found the images in records of another writer, which stay as they are."""
+        """Whether `pipeline.index` found the images in another writer's records, which stay unchanged."""
         return any(feature.stored_as is not None for feature in self.features.values())
 
     @property
     def needs_labels(self) -> bool:
-        """Whether images need a label: nothing lies on them, and labels were found."""
+        """Whether images need a label: they have no masks, boxes or points, and labels were found."""
         if any(feature.convention for feature in self.features.values()):
             return False
         return not self.has_images or bool(self.class_names) or not self.features["label"].is_class
 
     @property
     def turns_images(self) -> bool:
-        """Whether images are turned whenever they are decoded, as the column `ORIENTATION` says."""
+        """Whether images are rotated by the column `ORIENTATION` whenever they are decoded."""
         return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
 
     @property
@@ -455,7 +455,7 @@ class Manifest:
         return None if key is None else key.named("key")
 
     def class_name(self, label: int) -> str:
-        """Returns the name of a class, its number if it has none; `none` for the label of a record without a class."""
+        """Returns the name of a class, or its number if it has no name; `none` for a record without a class."""
         if label == NO_LABEL:
             return "none"
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -463,7 +463,7 @@ class Manifest:
     def labelled(self, names: Iterable[str]) -> list[str]:
         """Returns the splits among `names` whose records have labels.
 
-        All of them if the records are not images, or images that need no label.
+        Returns all of them if the records are not images, or are images that need no label.
         """
         need_labels = self.has_images and self.needs_labels
         return [name for name in names if not need_labels or self.split(name).has_labels]
@@ -482,7 +482,7 @@ class Manifest:
         """(height, width, channels) of every image.
 
         Raises:
-          UsageError: the images differ in size, or there are none.
+          UsageError: the images differ in size, or there are no images.
         """
         self.require_images()
         height, width, channels = self.features["image"].shape
@@ -497,7 +497,7 @@ class Manifest:
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:
-        """The shards of all splits, in order."""
+        """Shards of all splits, in order."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)
 
     @property
@@ -512,7 +512,7 @@ class Manifest:
     def digest(self) -> str:
         """Identity of the data: SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c`, columns and the seal.
 
-        Without these, older manifests of the same data have the same identity. The pixel rule is in it.
+        Without these, older manifests of the same data have the same identity. It covers the pixel rule.
         """
         content = self._content(with_crcs=False)
         content.pop("columns", None)
@@ -524,14 +524,14 @@ class Manifest:
 
     @property
     def short(self) -> str:
-        """First digits of the digest, which name the version."""
+        """First digits of the digest, as a name for the version."""
         return self.digest[:12]
 
     def split(self, name: str) -> SplitInfo:
         """Returns a split.
 
         Raises:
-          UsageError: there is none of that name; the error suggests the nearest.
+          UsageError: there is no split of that name; the error suggests the nearest.
         """
         if name not in self.splits:
             raise unknown("split", name, self.splits)
@@ -546,7 +546,7 @@ class Manifest:
         for shard in (shard for split in content["splits"].values() for shard in split["shards"]):
             if not with_crcs:
                 shard.pop("crcs_crc32c", None)
-            if self.compression:  # the manifest says it once for all shards, as in earlier releases
+            if self.compression:  # the manifest states it once for all shards, as in earlier releases
                 del shard["compression"]
         return content
 

@@ -1,4 +1,4 @@
-"""The sources of an input, `DIR` or `DIR:SPLIT`, each with a weight: as a list, or as the text of a flag."""
+"""The sources of an input, `DIR` or `DIR:SPLIT` with a weight each, given as a list or as the text of a flag."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pipeline.files.paths import PathLike, folder
 from pipeline.segments import Segment
 
 Sources = Sequence[tuple[PathLike, float] | tuple[PathLike, float, Mapping[str, Any]]]
-VIEWS = ("classes", "where", "limit", "balance", "weigh")  # options that a source may have of its own
+VIEWS = ("classes", "where", "limit", "balance", "weigh")  # options that a source may override
 Weights = tuple[tuple[int, tuple[tuple[str, float], ...]], ...]  # (first step, (source, weight)...) of each segment
 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
 WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
-# Text up to a semicolon that is in no string.
+# Text up to a semicolon outside of strings.
 _VALUE = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^;])*""", re.DOTALL)
 _LIKE_NAMED = re.compile(r"[^\s'\"]+:")  # no value has a colon outside strings
 _WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>[^=/]*)")
@@ -33,10 +33,10 @@ class Source:
     """One data set of an input.
 
     Attributes:
-      data_dir: its folder.
-      split: a split or a slice of one.
-      weight: it gets this part of each step's rows, divided by the sum of all weights.
-      options: those of `VIEWS` that differ from the mixture's.
+      data_dir: folder of the data set.
+      split: split or slice of one.
+      weight: share of each step's rows, relative to the sum of all weights.
+      options: values of `VIEWS` that differ from the mixture's.
     """
 
     data_dir: PathLike
@@ -49,15 +49,15 @@ class Source:
 
 
 def sources_of(given: Any, split: str) -> tuple[Source, ...]:
-    """Returns the sources of an input: a mixture's, or its single data set, which gets all rows.
+    """Returns the sources of an input: a mixture's, or the single data set, which gets all rows.
 
     Args:
-      given: the path of a data set; or pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`, where
-        a path that is not a text, or ends in a slash, is a `DIR`.
-      split: split of the sources that name none.
+      given: path of a data set; or tuples of `DIR` or `DIR:SPLIT`, a weight and optionally a dict of `VIEWS`, where a
+        path that is not a text, or ends in a slash, is a `DIR`.
+      split: split of the sources without one.
 
     Raises:
-      UsageError: it is neither, or a weight is not above 0.
+      UsageError: `given` is neither, or a weight is not above 0.
     """
     if isinstance(given, str | os.PathLike):
         folder(given)
@@ -101,14 +101,14 @@ def _number(source: PathLike, weight: Any, may_be_zero: bool = False) -> float:
 
 
 def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tuple[Source, ...], dict[str, Any]]:
-    """Returns the sources with the views that texts give some of them by name, and the values that are for all.
+    """Returns the sources with the views given to some of them by name, and the values for all sources.
 
     Args:
       sources: sources of a mixture.
-      given: values of `VIEWS`; `b: score > 0.5; c: label == 3` is a text for the sources b and c alone.
+      given: values of `VIEWS`; a text such as `b: score > 0.5; c: label == 3` only applies to the sources b and c.
 
     Raises:
-      UsageError: a name stands for no source or for several, or for one that has such a view already.
+      UsageError: a name stands for no source or for several, or for one that already has such a view.
     """
     found, rest = list(sources), dict(given)
     for option, text in given.items():
@@ -130,7 +130,7 @@ def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tupl
 
 
 def _named_parts(option: str, text: str, sources: Sequence[Source]) -> list[tuple[str, str]]:
-    """Returns (name, value) of each part of a text; none if it is for all sources."""
+    """Returns (name, value) of each part of a text; empty if it applies to all sources."""
     names = sorted({name for one in sources for name in _names_of(one)}, key=len, reverse=True)
     name_of = re.compile(rf"\s*({'|'.join(map(re.escape, names))}):\s")
     found: list[tuple[str, str]] = []
@@ -139,7 +139,7 @@ def _named_parts(option: str, text: str, sources: Sequence[Source]) -> list[tupl
         match = name_of.match(text, at)
         start = match.end() if match else at
         value = _VALUE.match(text, start)
-        assert value is not None  # it matches any text
+        assert value is not None  # the pattern matches any text
         part = text[at : value.end()].strip()
         if match:
             found.append((match[1], value[0].strip()))
@@ -155,10 +155,10 @@ def _named_parts(option: str, text: str, sources: Sequence[Source]) -> list[tupl
 
 
 def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's flags for its data in another place, or for other data, if these are given.
+    """Returns a run's flags for its data in another place, or for other data if they are given.
 
-    As many sources as the run's mixture has take their places, in this order, in its schedule and in views by name. Any
-    other data have neither.
+    If there are as many sources as in the run's mixture, they replace its sources, in order, in its schedule and in
+    views by name. Other data get neither.
     """
     of_run, split = parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train"
     if data_dir in (None, flags.get("data_dir")) or isinstance(of_run, str):
@@ -181,14 +181,14 @@ def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_of(source: Source) -> tuple[str, str]:
-    """Returns the names that a source may be called by: its folder, or that with its split."""
+    """Returns the names of a source in texts: its folder, or the folder with its split."""
     return str(source), os.fspath(source.data_dir)
 
 
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
-    """Returns the sources and weights of a text such as `a=0.7,b:train[:50%]=0.3`; any other text as it is.
+    """Returns the sources and weights of a text such as `a=0.7,b:train[:50%]=0.3`; other texts unchanged.
 
-    A text names sources if it has a comma and one of its parts has a weight. With a slash at its end it is a folder.
+    A text lists sources if it has a comma and one of its parts has a weight. A text that ends in a slash is a folder.
 
     Raises:
       UsageError: a source has no weight, or a weight is not a number.
@@ -211,13 +211,13 @@ def _weighted(part: str, flag: str, text: str) -> tuple[PathLike, float]:
 
 
 def schedule_of(given: Any) -> Weights:
-    """Returns the weights of a mixture from each step on, as far as they can be checked without the sources.
+    """Returns the weights of a mixture from each step on, checked as far as possible without the sources.
 
     Args:
       given: pairs of a first step and {source: weight}, or a text such as `0:a=0.9,b=0.1;10000:a=0.5,b=0.5`.
 
     Raises:
-      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is below 0.
+      UsageError: `given` is none of these, the first step is not 0, steps do not increase, or a weight is below 0.
     """
     try:
         pairs = [_weights(one, given) for one in segments.parse(given)] if isinstance(given, str) else given or ()
@@ -238,11 +238,11 @@ def schedule_of(given: Any) -> Weights:
 
 
 def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
-    """Returns a schedule with all sources, as `DIR:SPLIT`, in their order in every segment.
+    """Returns a schedule with all sources, as `DIR:SPLIT`, in the same order in every segment.
 
     Raises:
       UsageError: there is no mixture, a segment does not name each of its sources once, or a weight of 0 leaves a
-        segment without rows, the whole run without a source, or the run's epochs without their length.
+        segment without rows, a source without any rows in the run, or the run's epochs without a length.
     """
     if schedule and not sources:
         raise UsageError("schedule: changes the weights of a mixture; give data_dir several sources")

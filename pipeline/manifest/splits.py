@@ -30,11 +30,11 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The records that a split argument names, in the manifest's order. The i-th of them has record id i.
+    """The records that a split argument selects, in the manifest's order. Record i among them has id i.
 
     Attributes:
-      text: the argument, without spaces.
-      segments: parts of shards, in order, none of them empty.
+      text: split argument, without spaces.
+      segments: nonempty parts of shards, in order.
     """
 
     text: str
@@ -62,8 +62,8 @@ class Selection:
 def select(manifest: Manifest, text: str) -> Selection:
     """Returns the records that `text` selects.
 
-    A percentage is rounded to the nearest record, halves to even, as TFDS's `closest` does. A negative bound counts
-    from the end. `+` joins parts.
+    Percentages are rounded to the nearest record, halves to even, like TFDS's `closest`. A negative bound counts from
+    the end. `+` joins parts.
 
     Raises:
       UsageError: `text` is not a slice, names an unknown split, selects nothing, or selects a record twice.
@@ -88,7 +88,7 @@ def select(manifest: Manifest, text: str) -> Selection:
 
 
 def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
-    """Returns the split to evaluate on if the user names none: by its name, or the only one that is not trained on."""
+    """Returns the default split to evaluate on: one with a usual name, or the only one that is not trained on."""
     others = [name for name in splits if name not in trained]
     named = [name for name in EVALUATED if name in others]
     return named[0] if named else others[0] if len(others) == 1 else None
@@ -100,16 +100,16 @@ def folds(count: int) -> list[str]:
 
 
 def of_folds(manifest: Manifest) -> tuple[str, str] | None:
-    """Returns the splits to train on and to evaluate on in a data set of folds: all but the last one, and the last one.
+    """Returns the splits to train and to evaluate on in a data set of folds: all but the last one, and the last one.
 
-    None: the data set has no folds.
+    Returns None if the data set has no folds.
     """
     *first, last = folds(manifest.options.get("folds", 0)) or [""]
     return ("+".join(first), last) if {*first, last} == manifest.splits.keys() else None
 
 
 def names_of(text: str) -> list[str]:
-    """Returns the names of the splits in a split argument; none if it is not a valid one."""
+    """Returns the names of the splits in a split argument; empty if it is not valid."""
     parts = [_PART.fullmatch(part) for part in "".join(text.split()).split("+")]
     return [match["name"] for match in parts if match]
 

@@ -1,4 +1,4 @@
-"""What to do with a folder that is not a data set yet, by what lies in it: images, TFRecords, tables, archives."""
+"""Advice for a folder that is not a data set yet, by its content: images, TFRecords, tables, archives."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.errors import to_run
 from pipeline.files.remote import in_command
 from pipeline.manifest import naming
 
-_MOST = 2_000  # files to look at
+_MOST = 2_000  # most files to look at
 _TABLES = tuple(f".{kind}{packed}" for kind in ("csv", "tsv", "jsonl") for packed in ("", ".gz"))
 _ARCHIVES = (".zip", ".tar")
 _ARROW = (".arrow", ".feather")
-_MOST_MEMBERS = 100  # members of a tar to look at
+_MOST_MEMBERS = 100  # most members of a tar to look at
 _SPLITS = {"train", "training", "test", "val", "valid", "validation", "dev", "eval"}
 
 
 def advice(folder: str) -> str:
-    """Returns the command that makes a data set of a local folder, whole if its files tell which; else how to make one.
+    """Returns the command that makes a data set of a local folder, complete if its files suffice, or else how to do it.
 
     Args:
       folder: path as the user gave it.
@@ -58,7 +58,7 @@ def _of_other_files(folder: str, files: Sequence[str]) -> tuple[str, str] | None
 
 
 def _of_images(folder: str, files: Sequence[str], images: Sequence[str]) -> str:
-    """Returns the flags for a folder with images, which has a table or a folder per class."""
+    """Returns the flags for a folder of images with a table or with a folder per class."""
     if tables := _tables(files):
         return f"--dataset=image_table {in_command(os.path.join(folder, tables[0]), '--source')}"
     folders = {path.split(os.sep)[0].lower() for path in images if os.sep in path}
@@ -67,12 +67,12 @@ def _of_images(folder: str, files: Sequence[str], images: Sequence[str]) -> str:
 
 
 def _tables(files: Sequence[str]) -> list[str]:
-    """Returns the tables beside the folders, which may name images in them."""
+    """Returns the tables next to the folders, which may name images in them."""
     return [path for path in files if path.lower().endswith(_TABLES) and os.sep not in path]
 
 
 def _has_samples(path: str) -> bool:
-    """Returns whether a tar holds samples of WebDataset: images with classes or JSON of the same name."""
+    """Returns whether a tar holds WebDataset samples: images with classes or JSON of the same name."""
     found: dict[str, set[str]] = {}  # {name: endings}
     try:
         with tarfile.open(path, "r:") as tar:
@@ -85,7 +85,7 @@ def _has_samples(path: str) -> bool:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yields the files of a folder and those below, relative to it, without hidden ones."""
+    """Yields the files in a folder and below, relative to it, except for hidden ones."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):

@@ -1,12 +1,12 @@
-"""The versions of a data set: one folder, in which each append and edit adds shards and a manifest, and keeps the rest.
+"""The versions of a data set: one folder, where each append and edit adds shards and a manifest, and keeps the rest.
 
-A version is a manifest. The newest is `manifest.json`; those before it are in `versions/`, as `<number>-<digest>.json`,
-each with its card. A manifest names its parent by digest. A version's shards are its parent's, in the same order, and
-behind them its own, whose names have its number; those of an edit are in the place of the shards that it writes again.
-`rejects.jsonl` grows, too: a version's invalid rows are its first lines, as many as its manifest counts. Who made a
-version, and when, is in `versions/log.jsonl`: it is no part of the data, so no digest covers it.
+A version is a manifest. The newest is `manifest.json`; older ones are in `versions/`, as `<number>-<digest>.json`, each
+with its card. A manifest names its parent by digest. A version's shards are its parent's, in the same order, followed
+by its own, which have its number in their names; an edit's shards take the places of the shards that it rewrites.
+`rejects.jsonl` grows, too: a version's invalid rows are its first lines, as many as its manifest counts. The author and
+time of each version are in `versions/log.jsonl`; they are not part of the data, so no digest covers them.
 
-Only a deletion takes something away: versions that held a deleted record lose their files; a `Gone` of them stays.
+Only a deletion removes something: versions that had a deleted record lose their files, and a `Gone` stays for each.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Made:
 
     Attributes:
       digest: digest of the version.
-      time: time at which it was made, ISO 8601 with its zone.
-      user, host: person and machine that made it.
+      time: time at which it was made, ISO 8601 with time zone.
+      user, host: user and machine that made it.
     """
 
     digest: str
@@ -41,10 +41,10 @@ class Made:
 
     @classmethod
     def now(cls, digest: str) -> Made:
-        """Returns the entry of a version that this process makes."""
+        """Returns the log entry for a version that this process makes."""
         try:
             user = getpass.getuser()
-        except (OSError, KeyError):  # a container may run under a number without a name
+        except (OSError, KeyError):  # a container may run under a user id without a name
             user = ""
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(digest, time, user, socket.gethostname())
@@ -55,7 +55,7 @@ class Made:
 
 
 def all_of(data_dir: PathLike | RemotePath) -> list[Manifest]:
-    """Returns the manifests of all versions, the oldest first, that can be read.
+    """Returns the manifests of all versions, the oldest first.
 
     Raises:
       DataError: there is no data set, or a manifest cannot be read.
@@ -66,10 +66,10 @@ def all_of(data_dir: PathLike | RemotePath) -> list[Manifest]:
 
 
 def older_in(place: StoragePath) -> Iterator[Manifest]:
-    """Yields the manifests in a folder's `versions/`, in no order.
+    """Yields the manifests in a folder's `versions/`, in no particular order.
 
     Raises:
-      DataError: one cannot be read.
+      DataError: a manifest cannot be read.
     """
     for name in loading.version_names(place):
         yield loading.load_file(place, place / naming.VERSIONS / name)
@@ -95,7 +95,7 @@ def descends(place: StoragePath, made: Manifest, ancestor: str) -> bool:
 
 
 def log_of(place: StoragePath) -> dict[str, Made]:
-    """Returns {digest: entry of the log}; without versions whose entry is lost, and those made before there was one."""
+    """Returns {digest: entry of the log}, without versions whose entry is lost or that are older than the log."""
     try:
         lines = (place / naming.LOG).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

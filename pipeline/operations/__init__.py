@@ -1,4 +1,4 @@
-"""TensorFlow operations, compiled when the package is installed, that copy and augment data in memory.
+"""TensorFlow operations, compiled at installation, that copy and augment data in memory.
 
 Without a compiler, TensorFlow's own operations do the same.
 """

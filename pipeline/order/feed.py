@@ -1,10 +1,10 @@
 """Plans the part of an order that one input pipeline feeds: its rows of every global batch, and the windows to read.
 
-The plan is only defined here. Datasets that run where NumPy cannot be called have the plans as data of their graph.
+Plans are only computed here. Datasets that run where NumPy cannot be called hold the plans as data in their graph.
 
 A worker reads its streams window by window, all of them with the same window number w. A step whose rows begin in
-window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
-without records, and every tail, has an extra row that no step takes.
+window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: windows
+without records, and all tails, have an extra row that no step takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.order.sharding import Shard
 from pipeline.order.views import EpochPositions, Located, consecutive, is_skipped
 
 Bools = NDArray[np.bool_]
-Permutation = Callable[[int, int], I64]  # takes a key and a size, like `hashing.permutation`
+Permutation = Callable[[int, int], I64]  # function of a key and a size, like `hashing.permutation`
 
 
 class LaidShards(NamedTuple):
@@ -112,7 +112,7 @@ class WindowPlan(NamedTuple):
 
     def with_contiguous_elements(self) -> WindowPlan:
         """Returns a plan in which the rows of most elements are contiguous, so that they need not be gathered."""
-        # Elements without padding and, unlike the first ones, without rows of the tail.
+        # From the first element after the last with rows of the tail, up to the first with padding.
         of_tail = np.flatnonzero((self.take < 0).any(axis=1))
         padded = np.append(np.flatnonzero((~self.real).any(axis=1)), self.num_elements)
         first = int(of_tail.max(initial=-1)) + 1
@@ -120,7 +120,7 @@ class WindowPlan(NamedTuple):
         taken = self.take[first:stop].reshape(-1)
         slots = np.full(len(self.slots), -1)
         slots[taken] = np.arange(len(taken))
-        # Other rows follow: those of a step that another window completes, a padded step, or other replicas.
+        # Other rows follow: rows of a step that another window completes, of a padded step, or of other replicas.
         is_other = slots < 0
         slots[is_other] = len(taken) + np.arange(np.count_nonzero(is_other))
         records = np.empty_like(self.records)
@@ -175,7 +175,7 @@ class Feed:
 
     @property
     def streams(self) -> range:
-        """The streams that fill these rows."""
+        """Streams that fill these rows."""
         width = self.order.rows_per_stream
         return range(self.first_row // width, -(-(self.first_row + self.rows) // width))
 

@@ -17,7 +17,7 @@ GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 _BLOCK = 1 << 14  # 128 KiB of uint64: a block and its scratch stay in a core's cache
-SHORT = 1 << 12  # length of a permutation; below, a call each would cost more than the sorting
+SHORT = 1 << 12  # permutation length below which a call for each costs more than the sorting
 
 
 class Domain(enum.IntEnum):
@@ -102,7 +102,7 @@ def short_permutations(keys: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]
     low = np.uint64((1 << max(len(index) - 1, 0).bit_length()) - 1)
     numbers &= ~low
     numbers |= index
-    numbers[~exists] = np.iinfo(np.int64).max  # they are sorted last
+    numbers[~exists] = np.iinfo(np.int64).max  # sorted last
     numbers.view(np.int64).sort(axis=1)
     if (((numbers[:, 1:] ^ numbers[:, :-1]) <= low) & exists[:, 1:]).any():  # equal upper bits are rare
         each = [permutation(key, int(size)) for key, size in zip(keys, sizes, strict=True)]

@@ -5,11 +5,11 @@ One file per worker. A header line, then a line for each step and replica:
     {"manifest_digest": "...", "spec": {...}, "worker": 0, "workers": 2, "replicas": 4, "format": 1, "start": 0}
     {"step": 17, "replica": 0, "keys": ["train#3", "train#1"], "weights": [1.0, 1.0]}
 
-`step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. Under a schedule
-(docs/views.md) `step` is the number of the source's own unit, of which a line has the replica's part, along with the
-global step that takes it: `"global_step": 5`. A resumed run appends another header, with the global step at which it
-begins, `start`, and logs the steps from there on again. If a kill cuts the last line of a file short, the next writer
-removes it.
+`step` is the global step, counted from 0; keys and weights belong to the replica's rows, in order. Under a schedule
+(docs/views.md) `step` is the number of the source's own unit, a line has the replica's part of that unit, and the
+global step that takes it is added: `"global_step": 5`. A resumed run appends another header, with the global step at
+which it begins, `start`, and logs the steps from there on again. If a kill cuts the last line of a file short, the next
+writer removes it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
     Attributes:
       header: header of the job.
-      start: global step at which the job began, or its first entry's if the header does not tell; None without either.
+      start: global step at which the job began, or its first entry's if the header lacks it; None without either.
     """
 
     header: Header

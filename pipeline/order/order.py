@@ -30,8 +30,8 @@ from pipeline.order.views import Intervals, Times, covers, skips_text
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers do not help a job, and leave fewer divisors of G
-STREAM_ROWS = 128  # per stream in very large batches, so that of many workers no two need the same stream
-STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window, one request to an object store
+STREAM_ROWS = 128  # rows per stream in very large batches, so that many workers need not share streams
+STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window: one request to an object store
 MAX_STEP = 1 << 62  # the end of an endless run
 
 I64 = NDArray[np.int64]
@@ -42,7 +42,7 @@ MIXTURE_VERSION = 1  # version of the rules here, in `pipeline.resolved` and in 
 
 
 class _Stored:
-    """What both kinds of specs have.
+    """Base of both kinds of specs.
 
     Attributes:
       skip_steps: (first, end) of ranges of global steps that are not trained on.
@@ -69,7 +69,7 @@ class _Stored:
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns text on the `AHEAD` fields of a stored spec that differ only from a step on; None if none do."""
+        """Returns text about `AHEAD` fields of a stored spec that only differ from a step on; None if no field does."""
         mine, found = self.fields(), []
         for name in AHEAD:
             here, there = (_before(name, fields, MAX_STEP) for fields in (mine, other))
@@ -84,7 +84,7 @@ class OrderSpec(_Stored):
 
     Attributes:
       manifest_digest: identity of the data (`Manifest.digest`).
-      split: the split argument, including slices.
+      split: split argument, including slices.
       seed: seed of every permutation and augmentation.
       global_batch_size: G, batch rows over all replicas.
       streams: K.
@@ -96,7 +96,7 @@ class OrderSpec(_Stored):
       view: choice of records and content of its columns, as text; empty if each record occurs once.
       skip_steps: (first, end) of global steps that are not trained on.
 
-    A spec without a view or steps to skip is stored without these two fields, as in earlier releases.
+    A spec without a view or skipped steps is stored without these two fields, as in earlier releases.
     """
 
     manifest_digest: str
@@ -113,7 +113,7 @@ class OrderSpec(_Stored):
     skip_steps: Intervals = dataclasses.field(default=(), metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # or lists
+        object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # not lists
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields that are stored."""
@@ -135,9 +135,9 @@ class OrderSpec(_Stored):
 
 
 def _only_begun(fields: dict[str, Any], step: int | None) -> dict[str, Any] | None:
-    """Returns the fields of a spec whose sources take turns, without those that begin at a step or later.
+    """Returns the fields of a spec whose sources take turns, without sources that begin at a step or later.
 
-    A single data set is the only source of its turns. None if sources do not take turns, or if no step is given.
+    A single data set counts as the only source. Returns None if sources do not take turns, or no step is given.
     """
     if "sources" not in fields:
         numbered = {f"source 0: {name}": value for name, value in fields.items() if name != _SKIPS}
@@ -181,7 +181,7 @@ class Order:
       counts: number of records in each segment (a shard or its selected part), in manifest order; zeros allowed.
       global_batch_size, streams, remainder, seed, training: as in the spec.
       windows: W, the number of windows per stream.
-      times: number of times that a view has each record in an epoch; None if each occurs once.
+      times: number of times that each record of a view occurs in an epoch; None if each occurs once.
       skip_steps: (first, end) of ranges of global steps whose rows have weight 0.
     """
 
@@ -202,7 +202,7 @@ class Order:
 
     @functools.cached_property
     def num_stored(self) -> int:
-        """The records of the selection."""
+        """Number of records in the selection."""
         return sum(self.counts)
 
     @property
@@ -231,7 +231,7 @@ class Order:
 
 
 def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int, times: Times | None = None) -> Order:
-    """Returns the order, by a spec and its resolved view, of segments with `counts` records of `record_bytes` each.
+    """Returns the order of segments with `counts` records of `record_bytes` each, for a spec and its resolved view.
 
     Raises:
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.
@@ -272,7 +272,7 @@ def checked_steps(split: str, num_records: int, global_batch_size: int, remainde
     """Returns T, like `steps_per_epoch`.
 
     Raises:
-      UsageError: an unknown remainder, or an epoch without a step.
+      UsageError: the remainder is unknown, or an epoch has no step.
     """
     if remainder not in REMAINDERS:
         raise unknown("remainder", str(remainder), REMAINDERS)
@@ -351,7 +351,7 @@ class MixtureSpec(_Stored):
         return found
 
     def _unit_text(self, wanted: int, step: int | None) -> str:
-        """Returns text on this schedule's unit, and on how to give it the wanted one."""
+        """Returns text about this schedule's unit, and how to give it the wanted one."""
         near = with_unit(self.schedule, wanted, MAX_STEP if step is None else step)
         like = f", such as {segments_text(near)}" if near and near != self.schedule else ""
         return (
@@ -377,8 +377,8 @@ Spec: TypeAlias = OrderSpec | MixtureSpec
 def times_read(streams: int, workers: int) -> float:
     """Returns how often all workers together read the split in an epoch: 1 if no two share a stream.
 
-    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 coincide. So there are W +
-    K - gcd(W, K) pairs of a worker and a stream that it reads.
+    Workers and streams cut the global batch at W - 1 and K - 1 rows, and gcd(W, K) - 1 of these cuts coincide. So there
+    are W + K - gcd(W, K) pairs of a worker and a stream that it reads.
     """
     return (workers + streams - math.gcd(workers, streams)) / streams
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.manifest.splits import Selection
 
 _MOST_REPLICAS = 1 << 20
-_WINDOWS_IN_MEMORY = 2  # the current one and the next
+_WINDOWS_IN_MEMORY = 2  # the current window and the next one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Reading:
     """The data that a topology's workers read in one epoch.
 
     A worker opens the streams that overlap its replicas' rows, and reads each of them from the first position to the
-    last. If it has all streams, and each has one window, it reads them once per run and keeps them in memory. The bytes
-    of a part of a shard are a proportion of the file, which is exact if all records have the same length.
+    last. If it has all streams, and each has one window, it reads them once per run and keeps them in memory. A part of
+    a shard counts as that fraction of the file's bytes, which is exact if all records have the same length.
 
     Attributes:
       order: order of the records.
@@ -122,7 +122,7 @@ class Reading:
     @cached_property
     def _laid_bytes(self) -> I64:
         counts, times = self.order.count_array, self.order.times
-        if times is not None:  # only records that the epoch has are read
+        if times is not None:  # only records that occur in the epoch are read
             read = times.ids(np.flatnonzero(times.of(self.epoch)))
             counts = np.bincount(np.searchsorted(np.cumsum(counts), read, "right"), minlength=len(counts))
         shards = [self.selection.segments[i].shard for i in self.segments.tolist()]
@@ -162,9 +162,9 @@ class Reading:
 
     @cached_property
     def memory(self) -> I64:
-        """Upper bound on the decoded bytes in each worker's memory: int64 (W,).
+        """Upper bounds on the decoded bytes in each worker's memory: int64 (W,).
 
-        It is 2 x shuffle_bytes x its streams / K: two windows, the current and the next, of each of its streams.
+        Each is 2 x shuffle_bytes x streams / K: two windows, the current and the next, of each of its streams.
         """
         spec = self.spec
         return _WINDOWS_IN_MEMORY * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]

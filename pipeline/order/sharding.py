@@ -1,4 +1,4 @@
-"""The division of the global batch between replicas, streams and workers; `Shard`, the part of an input pipeline."""
+"""The division of the global batch between replicas, streams and workers; `Shard`, the share of one input pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
     """Returns `value` as an int. Accepts NumPy integers, but not bools.
 
     Raises:
-      UsageError: it is not a whole number, or not in least..2^63 - 1.
+      UsageError: `value` is not a whole number, or not in least..2^63 - 1.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -38,9 +38,9 @@ def truth_value(name: str, value: Any) -> bool:
     """Returns `value` as a bool. Accepts NumPy bools, but not numbers.
 
     Raises:
-      UsageError: it is neither True nor False.
+      UsageError: `value` is neither True nor False.
     """
-    numpy = sys.modules.get("numpy")  # loaded if a value has its type; importing it would cost --help 0.1 s
+    numpy = sys.modules.get("numpy")  # loaded if a value is of its types; an import would cost --help 0.1 s
     if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
         return bool(value)
     raise UsageError(f"{name}={value!r}: must be True or False")
@@ -60,7 +60,7 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
 def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
     """Raises UsageError, with the nearest values that work, if R does not divide V or V does not divide G."""
     virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
-    if global_batch_size % num_replicas:  # no V works
+    if global_batch_size % num_replicas:  # then no V works
         common = divisors(math.gcd(virtual_replicas, global_batch_size))
         raise UsageError(
             f"virtual_replicas={virtual_replicas}: the number of replicas, {num_replicas}, must divide it and "
@@ -176,7 +176,7 @@ def as_shard(shard: Shard | InputContext | None) -> Shard | None:
     """Converts a `tf.distribute.InputContext` to a `Shard`; returns a `Shard` or None unchanged.
 
     Raises:
-      UsageError: it is neither, or the context's workers have unequal numbers of replicas.
+      UsageError: `shard` is neither, or the context's workers have unequal numbers of replicas.
     """
     if shard is None or isinstance(shard, Shard):
         return shard

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 
-_LOOKED_AT = 4096  # batch sizes tried on either side, for an error to suggest one that works
+_LOOKED_AT = 4096  # batch sizes to try on either side, so that an error can suggest one that works
 _LARGEST = 1 << 20  # largest batch size that an error suggests
 
 Weights: TypeAlias = Sequence[tuple[str, float]]  # (source, weight) pairs
@@ -25,7 +25,7 @@ Segments: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (first step, ro
 class Shares:
     """The rows of a step that each source fills; a single data set fills all rows of every step.
 
-    A source is an input of its own, whose steps are its *units*. A step takes the next units of each source.
+    A source is a separate input, whose steps are its *units*. A step takes the next units of each source.
 
     Attributes:
       segments: (first step, rows of each source), from step 0 on; one segment if the rows never change.
@@ -71,7 +71,7 @@ class Shares:
             (max(first, start), min(end, stop), tuple(n // unit for n, unit in zip(rows, self.units, strict=True)))
             for (first, rows), end in zip(self.segments, stops, strict=True)
         ]
-        # If nothing is left to feed, the last segment tells the form of the elements.
+        # If nothing is left to feed, the last segment determines the form of the elements.
         return [one for one in found if one[0] < one[1]] or [(start, start, found[-1][2])]
 
     def place(self, source: int, unit: int, row: int) -> tuple[int, int] | None:

@@ -1,10 +1,10 @@
-"""Views: how often each record occurs in an epoch, as integers that follow from columns, seed and epoch alone.
+"""Views: how often each record occurs in an epoch, as integers computed only from columns, seed and epoch.
 
-    classes  the records of some classes, whose labels are numbered anew
-    where    a record is in an epoch, or is not
+    classes  the records of some classes, with renumbered labels
+    where    a condition for a record to be in an epoch
     limit    the first records of one fixed permutation, so that a smaller limit is a subset of a larger one
-    balance  each class fills M positions of every epoch, a record of a class of n floor(M/n) or ceil(M/n) of them
-    weigh    a record of weight w fills floor(w) or ceil(w) positions, in the mean w, of floor(sum w) in every epoch
+    balance  each class fills M positions of every epoch; each of its n records fills floor(M/n) or ceil(M/n) of them
+    weigh    a record of weight w fills floor(w) or ceil(w) positions, w on average, of floor(sum w) in every epoch
 
 An epoch's positions are then the records of the permuted shards, each repeated as often as it occurs; everything else
 is as in docs/order.md. Sums are integers, because floating-point sums over many records would break the rules
@@ -35,10 +35,10 @@ Where: TypeAlias = "str | Callable[[Mapping[str, NDArray[Any]]], Any] | None"
 
 LABEL = "label"  # column of the labels
 ONE_BITS = 20
-ONE = 1 << ONE_BITS  # weights in fixed point
-_MOST_POSITIONS = 1 << 40  # per epoch, so that no product or sum below overflows
-_BLOCK = 1 << 20  # weights converted at once
-_MOST_NAMED = 20  # classes in a message
+ONE = 1 << ONE_BITS  # the weight 1 in fixed point
+_MOST_POSITIONS = 1 << 40  # most positions per epoch, so that no product or sum below overflows
+_BLOCK = 1 << 20  # weights to convert at a time
+_MOST_NAMED = 20  # most classes in a message
 _KEPT_EPOCHS = 2  # epochs whose positions stay in memory: the current one, and the one being planned
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
@@ -85,10 +85,10 @@ class View:
     Attributes:
       where: expression over columns, or a function of them that returns a mask.
       limit: number of records, or `500 per label`.
-      balance: column whose values get equally many positions, or `sqrt(label)` for half way between that and the
-        natural share.
+      balance: column whose values get the same number of positions, or `sqrt(label)` for half way between that and
+        the natural share.
       weigh: column of weights.
-      classes: classes whose records are taken, by name, in the order of their new numbers; or a text with commas.
+      classes: names of the classes to take, in the order of their new numbers, as a sequence or separated by commas.
 
     Raises:
       UsageError: a value cannot work with any data.
@@ -132,10 +132,10 @@ class View:
 
         Raises:
           DataError: a column's file is missing, or from another conversion.
-          UsageError: an unknown column, class or operator, a view without a record, or a weight that is not a number.
+          UsageError: a column, class or operator is unknown, the view has no record, or a weight is not a number.
         """
         mask = self.mask(columns, num_records)
-        # 32 bits if possible: half the memory.
+        # 32 bits if possible, for half the memory.
         kind = np.int32 if num_records < 1 << 31 else np.int64
         chosen: NDArray[Any] = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
         if not len(chosen):
@@ -164,7 +164,7 @@ class View:
         return "; ".join(parts)
 
     def _limited(self) -> tuple[int, str | None] | None:
-        """Returns the number of records, and the column per value of which it applies."""
+        """Returns the number of records, and the column if the number applies to each of its values."""
         if self.limit is None:
             return None
         match = None if isinstance(self.limit, bool) else _LIMIT.fullmatch(str(self.limit).strip())
@@ -199,7 +199,7 @@ class View:
         return found if of_classes is None else of_classes & found
 
     def _first(self, chosen: NDArray[Any], columns: Columns) -> NDArray[Any]:
-        """Returns the records within the limit. A record's rank depends on its id alone, not on other records."""
+        """Returns the records within the limit. A record's rank depends only on its id, not on other records."""
         limit, per = self._limited() or (len(chosen), None)
         with np.errstate(over="ignore"):
             keys = derive_key(Domain.LIMIT, chosen)
@@ -260,7 +260,7 @@ class View:
                 f"weigh={self.weigh!r}: the weight of {columns.name_of(record)} is {weights[wrong[0]]}, must be 0 or "
                 f"more; leave such records out with where ({len(wrong):,} of {len(weights):,})"
             )
-        # Half a unit rounds up, as docs/views.md says. Most weights fit into 32 bits, half the memory of 64.
+        # Half a unit rounds up, as in docs/views.md. Most weights fit into 32 bits, half the memory of 64.
         most = float(weights.max()) if len(weights) else 0.0
         if float(weights.sum(dtype=np.float64)) >= _MOST_POSITIONS:
             raise UsageError(f"weigh={self.weigh!r}: weights up to {most:g} make too long an epoch; divide them")
@@ -356,7 +356,7 @@ class Times:
         kept: dict[int, NDArray[Any]] = self._kept  # type: ignore[attr-defined]
         with self._lock:  # type: ignore[attr-defined]
             if epoch not in kept:
-                while len(kept) >= _KEPT_EPOCHS:  # before taking memory for another one
+                while len(kept) >= _KEPT_EPOCHS:  # before allocating memory for another epoch
                     kept.pop(next(iter(kept)))
                 kept[epoch] = np.cumsum(self.of(epoch), dtype=self._dtype)
             return kept[epoch]
@@ -372,7 +372,7 @@ class Times:
 
     def _weighed(self, weights: NDArray[Any], epoch: int) -> NDArray[Any]:
         # Every weight is an interval on a line, in permuted order; a record occurs once for each whole number that its
-        # interval passes or ends at. The line begins where it contains `total` of them in every epoch.
+        # interval passes or ends at. The line begins where it contains `total` whole numbers in every epoch.
         turn = permutation(derive_key(Domain.WEIGH, self.seed, epoch), len(weights))
         room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
         at = int(derive_key(Domain.WEIGH_START, self.seed, epoch)) % room
@@ -489,7 +489,7 @@ def _checked_classes(given: Any) -> tuple[str, ...]:
 
 
 def class_numbers(classes: Sequence[str], class_names: Sequence[str]) -> list[int]:
-    """Returns the numbers of classes, given their names and those of all classes.
+    """Returns the numbers of classes, given their names and the names of all classes.
 
     Raises:
       UsageError: there is no class of that name.
@@ -516,13 +516,13 @@ def _parsed(text: str) -> ast.expr:
 
 
 class _Expression:
-    """Evaluates an expression over whole columns. It may only contain listed constructs, and is never run as code."""
+    """Evaluates an expression over whole columns. Only listed constructs are allowed; nothing is run as code."""
 
     def __init__(self, text: str, columns: Columns, num_records: int) -> None:
         self._text, self._columns, self._count = text, columns, num_records
 
     def mask(self) -> NDArray[np.bool_]:
-        """Returns the mask of records that it keeps, bool (records,)."""
+        """Returns the mask of records that the expression keeps, bool (records,)."""
         try:
             with np.errstate(all="ignore"):
                 return np.broadcast_to(self._truth(_parsed(self._text)), self._count)
@@ -645,7 +645,7 @@ def checked_skips(given: Any) -> Intervals:
       given: pairs, or a text such as `12300:12360,20000:20010`.
 
     Raises:
-      UsageError: it is neither, or a pair is empty or negative.
+      UsageError: `given` is neither, or a pair is empty or negative.
     """
     pairs = [part.split(":") for part in given.split(",") if part.strip()] if isinstance(given, str) else given
     found: list[tuple[int, int]] = []

@@ -2,7 +2,7 @@
 
 A file has its name, `<digest of the manifest>/<shard>`, only once it is complete. The process that fetches it locks its
 draft, readers share the lock of the file, and no process removes a file that another has locked. The locks are
-`flock`s, which the system releases however a process ends.
+`flock`s, which the system releases when a process ends in any way.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class _Found(NamedTuple):
 
 
 class CacheFolder:
-    """The folder, shared by threads and processes. Each file that it returns is locked until it is closed."""
+    """A folder shared by threads and processes. Each file that it returns is locked until it is closed."""
 
     def __init__(self, path: str, most_bytes: int | None = None) -> None:
         """Creates the folder if it is missing.
 
         Args:
           path: path of the folder.
-          most_bytes: number of bytes that this process lets all files in it take; None for 90% of the space that the
-            disk has for them.
+          most_bytes: number of bytes that this process lets all files in the folder use; None for 90% of the disk space
+            available to them.
 
         Raises:
           DataError: the folder cannot be written to, or its disk has no locks.
-          UsageError: the path is that of a file.
+          UsageError: the path leads to a file.
         """
         self.path = os.path.abspath(path)
         try:
@@ -81,7 +81,7 @@ class CacheFolder:
         return sum(found.num_bytes for found in self._files())
 
     def opened(self, entry: Entry) -> io.FileIO | None:
-        """Opens the copy of an entry, which nobody removes until it is closed; None if there is no copy."""
+        """Opens the copy of an entry, which stays until it is closed; None if there is no copy."""
         file = _open_locked(self.file(entry), os.O_RDONLY, shared=True)
         if file is not None:
             with contextlib.suppress(OSError):  # another user's file
@@ -115,7 +115,7 @@ class CacheFolder:
             os.ftruncate(draft.fileno(), 0)
             if not self._make_room(entry.num_bytes):
                 return False
-            if hasattr(os, "posix_fallocate"):  # notices a full disk now rather than in the middle of the fetch
+            if hasattr(os, "posix_fallocate"):  # detects a full disk now instead of in the middle of the fetch
                 os.posix_fallocate(draft.fileno(), 0, entry.num_bytes)
             else:
                 os.ftruncate(draft.fileno(), entry.num_bytes)

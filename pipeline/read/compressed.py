@@ -17,9 +17,9 @@ from pipeline.records.framing import Frame, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.stream import BLOCK, RecordStream
 
-_KEPT = 64  # positions in shards kept for reads that continue there: more than a worker has streams
-KEPT_BYTES = 128 << 20  # 128 MiB: two members for each of 64 streams, its first one and the one where its window ends
-_TASK = 4 << 20  # 4 MiB decompressed, per thread
+_KEPT = 64  # positions to keep for reads that continue there: more than a worker's streams
+KEPT_BYTES = 128 << 20  # 128 MiB: two members for each of 64 streams, the first and the last of its window
+_TASK = 4 << 20  # 4 MiB, decompressed, per thread
 _UNIT = 1 << 20  # 1 MiB; sizes are rounded up to it, so that memory is reused more often
 _MOST_FREE = 16
 
@@ -48,7 +48,7 @@ class ForwardReader:
         found = [frame.record or b"" for frame in taken]
         count = self._shards.segments[segment].shard.num_examples
         if stop == count:
-            next(records, None)  # there are none left, but this checks the end of the file
+            next(records, None)  # no record is left, but this checks the end of the file
         if len(found) < count:  # a read of all records is covered by the file's CRC
             crcs = [frame.crc for frame in taken]
             self._sidecars.check_crcs(segment, range(start, stop), crcs, [frame.offset for frame in taken])
@@ -74,7 +74,7 @@ class ForwardReader:
         stream = RecordStream(read, shard.compression, self._block)
         for frame in walk(stream.read):
             fault = frame.fault.text if frame.fault else ""
-            if fault or number == shard.num_examples:  # raises: nothing can be skipped in such a file
+            if fault or number == shard.num_examples:  # raises, because nothing can be skipped in such a file
                 self._shards.corrupt(segment, number, offset, fault or "the manifest lists fewer records")
             yield frame
             number, offset = frame.number + 1, frame.end
@@ -100,13 +100,13 @@ class Run(NamedTuple):
 class MemberReader:
     """Reads records of shards that have a table of members. Several threads may use it, each for a different part.
 
-    It keeps up to `kept_bytes` decompressed bytes of members that were read in part.
+    It keeps up to `kept_bytes` decompressed bytes of partially read members.
     """
 
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
-        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with the number of unread records
-        self._size = 0  # bytes of these
+        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # bytes, and the number of unread records
+        self._size = 0  # number of kept bytes
         self._lock, self._memory = threading.Lock(), _Memory()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
@@ -163,7 +163,7 @@ class MemberReader:
     def _inflated(
         self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
     ) -> memoryview | None:
-        """Returns the decompressed bytes of a member; None if it is corrupt and its `records` (first, end) skipped."""
+        """Returns a member's decompressed bytes; None if it is corrupt and its `records` (first, end) are skipped."""
         view = self._memory.view(_decompressed(table, member))
         try:
             inflate(data, view)
@@ -175,7 +175,7 @@ class MemberReader:
         return view
 
     def _keep(self, segment: int, member: int, whole: memoryview, left: int) -> None:
-        """Keeps a member until all its records are read, as the next window or another stream reads the rest."""
+        """Keeps a member until all its records are read, because the next window or another stream reads the rest."""
         with self._lock:
             self._forget((segment, member))
             if left > 0:
@@ -190,7 +190,7 @@ class MemberReader:
 
 
 class _Memory:
-    """Provides memory and reuses it once nothing refers to it: new pages cost a good part of the decompression time."""
+    """Provides memory and reuses it once nothing refers to it: new pages would cost much of the decompression time."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []

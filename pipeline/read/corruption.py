@@ -56,7 +56,7 @@ def _key(data_dir: object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """One input's handling of corrupt records, the same of which it may find in every epoch.
+    """One input's handling of corrupt records; it may find the same ones in every epoch.
 
     Attributes:
       data_dir: folder of the data set.
@@ -78,7 +78,7 @@ class Corruption:
         """Reports a corrupt record; if this returns, the caller skips it.
 
         Raises:
-          DataError: the policy is to raise, or too many would be skipped.
+          DataError: the policy is to raise, or too many records would be skipped.
         """
         self.found_together(record.error, [record])
 
@@ -87,7 +87,7 @@ class Corruption:
 
         Args:
           what: error, without advice.
-          records: records of one file, all of which count.
+          records: records of one file; all of them count.
           together: numbers of all records that are corrupt for this reason; other reads may find the rest.
 
         Raises:

@@ -15,10 +15,10 @@ from pipeline.records.tf_example import MAX_LABEL_SIZE, MAX_ONE_BYTE, Layout
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
-# Bits for problems of a record. OTHER_LAYOUT means nothing if the record is corrupt.
+# Bits for a record's problems. OTHER_LAYOUT has no meaning if the record is corrupt.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
 _GAP, _SPAN = 1 << 20, 8 << 20  # 1 and 8 MiB: largest gap that a request to a store reads across, and its largest size
-_CHUNK = 1 << 18  # 256 KiB: still in the core's cache when the CRCs are computed
+_CHUNK = 1 << 18  # 256 KiB, still in the core's cache when the CRCs are computed
 
 try:
     from pipeline.read import _unpack
@@ -153,7 +153,7 @@ def _places(begins: I64, size: int) -> I64:
 
 
 def _check_alike(frames: U8, crcs: NDArray[np.uint32], which: I64) -> U8:
-    """Returns the problems of frames, uint8 (m, bytes of each), and puts their stored CRCs where they belong."""
+    """Returns the problems of frames, uint8 (m, bytes of each), and writes their stored CRCs to `crcs[which]`."""
     stride = frames.shape[1]
     stored = np.ascontiguousarray(frames[:, -framing.FOOTER :]).view("<u4")[:, 0]
     view, size = frames.reshape(-1).data, stride - framing.OVERHEAD
@@ -193,7 +193,7 @@ def read(
         else:
             while (
                 stop < count
-                and begins[stop] - begins[done] == places[stop] - places[done]  # contiguous
+                and begins[stop] - begins[done] == places[stop] - places[done]  # still contiguous
                 and places[stop + 1] - places[done] <= _CHUNK
             ):
                 stop += 1
@@ -205,7 +205,7 @@ def read(
 
 
 def _near(begins: I64, places: I64, first: int) -> int:
-    """Returns the end of the frames from `first` on that one request reads: ascending, with small gaps between them."""
+    """Returns the end of the frames from `first` on that one request can read: ascending, with small gaps."""
     ends = begins[first:] + np.diff(places[first:])
     apart = (begins[first + 1 :] - ends[:-1] > _GAP) | (begins[first + 1 :] < ends[:-1])
     apart |= ends[1:] - begins[first] > _SPAN
@@ -213,7 +213,7 @@ def _near(begins: I64, places: I64, first: int) -> int:
 
 
 def _read_span(file: OpenFile, begins: I64, places: I64, memory: U8, first: int, stop: int) -> None:
-    """Reads frames and the gaps between them by one request, and puts the frames into the memory."""
+    """Reads frames and the gaps between them in one request, and puts the frames into the memory."""
     start = int(begins[first])
     end = int(begins[stop - 1] + places[stop] - places[stop - 1])
     if end - start == places[stop] - places[first]:

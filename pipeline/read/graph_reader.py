@@ -21,24 +21,24 @@ from pipeline.order.views import consecutive
 from pipeline.read.rows_reader import ONCE
 from pipeline.read.window import RECORD, Columns, WindowReader
 
-_BUFFER = 1 << 20  # 1 MiB, read at once
+_BUFFER = 1 << 20  # 1 MiB read at a time
 
 
 def packed(arrays: Sequence[Any]) -> list[bytes]:
-    """Returns numbers and masks of any shape as bytes for `unpacked`, a few for each number.
+    """Returns numbers and masks of any shape as bytes for `unpacked`, a few bytes per number.
 
-    First come the lowest bytes of all numbers, then the next ones, and so on: most of the latter are 0.
+    The lowest bytes of all numbers come first, then the next ones, and so on; most of the later ones are 0.
     """
     flat = (np.ravel(array).astype("<i8") for array in arrays)
     return [zlib.compress(numbers.view(np.uint8).reshape(-1, 8).T.tobytes(), level=1) for numbers in flat]
 
 
 def unpacked(texts: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    """Returns the numbers that `packed` was given, inside a graph.
+    """Returns the numbers passed to `packed`, inside a graph.
 
     Args:
-      texts: its result, string (arrays,).
-      specs: shape and dtype of each array; a first axis of None is as long as there are numbers.
+      texts: results of `packed`, string (arrays,).
+      specs: shape and dtype of each array; a first axis of None has whatever length fits the numbers.
     """
     found = []
     for text, spec in zip(tf.unstack(texts, num=len(specs)), specs, strict=True):
@@ -57,9 +57,9 @@ class GraphReader(WindowReader):
     """Reads records of any kind with TensorFlow's own ops, in any process that runs the dataset: column `record`.
 
     Attributes:
-      data_dir: folder of the data set, under its path in that process.
+      data_dir: folder of the data set, as a path in that process.
       selection: selection whose segments the pieces refer to.
-      is_chosen: whether pieces are records chosen by a view: many close together, or with copies.
+      is_chosen: whether pieces are records chosen by a view: many of them close together, or with copies.
     """
 
     assigns_rows: ClassVar[bool] = False
@@ -97,7 +97,7 @@ class GraphReader(WindowReader):
         return found, filled
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        """Returns the column `record` for pieces, and rows for times, from `joined`; see `WindowReader.read`."""
+        """Returns the column `record` for pieces and times from `joined`; see `WindowReader.read`."""
         if self.is_chosen:
             ends = tf.cumsum(pieces[:, 2] - pieces[:, 1])
 
@@ -144,8 +144,8 @@ class GraphReader(WindowReader):
             return tf.identity(records) if times is None else tf.repeat(records, times)
 
     def _taken(self, file: tf.Tensor, found: tf.data.Dataset, times: tf.Tensor | None) -> tf.Tensor:
-        """Returns a dataset's records, as far as they can be read; records to return 0 times are empty."""
-        if times is not None:  # the others are counted below, but not kept
+        """Returns a dataset's records up to the first unreadable one; records to return 0 times are empty."""
+        if times is not None:  # unwanted records are counted below, but not kept
             together = max(1, self._in_buffer)  # a call per record would cost more than reading it
             masks = tf.data.Dataset.from_tensor_slices(times > 0).batch(together)
             pairs = tf.data.Dataset.zip((found.batch(together), masks))

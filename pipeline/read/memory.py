@@ -1,4 +1,4 @@
-"""Memory: how much this process may use and does use, and reusable buffers for windows."""
+"""Memory: the process's limit and use, and reusable buffers for windows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 _STATUS = "/proc/self/status"  # Linux
 U8 = NDArray[np.uint8]
-_ALIGNED = 64  # bytes: TensorFlow shares NumPy memory that begins at a multiple of this
-_SLACK = 8  # a buffer has 1/8 more than its first window needs
-_IN_USE = 2  # windows: one is consumed while the next one is read
+_ALIGNED = 64  # bytes; TensorFlow shares NumPy memory that begins at a multiple of this
+_SLACK = 8  # a buffer is 1/8 larger than its first window needs
+_IN_USE = 2  # windows in use: one is consumed while the next one is read
 _WAITS, _WAIT_SECONDS = 5, 0.004  # waits for unfinished batches to release the previous window
 
 
 class Used(NamedTuple):
-    """Current and peak bytes of memory of this process; 0 if the system does not say."""
+    """Current and peak memory of this process in bytes; 0 if unknown."""
 
     resident: int
     peak: int

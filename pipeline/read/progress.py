@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
-_DELAY = 1.0  # seconds
+_DELAY = 1.0  # seconds until a bar appears
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 _hidden = [0]  # number of contexts that draw on the terminal themselves
 
 
 def bar(items: Iterable[_Item], total: int, text: str) -> Iterable[_Item]:
-    """Passes `total` items that take long through while showing a progress bar with a text."""
+    """Returns an iterable of `total` slow items that shows a progress bar with a text."""
     if _hidden[0]:
         return items
     import tqdm  # noqa: PLC0415, commands need not wait for it

@@ -29,7 +29,7 @@ class Records:
     Attributes:
       memory: bytes of all records, uint8 (1, m).
       bounds: begin and end of each record in the memory, int64 (n, 2).
-      good: mask of good records, bool (n,); a corrupt record that was skipped is replaced with another.
+      good: mask of good records, bool (n,); a skipped corrupt record is replaced by another one.
     """
 
     memory: U8
@@ -62,7 +62,7 @@ class RecordsReader:
     Args:
       shards: shards to read.
       kept_bytes: number of decompressed bytes of members to keep, as in `MemberReader`.
-      judge: judge of records with a correct CRC, asked once about each; None if all can be used.
+      judge: judge of records with a correct CRC, called once for each; None if all can be used.
     """
 
     def __init__(self, shards: Shards, kept_bytes: int = KEPT_BYTES, judge: Judge | None = None) -> None:

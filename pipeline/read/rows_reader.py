@@ -1,6 +1,6 @@
 """Reads raw images of the same shape, with labels and keys, into the rows of a matrix.
 
-Every byte is checked by the CRC of its record, and that CRC by the manifest's list of CRCs.
+Every byte is checked against the CRC of its record, and that CRC against the manifest's list of CRCs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
-_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
+_CHUNK = 1 << 20  # 1 MiB, still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
 _SCATTERED = 64 << 10  # 64 KiB: if a shard's pieces are smaller on average, it is read record by record
-_COPIED = 256  # rows at once, to avoid a second copy of the window in memory
-ONCE = np.zeros(0, np.int64)  # as `times`: each record fills one row
+_COPIED = 256  # rows to copy at a time, to avoid a second copy of the window in memory
+ONCE = np.zeros(0, np.int64)  # value of `times` if each record fills one row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rows:
       images: images, uint8 (n, pixels of an image).
       labels: int64 (n,).
       keys: keys, bytes (n,), dtype object; None if not requested.
-      good: mask of good records, bool (n,); the row of a corrupt record that was skipped is a copy of another.
+      good: mask of good records, bool (n,); the row of a skipped corrupt record is a copy of another row.
     """
 
     images: U8
@@ -92,8 +92,8 @@ class RowsReader:
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
         """Returns the reader for a selection.
 
-        Returns None if it does not have raw images, or has other features, labels that are not class numbers, or shards
-        without offsets or a list of CRCs.
+        Returns None if there are no raw images, or there are other features, labels that are not class numbers, or
+        shards without offsets or a list of CRCs.
         """
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
@@ -278,7 +278,7 @@ def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
     sizes = bounds[:, 1] - bounds[:, 0]
     ends = np.cumsum(sizes)
     joined = block[np.arange(int(sizes.sum())) + np.repeat(bounds[:, 1] - ends, sizes)]
-    # NumPy would take trailing zeros of a key for padding.
+    # NumPy would mistake trailing zeros of a key for padding.
     if sizes[0] > 0 and (sizes == sizes[0]).all() and joined[ends - 1].all():
         return joined.view(f"S{sizes[0]}").astype(object)
     data, keys = joined.tobytes(), np.empty(len(sizes), object)

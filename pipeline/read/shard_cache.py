@@ -1,8 +1,7 @@
 """The cache of one input: shards are copied to a local disk ahead of their window, and read from there.
 
 Copies are in a `CacheFolder`. They are fetched whole, and only used if they have the manifest's CRC32C. A process
-checks that when it fetches a file, when it first opens a copy that another process fetched, and when a copy was written
-to.
+checks that when it fetches a file, when it first opens another process's copy, and after a copy was written to.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from pipeline.manifest.splits import Segment
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 _BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # while waiting for another process's draft
-_ATTEMPTS = 2  # at fetching a file with the manifest's CRC32C
+_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # for waiting for another process's draft
+_ATTEMPTS = 2  # to fetch a file with the manifest's CRC32C
 _log = logging.getLogger("pipeline")
-_FETCHES = 16  # in flight; they wait for other machines
-_MOST_AHEAD = 256  # files; each holds a descriptor until its window is read
+_FETCHES = 16  # fetches in flight; they wait for other machines
+_MOST_AHEAD = 256  # most files fetched ahead; each holds a descriptor until its window is read
 
 
 class CacheCounts(NamedTuple):
@@ -46,7 +45,7 @@ class CacheCounts(NamedTuple):
       hits: number of copies that existed.
       misses: number of files that this process fetched.
       uncached: number of files read from the store because they could not be copied.
-      fetched_bytes: number of bytes of the misses.
+      fetched_bytes: number of bytes fetched for the misses.
     """
 
     hits: int = 0
@@ -109,8 +108,8 @@ class Copies:
           data_dir: folder of the originals.
           place: folder of the copies.
           skips: whether to read a file that differs from the manifest from the store, so that its corrupt records can
-            be skipped; otherwise it is an error.
-          check_running: function, called now and then, that raises an error to stop a fetch.
+            be skipped; otherwise the difference is an error.
+          check_running: function, called regularly, that raises an error to stop a fetch.
         """
         self._data_dir, self._place, self._skips, self._check_running = data_dir, place, skips, check_running
         self.right: dict[Entry, Identity] = {}
@@ -118,7 +117,7 @@ class Copies:
         self._told: set[str] = set()
 
     def copy_of(self, entry: Entry) -> io.FileIO | None:
-        """Returns the copy of a file, which is kept while it is open; None if the original must be read.
+        """Returns the copy of a file, which stays while it is open; None if the original must be read.
 
         Raises:
           DataError: the store cannot read the file, or it differs from the manifest.
@@ -181,7 +180,7 @@ class Copies:
         try:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
-                # Noted first, so that a reader that finds the copy need not compute its CRC again.
+                # Noted before that, so that a reader that finds the copy need not compute its CRC again.
                 self.right[entry] = Identity.of(os.fstat(draft.fileno()))
                 self._place.publish(entry, draft)
         except BaseException:
@@ -221,7 +220,7 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Notes that a file differs from the manifest and has to be read from the store, if that is no error."""
+        """Notes that a file differs from the manifest and must be read from the store, unless that is an error."""
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
             command = f"{to_run('beam_jobs.validate')} {in_command(self._data_dir.url)}"
@@ -289,7 +288,7 @@ class ShardCache:
             with self._lock:
                 before = self._ahead.pop(entry, None)
                 self._ahead[entry] = job
-            if before:  # without success, or by a faster thread
+            if before:  # fetched without success, or by a faster thread
                 self._ended(before)
 
     def release(self, entries: Iterable[Entry]) -> None:
@@ -347,7 +346,7 @@ class ShardCache:
         job.copy.add_done_callback(_close)
 
     def _check_running(self) -> None:
-        """Raises DataError once the interpreter is exiting, as it waits for the fetching threads."""
+        """Raises DataError once the interpreter is exiting, because it waits for the fetching threads."""
         try:
             self._probed.submit(int)
         except RuntimeError as error:
@@ -362,7 +361,7 @@ def make_cache(
     cache_bytes: int | None = None,
     skips: bool = False,
 ) -> ShardCache | None:
-    """Returns the cache for a selection; None if the user wants none, or the data are on this machine.
+    """Returns the cache for a selection; None if the user does not want one, or the data are on this machine.
 
     Raises:
       DataError: the folder cannot be written to.

@@ -111,7 +111,7 @@ def in_parallel(
       function: function that computes the result of a task.
       tasks: arguments of the calls.
       is_remote: whether the tasks wait for other machines.
-      text: caption of a bar on the terminal, if it takes long; empty for no bar.
+      text: caption of a bar on the terminal, shown if the tasks take long; empty for no bar.
     """
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)
@@ -133,11 +133,11 @@ def in_parallel(
     try:
         for _ in progress.bar(steps(), len(tasks), text) if text else steps():
             pass
-    finally:  # even if a signal's error ends it: the other threads stop after their current task
+    finally:  # even if a signal's error ends it, the other threads stop after their current task
         work.stop()
     if work.errors:
         first = [work.errors[min(work.errors)]]
-        work.errors.clear()  # their tracebacks hold frames that hold the errors and the memory read into
+        work.errors.clear()  # their tracebacks hold frames, which hold the errors and the memory that was read into
         raise first.pop()
     return [work.results[number] for number in range(len(tasks))]
 
@@ -170,8 +170,8 @@ class ReadTask(NamedTuple):
 
     Attributes:
       segment: segment of the shard.
-      runs: (first record of the shard, end) of one or more runs.
-      numbers: record numbers to read one by one, in place of runs; int64 (n,).
+      runs: (first record in the shard, end) of one or more runs.
+      numbers: record numbers to read one by one instead of runs; int64 (n,).
     """
 
     segment: int
@@ -191,7 +191,7 @@ class Shards:
     Attributes:
       data_dir: folder of the data set.
       segments: segments of the selection; pieces refer to them by index.
-      corruption: the policy for corrupt records.
+      corruption: policy for corrupt records.
       identities: identities of the files when the input was made.
       cache: cache of local copies; None to read the files themselves.
     """
@@ -216,7 +216,7 @@ class Shards:
 
     def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task], text: str = "") -> list[Result]:
         """Returns a function's results in order, computed in as many threads as suit the shards' location."""
-        # With a cache, the cache's threads wait for the store, and these read local copies.
+        # With a cache, the cache's threads wait for the store, and these threads read local copies.
         is_remote = self.cache is None and folder(self.data_dir).is_remote
         return in_parallel(function, tasks, is_remote=is_remote, text=text)
 
@@ -268,7 +268,7 @@ class Shards:
         A thread opens the file once per task, which costs as much as reading some 100 KB.
         """
         found: list[ReadTask] = []
-        size = 0  # of the last task
+        size = 0  # bytes of the last task
         for segment, start, stop in parts:
             shard = self.segments[segment].shard
             added = (stop - start) * shard.num_bytes // max(1, shard.num_examples)
@@ -285,7 +285,7 @@ class Shards:
         """Opens a segment's file, or its copy.
 
         Raises:
-          DataError: it is gone, or has changed since the input was made.
+          DataError: the file is gone, or has changed since the input was made.
         """
         shard = self.segments[segment].shard
         with self.opened_file(shard.file, shard.num_bytes, shard.crc32c) as file:
@@ -302,7 +302,7 @@ class Shards:
         """Opens a file of the data set, or its copy, by name, size and CRC32C.
 
         Raises:
-          DataError: it cannot be read or copied.
+          DataError: the file cannot be read or copied.
         """
         with contextlib.ExitStack() as stack:
             file = None
@@ -336,7 +336,7 @@ class Shards:
         """Reports a corrupt record.
 
         Raises:
-          DataError: it must not be skipped, or the file has changed since the input was made.
+          DataError: the record must not be skipped, or the file has changed since the input was made.
         """
         self._check_unchanged(segment, f"record {record}, byte offset {offset}: {problem}")
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by name, size and CRC32C
-_KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
+_KEPT = 8 << 20  # most numbers to keep in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
 
 
@@ -93,7 +93,7 @@ class Sidecars:
         """Checks intact records against the manifest's list of CRCs, if there is one.
 
         Args:
-          segment: segment that the records were read from.
+          segment: segment from which the records were read.
           numbers: record numbers in its shard, (n,).
           crcs: masked CRC32C of each record, (n,).
           offsets: byte offset of each record, (n,).

@@ -1,6 +1,6 @@
-"""What is in a data set, in figures: sums over pixels, counts of labels, the spread of numbers.
+"""Statistics of a data set: sums over pixels, counts of labels, the spread of numbers.
 
-Pixels are summed as integers, so that means over many shards do not depend on their order.
+Pixels are summed as integers, so that means over many shards do not depend on the order of the shards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ except ImportError:  # installed without a compiler, or for another kind of proc
 
 STATISTICS_SPLIT = "train"  # normalisation must not use test images
 _PERIOD = 48  # compiled code adds values up by position modulo this
-_MOST_BARS = 20  # bars in a histogram of numbers
-_AT_ONCE = 1 << 20  # numbers of a column, which may be mapped from a file, in memory at a time
-_VALUES = 3 << 16  # 192 Ki values, widened to uint32 at a time, fit into the cache
-_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit into uint32
-_MOST_LANES = 1 << 14  # values of an image that are summed side by side
+_MOST_BARS = 20  # most bars in a histogram of numbers
+_AT_ONCE = 1 << 20  # numbers in memory at a time, of a column that may be mapped from a file
+_VALUES = 3 << 16  # values to widen to uint32 at a time: 192 Ki fit into the cache
+_MOST_ROWS = 66_051  # most rows at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit into uint32
+_MOST_LANES = 1 << 14  # most values of an image to sum side by side
 
 
 @dataclasses.dataclass
@@ -59,7 +59,7 @@ class PixelSums:
 
 
 def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[int]]:
-    """Returns the sum of each channel's values, and of their squares, of images uint8 (..., channels)."""
+    """Returns each channel's sum of values and sum of squares over images, uint8 (..., channels)."""
     if _unpack is not None and _PERIOD % channels == 0:
         found = np.empty((2, _PERIOD), np.int64)
         _unpack.sum(np.ascontiguousarray(images), found)
@@ -71,7 +71,7 @@ def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[i
 
 
 def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns sums of the values, and of their squares, at each position of an image or of an image row."""
+    """Returns the sums of values and of squares at each position of an image or of an image row."""
     lanes = math.prod(images.shape[1:])
     if lanes > _MOST_LANES:
         lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit into the cache
@@ -88,7 +88,7 @@ def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def label_histogram(labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
-    """Returns the count of each label, without -1; of vectors (n, classes), of values that are not 0; () of floats."""
+    """Returns the count of each label except -1, or of nonzero values for vectors (n, classes); () for floats."""
     if labels.ndim > 1:
         return tuple(np.count_nonzero(labels, axis=0).tolist()) if num_classes else ()
     if labels.dtype != np.int64:
@@ -120,15 +120,15 @@ def moments(parts: Iterable[PixelSums]) -> tuple[tuple[float, ...], tuple[float,
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How the numbers of some records are spread.
+    """Spread of some records' numbers.
 
     Attributes:
       count: number of records that have a number.
-      zeros: number of those whose number is 0.
-      missing: number of records that have none (NaN), or an infinite one.
+      zeros: number of records whose number is 0.
+      missing: number of records without a number (NaN) or with an infinite one.
       total: sum of the numbers.
-      least, most: bounds of the numbers; 0 if there are none.
-      mean, std: mean and standard deviation of the numbers; 0 if there are none.
+      least, most: bounds of the numbers; 0 without any.
+      mean, std: mean and standard deviation of the numbers; 0 without any.
     """
 
     count: int
@@ -142,7 +142,7 @@ class Spread:
 
 
 def spread(values: NDArray[Any]) -> Spread:
-    """Returns the spread of numbers, (n,). Memory: a block of them, so they may be mapped from a file."""
+    """Returns the spread of numbers, (n,). They may be mapped from a file: only a block of them is in memory."""
     count, zeros, least, most, total, squares = 0, 0, math.inf, -math.inf, 0.0, 0.0
     for block in _finite_blocks(values):
         count, zeros = count + len(block), zeros + int((block == 0).sum())
@@ -151,15 +151,15 @@ def spread(values: NDArray[Any]) -> Spread:
     if not count:
         return Spread(0, 0, len(values), 0.0, 0.0, 0.0, 0.0, 0.0)
     mean = total / count
-    for block in _finite_blocks(values):  # in a second pass: n Q - S^2 cancels where the mean is large
+    for block in _finite_blocks(values):  # in a second pass, because n Q - S^2 cancels if the mean is large
         squares += float(np.square(block - mean).sum())
     return Spread(count, zeros, len(values) - count, total, least, most, mean, math.sqrt(squares / count))
 
 
 def number_bars(splits: Mapping[str, NDArray[Any]]) -> list[tuple[str, dict[str, int]]]:
-    """Returns a histogram of the numbers of splits, (n,), as (value or range as text, {split: count}) pairs, ascending.
+    """Returns a histogram of the splits' numbers, (n,), as (value or range as text, {split: count}) pairs, ascending.
 
-    Up to 20 different values are counted one by one; more are counted in 20 ranges of one width.
+    Up to 20 different values are counted one by one; more are counted in 20 ranges of equal width.
     """
     distinct = np.zeros(0)
     for values in splits.values():

@@ -17,10 +17,10 @@ from pipeline.read.shards import Shards
 
 Columns = dict[str, tf.Tensor]
 
-GOOD = "good"  # column: False if a corrupt record was skipped and its row holds a copy of another
+GOOD = "good"  # column: False if a corrupt record was skipped and its row holds a copy of another row
 RECORD_ID = "record_id"
 RECORD = "record"  # column: serialized records, string (n,)
-# In place of the column of records: the memory that they were read into, and their bounds in it.
+# Columns instead of `RECORD`: the memory that the records were read into, and their bounds in it.
 MEMORY, BOUNDS = "memory", "bounds"
 
 
@@ -34,7 +34,7 @@ class WindowReader(Protocol):
     assigns_rows: ClassVar[bool]
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Starts fetching the shards that `read` will need for some pieces, if it can, and returns these unchanged."""
+        """Starts fetching the shards that `read` will need for pieces, if possible; returns the pieces unchanged."""
         return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
@@ -97,7 +97,7 @@ class LocalReader(WindowReader):
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        texts = ["reading the first window"]  # the only one that keeps the user waiting: others are read ahead
+        texts = ["reading the first window"]  # the only one that the user waits for: others are read ahead
 
         def read(pieces: np.ndarray, row_of: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
             found = self.arrays(pieces, row_of, texts.pop() if texts else "", times)
@@ -169,7 +169,7 @@ def gather(window: Columns, rows: tf.Tensor) -> Columns:
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, int64 (n,). Negative numbers are rows of its tail, of which -1 is the first."""
+    """Returns rows of a window, int64 (n,). Negative numbers are rows of its tail, from -1 for the first."""
 
     def from_both() -> Columns:
         # A run that begins mid-epoch has no tail at first; the steps that would need one are skipped.
@@ -185,7 +185,7 @@ def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
 def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
     """Returns `count` consecutive rows of a window from `first`, an int64 scalar, on.
 
-    If they are `copied` to new memory, keeping them does not keep the window in memory.
+    If `copied`, the rows are in new memory, so that keeping them does not keep the window in memory.
     """
     rows = {name: column[first : first + count] for name, column in window.items()}
     if copied:

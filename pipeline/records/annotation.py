@@ -1,8 +1,8 @@
-"""Features that lie on the image: masks, boxes and points, from the values that a record holds, by NumPy.
+"""Features that are located on the image: masks, boxes and points, computed from a record's values with NumPy.
 
-A mask has the class of each pixel. Boxes and points come in one of several conventions (`CONVENTIONS`), and are handed
-out in one: parts of the picture's height and width, y first. Pixels are counted from the upper left corner, from 0.
-What a data set has of them is counted while it is written or indexed, and described in its manifest.
+A mask has the class of each pixel. Boxes and points are stored in one of several conventions (`CONVENTIONS`), and
+returned in a single one: fractions of the picture's height and width, y first. Pixels are counted from 0 at the upper
+left corner. These features are counted while a data set is written or indexed, and described in its manifest.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pipeline.manifest import Feature
 from pipeline.manifest.columns import counted
 from pipeline.manifest.manifest import BOX_LABELS, BOXES, CONVENTIONS, MASK, RELATIVE
 
-WEIGHT = "_weight"  # behind the name of boxes or points: which of them are visible
-BACKGROUND = "background"  # name of the class 0 of masks, around all objects
-IGNORED = 255  # value of a mask's pixels that stand for no class, as in PASCAL VOC
+WEIGHT = "_weight"  # suffix of `boxes` or `points`: which of them are visible
+BACKGROUND = "background"  # name of class 0 in masks, around all objects
+IGNORED = 255  # value of a mask's pixels without a class, as in PASCAL VOC
 _COUNTS = ("most", "counts", "beyond", "tiny", "unseen")  # fields of `ShardAnnotations` that are dicts by feature
-_SLACK = 0.01  # part of the image's side by which numbers that were rounded reach beyond it
+_SLACK = 0.01  # fraction of the image's side by which rounded numbers may exceed it
 
 
 def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tuple[int, int]) -> NDArray[Any]:
@@ -33,15 +33,15 @@ def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tupl
     Args:
       values: values of the record by feature, as `tf_example.decode` returns them.
       name: name of the feature in the manifest: `mask`, `boxes`, `box_labels` or `points`.
-      feature: the manifest's.
-      size: (height, width) of the image as it is decoded, pixels.
+      feature: feature of that name in the manifest.
+      size: (height, width) of the decoded image, pixels.
 
     Returns:
       uint8 (height, width, 1); int64 (n,); or float32 (n, 4) or (n, 2), `rel_yxyx` or `rel_yx`, neither clipped nor
       padded.
 
     Raises:
-      ValueError: the record has no such values, or they cannot be; says why.
+      ValueError: the record has no such values, or they are impossible; the message explains why.
     """
     stored = [_values(values, own) for own in feature.stored_names(name)]
     if name == MASK:
@@ -52,7 +52,7 @@ def of_record(values: Mapping[str, Any], name: str, feature: Feature, size: tupl
 
 
 def mask(stored: Any, feature: Feature, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns a mask, uint8 (height, width, 1), given the values of its feature; the rest is as for `of_record`."""
+    """Returns a mask, uint8 (height, width, 1), given the values of its feature; otherwise like `of_record`."""
     _check_mask(stored, feature)
     name = feature.named(MASK)
     found = _png(stored[0], name) if feature.encoding == "png" else np.frombuffer(stored[0], np.uint8)
@@ -102,7 +102,7 @@ def _values(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _numbers(stored: Sequence[Any], name: str, feature: Feature) -> NDArray[np.float64]:
-    """Returns the numbers of boxes or points as they are stored, (n, numbers of each)."""
+    """Returns the numbers of boxes or points as stored, (n, numbers of each)."""
     own, count = feature.stored_names(name), len(CONVENTIONS[name][feature.convention])
     for part, values in zip(own, stored, strict=True):
         if len(values) and str(getattr(values, "dtype", "bytes")) != feature.dtype:
@@ -120,7 +120,7 @@ def _numbers(stored: Sequence[Any], name: str, feature: Feature) -> NDArray[np.f
 
 
 def relative(stored: NDArray[np.float64], name: str, convention: str, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Returns boxes `rel_yxyx` or points `rel_yx`, float32, of stored ones; raises ValueError for impossible ones."""
+    """Converts stored boxes to `rel_yxyx` or points to `rel_yx`, float32; raises ValueError for impossible ones."""
     if not np.isfinite(stored).all():
         raise ValueError(f"its {name} are not all finite numbers: {stored.tolist()}")
     found = in_order(stored, name, convention, lambda parts: np.stack(parts, axis=-1))
@@ -136,7 +136,7 @@ def relative(stored: NDArray[np.float64], name: str, convention: str, size: tupl
 
 
 def in_order(stored: Any, name: str, convention: str, stack: Callable[[list[Any]], Any]) -> Any:
-    """Returns the numbers of boxes as ymin, xmin, ymax, xmax, and of points as y, x, in the units of the convention.
+    """Returns boxes as ymin, xmin, ymax, xmax, or points as y, x, in the units of the convention.
 
     Args:
       stored: numbers (..., 4) or (..., 2), an array or a tensor.
@@ -150,7 +150,7 @@ def in_order(stored: Any, name: str, convention: str, stack: Callable[[list[Any]
 
 
 def in_convention(ordered: NDArray[np.float64], name: str, convention: str) -> NDArray[np.float64]:
-    """Returns boxes or points as a convention has them, of numbers as `in_order` returns them."""
+    """Converts boxes or points from the form that `in_order` returns to a convention."""
     order = ("ymin", "xmin", "ymax", "xmax") if name == BOXES else ("y", "x")
     of = {number: ordered[..., at] for at, number in enumerate(order)}
     if name == BOXES:
@@ -159,12 +159,12 @@ def in_convention(ordered: NDArray[np.float64], name: str, convention: str) -> N
 
 
 def problem_of(values: Mapping[str, Any], features: Mapping[str, Feature], size: tuple[int, int] | None) -> str | None:
-    """Returns why a record's masks, boxes and points are not as the manifest says; None if they are.
+    """Returns why a record's masks, boxes and points do not match the manifest; None if they do.
 
     Args:
       values: values of the record by feature, as `tf_example.decode` returns them.
-      features: those of the manifest that lie on the image.
-      size: (height, width) of the image; None if it has not been decoded: then masks are not, either.
+      features: features of the manifest that are located on the image.
+      size: (height, width) of the image; None if it has not been decoded, so that masks are not decoded, either.
     """
     found: dict[str, NDArray[Any]] = {}
     for name, feature in features.items():
@@ -191,7 +191,7 @@ def _unequal(boxes: int, classes: int) -> str | None:
 
 
 def counts(values: Mapping[str, Any], features: Mapping[str, Feature]) -> dict[str, int]:
-    """Returns how many boxes and points a record has, by feature; `values` are those of `tf_example.decode`."""
+    """Returns how many boxes and points a record has, by feature, given `values` from `tf_example.decode`."""
     found = {}
     for name in counted(features):
         feature = features[name]
@@ -204,19 +204,19 @@ class ShardAnnotations:
     """The masks, boxes and points of one file, counted record by record.
 
     Args:
-      features: their features, by name.
-      counted: what `packed` returned, to go on from; None to begin.
+      features: features to count, by name.
+      counted: result of `packed` to continue from; None to start from zero.
     """
 
     def __init__(self, features: Mapping[str, Feature], counted: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.features = features
         self.most = dict.fromkeys(features, 0)
         self.counts = dict.fromkeys(features, 0)
-        self.beyond = dict.fromkeys(features, 0)  # boxes and points that reach beyond the image
-        self.tiny = dict.fromkeys(features, 0)  # those that lie in its first pixel
-        self.unseen = dict.fromkeys(features, 0)  # without visible area
+        self.beyond = dict.fromkeys(features, 0)  # boxes and points that extend beyond the image
+        self.tiny = dict.fromkeys(features, 0)  # boxes and points in its first pixel
+        self.unseen = dict.fromkeys(features, 0)  # boxes and points without visible area
         self.classes = np.zeros(256, bool)  # classes seen in masks
-        self.highest = -1  # class of a box
+        self.highest = -1  # highest class of a box
         for name, value in (counted or {}).items():
             for field in _COUNTS:
                 getattr(self, field)[name] = value[field]
@@ -235,10 +235,10 @@ class ShardAnnotations:
         return found
 
     def add(self, values: Mapping[str, Any], size: tuple[int, int]) -> None:
-        """Counts the masks, boxes and points of a record, whose image has a (height, width) as it is decoded.
+        """Counts the masks, boxes and points of a record, given the (height, width) of its decoded image.
 
         Raises:
-          ValueError: they cannot be used; says why.
+          ValueError: they cannot be used; the message explains why.
         """
         found_boxes, found_classes = None, None
         for name, feature in self.features.items():
@@ -267,16 +267,16 @@ class ShardAnnotations:
 def described(
     shards: Sequence[ShardAnnotations], shape: tuple[int | None, ...], names: tuple[str, ...]
 ) -> dict[str, Feature]:
-    """Returns the features of the manifest that lie on the image, by name.
+    """Returns the manifest's features that are located on the image, by name.
 
     Args:
       shards: counts of all files.
       shape: (height, width, channels) of the images; None for a size that varies.
-      names: class names of masks; none: their classes are called by their numbers.
+      names: class names of masks; empty to name classes by their numbers.
 
     Raises:
-      DataError: most boxes or points reach beyond their image, or lie in its first pixel, so that the convention is
-        another one; or a mask has a class without a name.
+      DataError: most boxes or points extend beyond their image, or are in its first pixel, so that they must have
+        another convention; or a mask has a class without a name.
     """
     found = {}
     for name, feature in shards[0].features.items():
@@ -331,7 +331,7 @@ def _check_convention(shards: Sequence[ShardAnnotations], name: str, feature: Fe
 
 
 def lines(features: Mapping[str, Feature], shards: Sequence[ShardAnnotations]) -> Iterator[str]:
-    """Yields lines that say which masks, boxes and points were found."""
+    """Yields lines about the masks, boxes and points that were found."""
     for name, feature in features.items():
         if name == MASK:
             ignored = any(shard.classes[IGNORED] for shard in shards)

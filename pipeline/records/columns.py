@@ -1,6 +1,6 @@
 """Adds columns to a data set from a file, joined by key, from the shards' own features, or from a user's function.
 
-The shards and the digest of the data stay unchanged. Files get their names together at the end, the manifest last.
+The shards and the data's digest stay unchanged. Files get their final names together at the end, the manifest last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Values: TypeAlias = list[Any] | NDArray[Any]
 _FLAG = "--add_columns"
 _KEY = "key"
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
-_BLOCK = 1 << 16  # values held as Python objects until they become an array
+_BLOCK = 1 << 16  # most values held as Python objects before they become an array
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 
 
@@ -302,7 +302,7 @@ def _values(of_record: OfRecord, record: bytes, file: object, number: int, offse
 class Scalars:
     """Extracts an Example's features with one value: `label`, scores, strings; also `bytes`, `height` and `width`.
 
-    Of boxes and points it extracts how many the record has.
+    For boxes and points it extracts how many the record has.
 
     Args:
       manifest: manifest of the data set.
@@ -355,7 +355,7 @@ class Scalars:
                 if name not in self._known:
                     raise unknown(f"{_FLAG}=records", name, self._known)
         for name in self._names:
-            if name in counts or (name in found and name not in values):  # not a feature: made here
+            if name in counts or (name in found and name not in values):  # not a feature, but computed here
                 continue
             value: Any = values.get(name, [])
             if len(value) != 1 and not self._wanted:
@@ -444,7 +444,7 @@ def _joined(file: str, name: str, values: NDArray[Any], rows: NDArray[np.int64])
     kind = found.dtype.kind
     if kind in "iu":
         raise DataError(
-            f"column {name!r}: {int(is_missing.sum()):,} records are not in the file, and no whole number says so",
+            f"column {name!r}: {int(is_missing.sum()):,} records are not in the file, which no whole number can mark",
             path=file,
             advice="give all records, or numbers with a fraction (missing ones become NaN), truth values (False) or "
             "strings (empty)",

@@ -3,7 +3,7 @@
 Format: tensorflow/core/lib/io/record_writer.h; mask: tensorflow/core/lib/hash/crc32c.h.
 
 A walk yields the records from front to back with number and byte offset, and damaged ones with the fault. It needs
-memory for a block and a record: a length claimed by a damaged header costs no more than the bytes that the file has.
+memory for a block and a record: the length in a damaged header costs no more than the bytes that the file has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.errors import DataError
 HEADER = 12  # bytes: length, crc of the length
 FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
-START = 4096  # bytes that `begins_file` looks at; a GZIP header may hold a name and a comment
+START = 4096  # bytes that `begins_file` looks at, as a GZIP header may hold a name and a comment
 MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file: otherwise a few MB of GZIP could take all memory
 _MASK_DELTA = 0xA282EAD8
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -98,7 +98,7 @@ class Frame(NamedTuple):
         Args:
           file: path of the file.
           is_compressed: whether the offset counts decompressed bytes.
-          advice: advice on what to do, unless the record is only too long: then the file is not damaged.
+          advice: advice on what to do; not used if the record is only too long, since the file is not damaged then.
         """
         assert self.fault is not None
         if self.fault.kind is Kind.TOO_LONG:
@@ -219,7 +219,7 @@ def packing_of(start: bytes) -> str | None:
     Args:
       start: first `HEADER` bytes of the file, or all bytes of a shorter one.
     """
-    # Look for a whole header with its CRC first, as the length of a record may look like GZIP's magic.
+    # Look for a whole header with its CRC first, because the length of a record may look like GZIP's magic.
     if not start or (len(start) == HEADER and claimed_length(start) is not None):
         return ""
     if start.startswith(_GZIP_MAGIC):

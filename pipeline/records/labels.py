@@ -15,7 +15,7 @@ from pipeline.files.reading import unreadable
 
 LABELS_FILE = "labels.txt"
 
-# Texts that pandas.read_csv takes for missing values.
+# Texts that pandas.read_csv interprets as missing values.
 MISSING = (
     *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line as written by TF-Slim
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_DIGITS = 18  # digits of whole numbers that `in_order` sorts by value
 _WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_CODE = re.compile(r"[+-]?0[0-9].*")  # leading zeros make a name of a number: 007
+_CODE = re.compile(r"[+-]?0[0-9].*")  # a number with leading zeros is a name: 007
 _TIME = re.compile(
     r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"([T ](?P<clock>[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?) ?(?P<zone>Z|UTC|[+-][0-9]{2}:?[0-9]{2})?)?"
@@ -35,8 +35,8 @@ _MIDNIGHT, _UTC = "00:00:00", ("Z", "UTC", "+0000", "-0000")
 def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
     """Returns the class names in a file, one per line; empty if there is no such file.
 
-    If lines are numbered, as in `3:tulips`, the numbers are stored labels, whatever the order of the lines. TF-Slim
-    writes such files, ImageNet's with a class 0 that no record has.
+    If lines are numbered, as in `3:tulips`, the numbers are stored labels, regardless of the order of the lines.
+    TF-Slim writes such files; ImageNet's has a class 0 that no record uses.
 
     Args:
       path: path of the file.
@@ -105,7 +105,7 @@ def beside(
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns class names in label order: by value if all are whole numbers, else by code points.
 
-    So folders "0" to "11" have the labels 0 to 11. Otherwise names are sorted as torchvision and Keras sort folders.
+    So folders "0" to "11" have the labels 0 to 11. Otherwise names are sorted like folders in torchvision and Keras.
     """
     listed = sorted(names)
     return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
@@ -145,7 +145,7 @@ def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = Fa
     Args:
       names: class names.
       ignore_case: whether `Cat` and `cat` are the same.
-      as_numbers: whether `1`, `1.0` and `1e0` are the same, and a day and its midnight, in whatever units.
+      as_numbers: whether `1`, `1.0` and `1e0` are the same, and a day and its midnight, in any units.
     """
     seen: dict[str, str] = {}
     pairs = [(seen.setdefault(as_seen(name, ignore_case, as_numbers), name), name) for name in sorted(names)]
@@ -153,7 +153,7 @@ def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = Fa
 
 
 def say_alike(names: Iterable[str], source: object) -> None:
-    """Prints two class names that differ only in case, if there are any: they may well be two classes."""
+    """Prints two class names that differ only in case, if any: they may well be two classes."""
     for one, other in alike(names, ignore_case=True)[:1]:
         print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
 

@@ -7,7 +7,7 @@ numbers are uint64, little-endian:
     m                         the number of members
     m + 1 byte offsets        where each member begins in the shard, and the shard's size
     m + 1 record numbers      the first record of each member, and the number of records
-    n + 1 byte offsets        where each record begins in the decompressed shard, and the size of that; absent if the
+    n + 1 byte offsets        where each record begins in the decompressed shard, and its size; absent if the
                               manifest has a stride, from which they follow
 """
 
@@ -29,10 +29,10 @@ except ImportError:  # not available for this kind of processor
 
 MEMBER_BYTES = 1 << 20  # 1 MiB of records per member, or one record: reading a single record decompresses that much
 _LEVEL = 6  # zlib's own default
-_WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, in which zlib puts no time or name
-_STEP = 256 << 10  # 256 KiB, compressed: decompressed, they fit into memory that the allocator has ready
+_WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, where zlib puts no time or name
+_STEP = 256 << 10  # 256 KiB of compressed bytes, which decompress into memory that the allocator has ready
 _NAME, _VERSION = b"members", 1
-_HEAD = 2  # numbers: version, m
+_HEAD = 2  # leading numbers: version, m
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +98,13 @@ def inflate(member: bytes | memoryview, into: memoryview) -> None:
     """Fills `into` with the decompressed bytes of a member.
 
     Raises:
-      ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
+      ValueError: the member cannot be decompressed, or has another number of bytes; the message explains why.
     """
     if isal_zlib is not None:  # takes half as long as zlib
         try:
             return _inflate(isal_zlib, member, into)
         except ValueError:
-            pass  # zlib will report what is wrong
+            pass  # zlib will report the problem
     _inflate(zlib, member, into)
 
 

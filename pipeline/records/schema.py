@@ -1,4 +1,4 @@
-"""The features of any program's Examples that are image, label and key, inferred from the first records.
+"""The image, label and key features of any program's Examples, inferred from the first records.
 
 `beam_jobs.convert` reads such records, and `pipeline.index` describes them in place, with the same flags.
 """
@@ -29,7 +29,7 @@ OTHER_DATA = (
     "if they are none yet, run "
     f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
-# {(offset, first bytes there): format} of encoded images; for BMP the two letters, and the zeros after the size.
+# {(offset, first bytes there): format} of encoded images; for BMP the two letters, then the zeros after the size.
 _IMAGE_STARTS = {
     (0, b"\x89PNG\r\n\x1a\n"): "PNG",
     (0, b"\xff\xd8\xff"): "JPEG",
@@ -52,7 +52,7 @@ _SIZES = (
 DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _CLASS = Feature("int64")
-CLASS_KINDS = ("int64", "bytes")  # kinds of labels that are classes: numbers, or names
+CLASS_KINDS = ("int64", "bytes")  # kinds of labels that are classes: numbers or names
 
 
 class RecordFlag(NamedTuple):
@@ -101,8 +101,8 @@ class Schema:
       image_shape: (height, width, channels) of raw pixels; None if images are encoded.
       sizes: features with height, width and channels of raw pixels, by name; empty if records have none.
       extra: other features to keep, by name.
-      labels: dtype and shape of stored labels, and the labels they mean; dtype string until the classes that texts name
-        are known.
+      labels: dtype and shape of stored labels, and the labels that they stand for; dtype string while the classes of
+        texts are unknown.
       placed: masks, boxes and points, by their names in the manifest.
     """
 
@@ -135,7 +135,7 @@ class Schema:
         """Returns the values of a serialized Example.
 
         Raises:
-          ValueError: it is not an Example with these features; the message says why.
+          ValueError: it is not an Example with these features; the message explains why.
         """
         features = tf_example.decode(record, self.names)
         return Row(
@@ -208,13 +208,13 @@ def infer(
       records: first Examples, decoded; at least one.
       file: path of the file, for messages.
       feature_map, image_shape, keep_columns: values of the flags.
-      label_kinds: kinds of values that may be labels; if there are others than classes, a label may have several
-        values. Empty not to look for a label.
+      label_kinds: kinds of values that may be labels; if not only classes, a label may have several values. Empty to
+        ignore labels.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
     """
-    # Not simply the first record: if damaged, it is an invalid row like any other, and no reason to reject flags.
+    # Not simply the first record: a damaged one is an invalid row like any other, and no reason to reject flags.
     candidates = {theirs for _, theirs in feature_map}.union(*USUAL.values())
     usual = _most_alike(
         records,

@@ -30,14 +30,14 @@ _OF_WORD = {  # {word: our split}
 }
 SPLIT_OF_WORD = {word: split for split, words in _OF_WORD.items() for word in words}
 SPLITS = tuple(_OF_WORD)
-NO_COLUMN = "none"  # value of --split_column: no column has splits
+NO_COLUMN = "none"  # value of --split_column if no column has splits
 _COLUMN = "split"  # a column or Hive partition of this name always means the split
 # Columns and partitions with these names hold splits if some of their values contain split words.
 _LIKE = (
     *("splits", "splitname", "datasplit", "set", "subset", "setname", "dataset", "datatype", "partition", "usage"),
     *("phase", "stage", "mode", "fold", "purpose", "traintest", "traintestsplit", "trainvaltest"),
 )
-# Names of columns that tell whether a row is in one particular split: is_train, is_training_image.
+# Names of columns for whether a row is in one particular split: is_train, is_training_image.
 _IS = re.compile(r"is(a|in)?(train|training|test|testing|val|valid|validation|eval)(image|set|split|sample|row)?")
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "1", "1.0", "t", "y"), True),
@@ -46,7 +46,7 @@ _TRUTHS = {
 _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?(?:\..*)?")
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
 _PARTITION = re.compile(r"(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
-_SHOWN = 3  # values in errors
+_SHOWN = 3  # most values in errors
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -62,10 +62,10 @@ def in_order(splits: Iterable[str]) -> list[str]:
 
 
 def among(splits: Iterable[str], wanted: Sequence[str]) -> list[str]:
-    """Returns the splits that --splits names, in order; all if it names none.
+    """Returns the splits in --splits, in order; all without the flag.
 
     Raises:
-      UsageError: the source does not have one of them.
+      UsageError: the source lacks one of them.
     """
     there = list(splits)
     found = [each if each in there else SPLIT_OF_WORD.get(each.lower(), each) for each in wanted]
@@ -76,11 +76,11 @@ def among(splits: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
 
 def of_value(value: str, is_given: bool) -> str:
-    """Returns the split that a split column's value means; "" if none.
+    """Returns the split that a split column's value stands for; "" if none.
 
     Args:
       value: value of the column.
-      is_given: whether the user named the column: then any split name is one.
+      is_given: whether the user named the column, so that any split name counts.
     """
     return SPLIT_OF_WORD.get(value.lower(), value if is_given and naming.is_split_name(value) else "")
 
@@ -102,7 +102,7 @@ def column_of(columns: Sequence[str], given: str) -> str:
 def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[str]:
     """Returns the names of columns that may hold splits although they are not called `split`.
 
-    `texts` are the names of those with strings, `given` is the value of --split_column.
+    `texts` are the names of the columns with strings, `given` is the value of --split_column.
     """
     if given or column_of(columns, ""):
         return []
@@ -114,14 +114,14 @@ def check_suspect(
 ) -> None:
     """Raises DataError if a column that is not used as the split column looks like one.
 
-    It does if any value means a different split than all rows would get, or only some values mean that split: only the
-    user knows whether the others are training data.
+    It does if any value stands for a different split than all rows would get, or only some values stand for that split:
+    only the user knows whether the other rows are training data.
 
     Args:
       path: path of the file, for the error.
       column: column name returned by `suspects`.
-      values: values of the column, None where there is none.
-      named: splits that file names tell.
+      values: values of the column, None for missing ones.
+      named: splits in file names.
       kind: description of the column, for the error.
       advice: advice on what to do; empty to name the flags that decide.
     """
@@ -160,10 +160,10 @@ def _listed(texts: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SuspectFeatures:
-    """Record features that may hold splits, in files whose names do not tell: only all values together can decide.
+    """Record features that may hold splits, in files without splits in their names; only all values together decide.
 
     Attributes:
-      values: {feature: its values in the records seen so far, None for none or several}.
+      values: {feature: values in the records seen so far, None for none or several}.
       advice: advice if a feature looks like splits.
     """
 
@@ -193,7 +193,7 @@ class SuspectFeatures:
         return cls({name: set() for name in found}, advice)
 
     def see(self, record: bytes) -> None:
-        """Collects the values of a record; several threads may call it at once."""
+        """Collects the values of a record; several threads may call it at the same time."""
         if self.values:
             with contextlib.suppress(ValueError):
                 features = tf_example.decode(record, [*self.values])
@@ -201,7 +201,7 @@ class SuspectFeatures:
                     seen.add(_text(features.get(name, [])))
 
     def check(self, path: object, named: Iterable[str]) -> None:
-        """Raises DataError if the values of a feature look like splits; `named` are those that file names tell."""
+        """Raises DataError if the values of a feature look like splits; `named` are the splits in file names."""
         for name, seen in self.values.items():
             check_suspect(path, name, seen, named, "feature", self.advice)
 
@@ -214,7 +214,7 @@ def _text(values: Any) -> str | None:
 
 
 def check_name(path: object, row: int, by_name: str, by_column: str, column: str) -> None:
-    """Raises DataError if a column makes a row training data while its file's name says another split."""
+    """Raises DataError if a column makes a row training data but the file's name stands for another split."""
     if by_name and by_name != TRAIN and by_column == TRAIN:
         raise DataError(
             f"its split is {by_column!r} by column {column!r}, but {by_name!r} by the name of its file",
@@ -238,7 +238,7 @@ def is_of_split(column: str, value: str | None) -> bool:
 
 
 def of_folder(name: str) -> str:
-    """Returns the split that a whole folder name means, such as `Val` or `split=test`; "" if none."""
+    """Returns the split that a whole folder name stands for, such as `Val` or `split=test`; "" if none."""
     match = _PARTITION.fullmatch(name)
     if match:
         return of_value(match["value"], True) if is_of_split(match["name"], match["value"]) else ""
@@ -246,7 +246,7 @@ def of_folder(name: str) -> str:
 
 
 def in_folder(name: str) -> str:
-    """Returns the split that a word in a folder name means, as in `test_images`; "" if none, or several."""
+    """Returns the split that a word in a folder name stands for, as in `test_images`; "" for none or several."""
     found = {SPLIT_OF_WORD[word] for word in words(name) if word in SPLIT_OF_WORD}
     return of_folder(name) or (found.pop() if len(found) == 1 and "=" not in name else "")
 
@@ -284,7 +284,7 @@ def _told(name: str) -> dict[str, str]:
 
 
 def hint(name: str) -> str:
-    """Returns the split that the words in a file's path mean; "" if none, or several."""
+    """Returns the split that the words in a file's path stand for; "" for none or several."""
     found = _told(name)
     return next(iter(found)) if len(found) == 1 else ""
 
@@ -299,10 +299,10 @@ def by_files(root: StoragePath, names: Sequence[str], wanted: Sequence[str] = ()
     Args:
       root: folder of the source, for errors.
       names: paths of the files in it.
-      wanted: splits that --splits names. If files belong to one of them, only those are returned.
+      wanted: splits in --splits. If files belong to any of them, only these files are returned.
 
     Raises:
-      DataError: a file has words for several splits, or none while others have one; or two words mean the same split.
+      DataError: a file has words for several splits, or none while others do; or two words stand for the same split.
     """
     known = {name: named(root, name) for name in names}
     if not any(known.values()):
@@ -370,7 +370,7 @@ def check_packed_once(root: object, names: Iterable[str]) -> None:
 
 
 def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
-    """Raises DataError if a table names images in folders of several splits without telling the splits.
+    """Raises DataError if a table names images in folders of several splits but has no column of splits.
 
     `folders` has (row, path of a file) for some rows.
     """

@@ -12,9 +12,9 @@ from pipeline.files.paths import StoragePath
 from pipeline.files.reading import OpenFile
 from pipeline.records import framing
 
-WRITE_AGAIN = "copy or write the file again"  # advice about a damaged file, whoever wrote it
+WRITE_AGAIN = "copy or write the file again"  # advice about any writer's damaged file
 BLOCK = 1 << 20  # 1 MiB read at a time: one request to an object store
-_PIECE = 16 << 10  # 16 KiB of compressed bytes per call; with more, zlib would copy a larger rest in every call
+_PIECE = 16 << 10  # 16 KiB of compressed bytes per call; with more, zlib would copy a larger remainder every time
 _INFLATED = 8 << 10  # at least 8 KiB of decompressed bytes per call
 _WINDOW_BITS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
 
@@ -50,10 +50,10 @@ class RecordStream:
         self.num_bytes = self.crc = 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next decompressed bytes, about `size` or what is cheaper to get; empty at the end.
+        """Returns the next decompressed bytes, about `size` or as many as are cheap to get; empty at the end.
 
         Raises:
-          EOFError, zlib.error: they cannot be decompressed.
+          EOFError, zlib.error: the bytes cannot be decompressed.
         """
         if not self._compression:
             return self._next()

@@ -1,7 +1,7 @@
-"""The `tf.train.Example` in a record, without TensorFlow: as protobuf, as NumPy arrays, and as rows with one layout.
+"""The `tf.train.Example` in a record, without TensorFlow: as protobuf, as NumPy arrays, and as rows of the same layout.
 
-The message classes are in a separate descriptor pool, since TensorFlow registers classes of the same names in the
-default one. Fields: tensorflow/core/example/{example,feature}.proto.
+The message classes are in a separate descriptor pool, because TensorFlow registers classes with the same names in the
+default pool. Fields: tensorflow/core/example/{example,feature}.proto.
 
 Records that differ only in the bytes of their image, label and key share a `Layout`: a template, and the positions of
 the three. They are written and read as one matrix with a row per record.
@@ -66,11 +66,11 @@ def encode(features: Mapping[str, Value]) -> bytes:
 
 
 def replaced(record: bytes, name: str, value: Value) -> bytes:
-    """Returns a serialized Example with another value of a feature, and everything else as it is.
+    """Returns a serialized Example with a new value of a feature, and everything else unchanged.
 
     Raises:
       ValueError: `record` is not a serialized Example.
-      TypeError: as `encode`.
+      TypeError: as for `encode`.
     """
     example = _parsed(record)
     entry = example.features.feature[name]
@@ -150,7 +150,7 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
 
 
 def _labels(stored: Values, feature: Feature) -> Values:
-    """Returns the label that stored values mean; values of another kind unchanged."""
+    """Returns the label for stored values; values of another kind unchanged."""
     if not len(stored):
         return np.full(feature.shape or 1, feature.no_label, feature.dtype)  # type: ignore[arg-type]
     if (
@@ -181,7 +181,7 @@ def key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int
     """Returns the key of a record, its feature `name`; the other arguments are for errors.
 
     Raises:
-      DataError: it is not an Example, or has no key.
+      DataError: the record is not an Example, or has no key.
     """
     try:
         values = decode(record, [name]).get(name, [])
@@ -228,7 +228,7 @@ def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
 
 
 class BadExampleError(ValueError):
-    """The bytes do not match the manifest; the message says why."""
+    """The bytes do not match the manifest; the message explains why."""
 
     def at(self, path: object, record: int, offset: int | None = None, decompressed: bool = False) -> DataError:
         """Returns the error for the user; for the arguments see `DataError`."""
@@ -254,7 +254,7 @@ def example(
       upright: whether to apply the orientation in images' EXIF data (`Manifest.turns_images`).
 
     Raises:
-      BadExampleError: it is not an Example, or does not have these features.
+      BadExampleError: the record is not an Example, or does not have these features.
     """
     plain = {name: feature for name, feature in features.items() if not feature.convention}
     try:
@@ -279,7 +279,7 @@ def problem_of(feature: Feature, values: Values) -> str | None:
     """Returns why a record's values do not fit a feature, to follow its name; None if they do."""
     kind, count, unit = _expected(feature.dtype, feature.shape)
     found = None if isinstance(values, list) else values.dtype
-    if found != kind and (found is not None or values):  # without values there is no kind
+    if found != kind and (found is not None or values):  # a feature without values has no kind
         return f"holds {'bytes' if found is None else found}, the manifest says {feature.dtype}"
     if count is not None and len(values) != count:
         return f"has {count_of(len(values), 'value')}, the manifest says {count}"
@@ -318,7 +318,7 @@ def raw_problem(feature: Feature, data: bytes) -> str | None:
 
 
 def shape_problem(feature: Feature, shape: Sequence[int]) -> str | None:
-    """Returns why a decoded image of a shape, (height, width, channels), is not as the manifest says; None if it is."""
+    """Returns why a decoded image's shape, (height, width, channels), does not match the manifest; None if it does."""
     if any(size not in (None, found) for size, found in zip(feature.shape, shape, strict=True)):
         return f"its image is {shape_of(shape)}, not {shape_of(feature.shape)}"
     return None
@@ -327,10 +327,10 @@ def shape_problem(feature: Feature, shape: Sequence[int]) -> str | None:
 def image(data: bytes, feature: Feature, upright: bool = False) -> NDArray[np.uint8]:
     """Decodes an image's stored bytes to pixels: uint8 (height, width, channels), writable.
 
-    They equal training's, except for JPEG in data sets without a `PixelRule`, where TensorFlow rounds differently.
+    They are the same as in training, except for JPEG in data sets without a `PixelRule`: TensorFlow rounds differently.
 
     Raises:
-      BadExampleError: it cannot be decoded, or its shape differs from the manifest's.
+      BadExampleError: the image cannot be decoded, or its shape differs from the manifest's.
     """
     if feature.encoding == "raw":
         if problem := raw_problem(feature, data):

@@ -168,7 +168,7 @@ def test_steps_are_made_again_and_proved(data, whole, tmp_path, capsys):
     assert said.count("  8x8x3, mean") == ROWS
     for epoch, recipe in ((0, "flip"), (1, WHOLE), (3, "flip(prob=0.9)")):
         audit.main([f"--model_dir={whole}", "--content", f"--epoch={epoch}"])
-        assert f"alike again in the same one ({recipe})" in capsys.readouterr().out
+        assert f"the same when the epoch is repeated ({recipe})" in capsys.readouterr().out
 
 
 def test_what_is_frozen_is_frozen_in_the_model_of_the_size(data, whole, tmp_path):

@@ -522,7 +522,10 @@ def test_values_that_a_file_lacks_are_nan_false_or_empty(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"key": ["train#00000"], "n": [1]}, "column 'n': 3 records are not in the file, and no whole number says so"),
+        (
+            {"key": ["train#00000"], "n": [1]},
+            "column 'n': 3 records are not in the file, which no whole number can mark",
+        ),
         ({"key": ["a", "a"], "n": [1.0, 2.0]}, "the key 'a' is there twice"),
         ({"key": ["a"], "n": [1.0]}, "none of its 1 key, such as 'a', is in"),
         ({"name": ["a"], "n": [1.0]}, "must have a column 'key' and others; it has name, n"),

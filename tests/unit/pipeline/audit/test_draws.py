@@ -98,7 +98,7 @@ def test_augmented_rows_differ_between_epochs_and_are_the_same_again(tmp_path, c
     write_dataset(tmp_path, (11, 13), kind=kind)
     audited(tmp_path, "--content", *flags)
     lines = capsys.readouterr().out.splitlines()
-    claim = next(n for n, line in enumerate(lines) if "augmented anew" in line)
+    claim = next(n for n, line in enumerate(lines) if "augmented differently" in line)
     assert re.search(looks, lines[claim])
     changed = int(
         re.fullmatch(r" *24 records of epochs \d and \d compared: (\d+) look different; .*", lines[claim + 1])[1]
@@ -128,7 +128,7 @@ def test_draws_that_repeat_in_every_epoch_are_found_by_their_keys(data, monkeypa
 def test_rows_that_repeat_in_every_epoch_are_found_where_the_keys_are_right(data, monkeypatch):
     of_recipes(monkeypatch, lambda epoch, records, keys_of: keys_of(epoch * 0, records))
     with pytest.raises(
-        DataError, match="99 records: augmented in epoch 1 and 11 more as in epoch 0, .* by 12 of 12 other seeds$"
+        DataError, match="99 records: augmented the same in epoch 0 as in 1 and 11 more, .* by 12 of 12 other seeds$"
     ):
         audited(data, "--content", "--augment=cutout(size=3)")
 

@@ -157,7 +157,7 @@ def test_a_replica_that_gets_rows_of_another_is_found(tmp_path):
         (lambda fed: [f._replace(real=~f.real) for f in fed], r"row 0, .* as padding; the contract has record .* real"),
         (
             lambda fed: [f._replace(real_rows=f.real_rows - 1) for f in fed],
-            r"steps 0 to 1: real rows per step are \[11\] at last",
+            r"steps 0 to 1: real rows per step end with \[11\]",
         ),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_schedule_that_fails_ends_the_audit(flags, monkeypatch, capsys):
 
 def test_wrong_flags(folder, flags):
     for given, message in [
-        ([f"{folder}/a", *flags[1:]], "--mixture_schedule with DATA_DIR=.*a: is of a mixture, such as a=0.7,b=0.3"),
+        ([f"{folder}/a", *flags[1:]], "--mixture_schedule with DATA_DIR=.*a: needs a mixture, such as a=0.7,b=0.3"),
         (
             [flags[0], flags[2], "--observed=nowhere"],
             "--mixture_schedule: needs --global_batch_size, which its weights",

@@ -54,7 +54,7 @@ def test_other_data_has_neither_the_schedule_of_a_run_nor_views_of_its_sources(f
         assert "mixture of 2 sources, global batch 12, with a schedule\n" in audited(*given, **flags)
     assert "proof holds: each of 40 records once" in audited(f"{folder}/b", **flags)
     inspect.main([f"{folder}/b", f"--model_dir={tmp_path}", "--key=train#00001", "--json"])
-    with pytest.raises(UsageError, match="--mixture_schedule with DATA_DIR=.*/b: is of a mixture"):
+    with pytest.raises(UsageError, match="--mixture_schedule with DATA_DIR=.*/b: needs a mixture"):
         audited(f"{folder}/b", "--mixture_schedule=0:a=1,b=1", **flags)
 
 

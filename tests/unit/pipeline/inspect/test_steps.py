@@ -249,7 +249,7 @@ def test_records_that_are_no_images_have_places(folders, capsys, tmp_path):
     flags = [str(tmp_path / "files"), f"--global_batch_size={BATCH}"]
     with pytest.raises(UsageError, match="^--png: the rows of this step are not images"):
         inspect.main([*flags, "--step=1", f"--png={tmp_path}/a.png"])
-    with pytest.raises(UsageError, match="^--key=a: the manifest of .*files knows of no keys"):
+    with pytest.raises(UsageError, match="^--key=a: the manifest of .*files has no keys"):
         inspect.main([*flags, "--key=a"])
     with pytest.raises(UsageError, match="^--augment=flip: files has records of any kind"):
         inspect.main([*flags, "--step=1", "--augment=flip"])
