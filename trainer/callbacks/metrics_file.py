@@ -52,13 +52,13 @@ class MetricsFile(Callback):
         self._is_begun = end > 0
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Writes a line at once; NaN and infinity, which JSON lacks, become null.
+        """Writes a line immediately; NaN and infinity, which JSON lacks, become null.
 
         Raises:
           DataError: the disk is full.
         """
         if step == self._start_step and tuple(values) in self._at_start:
-            return  # a finished run that repeats its evaluation
+            return  # a finished run is repeating its evaluation
         line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **finite(values)})}\n".encode()
         if not self._is_begun:
             self._begin(line)

@@ -38,8 +38,8 @@ _PASSED_ON_SECONDS = 10.0  # in which the others learn it from the chief, which 
 _MOST_CHARACTERS = 300  # characters of an error sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
-_Connection: TypeAlias = tuple[socket.socket, bytes]  # and bytes already read from it
-Outcome: TypeAlias = PipelineError | None  # error that ends all workers; None if they may continue
+_Connection: TypeAlias = tuple[socket.socket, bytes]  # socket, and bytes already read from it
+Outcome: TypeAlias = PipelineError | None  # error that ends all workers; None to let them continue
 _Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SOMEBODY = "another worker"  # name of a lost worker that TensorFlow does not name
 
@@ -53,7 +53,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 
     Args:
       cluster: workers of the job, including this process.
-      description: description that must be equal on all workers.
+      description: description that must be the same on all workers.
       timeout: longest time to wait in seconds.
 
     Returns:
@@ -86,12 +86,12 @@ def explaining(
 ) -> Iterator[None]:
     """Context for work before a process meets the others: if it fails, they are told why.
 
-    The chief tells those that connect; any other process tells the chief, which ends all. Processes that are told end
-    at once. Those that come too late wait for --join_timeout, as for a process that was never started.
+    The chief tells all that connect; any other process tells the chief, which ends all. Those told end immediately.
+    Processes that come too late wait for --join_timeout, as they would for one that was never started.
 
     Args:
       cluster: processes of the job.
-      timeout: seconds that the others wait; telling them ends after that.
+      timeout: seconds that the others wait; nobody is told after that.
       aside: context in which a line may be printed.
     """
     try:
@@ -229,8 +229,7 @@ class Ties:
 
         Args:
           mine: this worker's value, as JSON.
-          difference: function that returns text on how another worker's value differs from the chief's; None if it does
-            not.
+          difference: function that returns text on how another worker's value differs from the chief's, or None.
           timeout: seconds to wait for each of the others.
 
         Raises:
@@ -369,16 +368,16 @@ class _Chief:
         self._others[hello.rank] = hello, writer
         self._changed()
         if await messages.waits_no_longer(reader) and not self._decision.done():
-            self._decision.set_result(late(self._absent(), self._timeout))  # it will be absent for the others
+            self._decision.set_result(late(self._absent(), self._timeout))  # the others will count it as absent
         del self._others[hello.rank]
         self._changed()
 
     def _changed(self) -> None:
-        """Decides if possible; otherwise tells the workers whom all are waiting for."""
+        """Decides if possible; otherwise tells the workers who is still missing."""
         if self._decision.done():
             return
         absent = self._absent()
-        parts = slice(1 if absent else None)  # if TF_CONFIG differs, absent workers may never come
+        parts = slice(1 if absent else None)  # if the TF_CONFIGs differ, absent workers may never come
         others = {hello.name: hello.description[parts] for _, (hello, _) in sorted(self._others.items())}
         if found := difference(self._mine[parts], others):
             self._decision.set_result(UsageError(f"{found}; {_ALIKE}"))
@@ -558,7 +557,7 @@ def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, 
       source: origin of the task, for messages.
     """
     peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))
-    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # prefix of an IPv4 address in IPv6
+    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # the IPv6 prefix of an IPv4 address
     return RerunError(
         f"{name} is there already, a process on {there}; this one, on {here}, has the same task in {source}; give each "
         "process a task of its own, or try again in a minute if the other machine is gone"
