@@ -63,10 +63,10 @@ class ReplayConfig:
     """Steps are counted from 0, as by pipeline.inspect: the trainer's lines call the state after step 7 `step 8`."""
 
     model_dir: str = flag(text=f"folder of a run of {name_of('trainer.run')}; it may be training")
-    step: int | None = flag(None, "make this step again, and show its batch", least=0)
+    step: int | None = flag(None, "repeat this step, and show its batch", least=0)
     verify: str | None = flag(
         None,
-        "FROM:TO, steps of checkpoints: replay from one to the other, and compare the bits of each on the way; 0: the "
+        "FROM:TO, steps of checkpoints: replay from one to the other, and compare the bits of each in between; 0: the "
         "first weights; without a value: the two newest",
         bare=_NEWEST,
     )
@@ -74,7 +74,7 @@ class ReplayConfig:
     context: int = flag(
         20, "number of steps before --step whose gradients' norms are shown, too", least=0, needs="step"
     )
-    rows: int = flag(50, "most rows of --step that are listed, by falling loss", least=1, needs="step")
+    rows: int = flag(50, "largest number of rows of --step to list, by descending loss", least=1, needs="step")
     data_dir: str | None = flag(None, "folder where the run's data are now (None: where they were)")
     strategy: str | None = flag(
         None, "strategy that computes (None: the run's; for workers, mirrored)", known=_STRATEGIES
@@ -83,9 +83,9 @@ class ReplayConfig:
         None, "number of replicas that compute (None: as many as in the run)", least=1, most=1024
     )
     png: str | None = flag(
-        None, "picture to draw of the rows of --step, as stored and as trained on, by falling loss", needs="step"
+        None, "picture to draw of the rows of --step, as stored and as trained on, by descending loss", needs="step"
     )
-    json: bool = flag(False, "print one object of JSON, instead of tables")
+    json: bool = flag(False, "print one JSON object instead of tables")
 
     def __post_init__(self) -> None:
         check_all(

@@ -36,12 +36,12 @@ class WatchConfig:
     runs: list[str] = flag(text="folders of runs (--model_dir)", positional=True, repeated=True, metavar="RUN")
     host: str = flag(
         "127.0.0.1",
-        "address to listen at; with one that other machines reach, the page asks for the token in the URL that is "
-        f"printed, or for that in ${TOKEN}",
+        "address to listen on; if other machines can reach it, the page asks for the token in the URL that is "
+        f"printed, or for the one in ${TOKEN}",
     )
     port: int | None = flag(
         None,
-        f"to listen at (None: {PAGE_PORT}, or if that is taken any free one); 0: any free one",
+        f"port to listen on (None: {PAGE_PORT}, or any free one if that is taken); 0: any free one",
         least=0,
         below=1 << 16,
     )

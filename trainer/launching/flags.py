@@ -43,15 +43,15 @@ class Memory:
 class ProcessFlags:
     """The job's name on another scheduler, and what each of its processes gets there."""
 
-    name: str | None = flag(None, "of the job, in lower-case letters, digits and hyphens (None: train)")
-    cpus: int | None = flag(None, "of each process", least=1, most=MOST_NUMBER)
+    name: str | None = flag(None, "job name, in lower-case letters, digits and hyphens (None: train)")
+    cpus: int | None = flag(None, "CPUs per process", least=1, most=MOST_NUMBER)
     memory: str | None = flag(
-        None, "of each process, such as 16Gi; or as the scheduler's users write it, such as 1500M"
+        None, "memory per process, such as 16Gi; or in the scheduler's own notation, such as 1500M"
     )
     port: int | None = flag(
-        None, "that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
+        None, "port that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
     )
-    env: list[str] | None = flag(None, "variable of each process", metavar="NAME=VALUE", repeated=True)
+    env: list[str] | None = flag(None, "environment variable for each process", metavar="NAME=VALUE", repeated=True)
 
     def __post_init__(self) -> None:
         check_all(
@@ -148,21 +148,21 @@ class JobFlags:
     """What is started, and where."""
 
     num_workers: int | None = flag(
-        None, "processes that train (None: the most of --elastic, else 1)", least=1, most=_MOST_PROCESSES
+        None, "processes that train (None: the maximum in --elastic, otherwise 1)", least=1, most=_MOST_PROCESSES
     )
     num_ps: int = flag(
         0,
-        "parameter servers; 1 or more: --strategy=parameter_server, with a chief besides the workers",
+        "parameter servers; 1 or more: --strategy=parameter_server, with a chief in addition to the workers",
         least=0,
         most=_MOST_PROCESSES,
     )
     gpus_per_worker: int | None = flag(
-        None, "(None: here, all GPUs divided among the workers; elsewhere, none)", least=0, most=_MOST_PROCESSES
+        None, "number per worker (None: here, all GPUs are divided; elsewhere, none)", least=0, most=_MOST_PROCESSES
     )
     page: int | None = flag(
         None,
-        f"port at which to serve a page about the job, too, as {name_of('trainer.watch')} does; without a value: "
-        f"{PAGE_PORT}, or if that is taken any free one",
+        f"port at which to serve a page about the job, as {name_of('trainer.watch')} does; without a value: "
+        f"{PAGE_PORT}, or any free one if that is taken",
         least=0,
         below=1 << 16,
         bare=0,
@@ -180,10 +180,10 @@ class RestartFlags:
     Metadata: `local_only` if no scheduler knows the flag, `needs_beats` if only one that looks at heartbeats does.
     """
 
-    max_restarts: int = flag(10, "of the group, or of each asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
+    max_restarts: int = flag(10, "per group, or per asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
     restart_delay: float = flag(
         1.0,
-        "seconds before the first restart; doubles with each one that made no progress",
+        "seconds before the first restart; doubles with each one that brought no progress",
         least=0,
         most=MOST_NUMBER,
         meaning={"local_only": True},
@@ -200,7 +200,7 @@ class RestartFlags:
     )
     regrow_delay: float = flag(
         60.0,
-        "seconds before a lost worker is tried again; doubles with each time it is lost",
+        "seconds before a lost worker is tried again; doubles each time it is lost",
         least=0,
         most=MOST_NUMBER,
         meaning={"local_only": True},

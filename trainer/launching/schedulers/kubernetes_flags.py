@@ -41,17 +41,17 @@ class KubernetesFlags:
 
     kind: str | None = flag(None, "jobset or trainjob (Kubeflow Trainer 2) (None: jobset)", known=KINDS)
     image: str | None = flag(None, "container image with this package; required")
-    namespace: str | None = flag(None, "of the job (None: that of kubectl)")
+    namespace: str | None = flag(None, "namespace of the job (None: kubectl's)")
     volume: str | None = flag(
-        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them"
+        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, comma-separated: claims and where pods mount them"
     )
     secret_env: list[str] | None = flag(None, "variable from a secret", metavar="NAME=SECRET:KEY", repeated=True)
-    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)", meaning=_OBJECT)
-    node_selector: list[str] | None = flag(None, "of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
-    toleration: list[str] | None = flag(None, "of a taint of nodes", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
-    priority_class: str | None = flag(None, "of the pods", meaning=_OBJECT)
+    service_account: str | None = flag(None, "account of the pods (None: the namespace's default)", meaning=_OBJECT)
+    node_selector: list[str] | None = flag(None, "label of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
+    toleration: list[str] | None = flag(None, "node taint to tolerate", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
+    priority_class: str | None = flag(None, "priority class of the pods", meaning=_OBJECT)
     pull_secret: list[str] | None = flag(
-        None, "for the image's registry", metavar="SECRET", repeated=True, meaning=_OBJECT
+        None, "secret for the image's registry", metavar="SECRET", repeated=True, meaning=_OBJECT
     )
     run_as: str | None = flag(
         None, "UID or UID:GID of the processes; volumes are given to the group (None: the image's)"

@@ -51,13 +51,13 @@ _SET_HERE = {
 class SlurmFlags:
     """What --target=slurm prints."""
 
-    time_limit: str | None = flag(None, "such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it")
+    time_limit: str | None = flag(None, "12:00:00 or 2-00:00:00, for example; the run is saved and requeued before it")
     tasks_per_node: int | None = flag(None, "processes on each node (None: 1)", least=1)
-    partition: str | None = flag(None, "where to run", meaning={"is_name": True})
-    account: str | None = flag(None, "whose time it is", meaning={"is_name": True})
+    partition: str | None = flag(None, "partition to run in", meaning={"is_name": True})
+    account: str | None = flag(None, "account to charge", meaning={"is_name": True})
     sbatch: str | None = flag(
         None,
-        "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'",
+        "further sbatch options, separated by semicolons: '--qos=high; --exclude=n[1-4]'",
         meaning={"is_line": True},
     )
     setup: str | None = flag(
