@@ -1,1 +1,1 @@
-"""Exports a trained model to files that need none of our code: raw images or records in, probabilities out."""
+"""Exports a trained model to files without our code: raw images or records in, probabilities and names out."""

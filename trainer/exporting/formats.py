@@ -45,7 +45,7 @@ def _write_saved_model(served: Served | Parsed, path: pathlib.Path, batch: int) 
         return
     extra = path / "assets.extra"  # where TensorFlow Serving expects files of other programs
     extra.mkdir()
-    lines = [" ".join(name.splitlines()) for name in served.class_names]  # a name of two lines would move all others
+    lines = [" ".join(name.splitlines()) for name in served.class_names]  # a line break in a name would shift the rest
     (extra / "class_names.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -88,7 +88,7 @@ class KubernetesFlags:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """The volumes of --volume."""
+        """The volumes in --volume."""
         mounts = tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
         paths = [mount.path for mount in mounts]
         for path in paths:
@@ -98,7 +98,7 @@ class KubernetesFlags:
 
     @property
     def secrets(self) -> dict[str, tuple[str, str]]:
-        """The secret and key of each variable of --secret_env."""
+        """The secret and key of each variable in --secret_env."""
         found = {}
         form = "NAME=SECRET:KEY, such as AWS_SECRET_ACCESS_KEY=store:key"
         for name, value in pairs("secret_env", self.secret_env, form, check_variable).items():
@@ -111,7 +111,7 @@ class KubernetesFlags:
 
     @property
     def node_labels(self) -> dict[str, str]:
-        """The labels of --node_selector."""
+        """The labels in --node_selector."""
         found = pairs("node_selector", self.node_selector, "LABEL=VALUE, such as pool=gpu", _check_label)
         for name, value in found.items():
             _check_label_value("node_selector", value, f"{name}={value}")
@@ -119,12 +119,12 @@ class KubernetesFlags:
 
     @property
     def tolerations(self) -> list[dict[str, str]]:
-        """The tolerations of --toleration, as in a pod's spec."""
+        """The tolerations in --toleration, in the form of a pod's spec."""
         return [_toleration(text) for text in self.toleration or ()]
 
     @property
     def user(self) -> tuple[int, int] | None:
-        """The user and group of --run_as; without a group, the group id equals the user id."""
+        """The user and group in --run_as; the group id defaults to the user id."""
         if self.run_as is None:
             return None
         user, colon, group = self.run_as.partition(":")

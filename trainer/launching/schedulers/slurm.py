@@ -16,7 +16,7 @@ from trainer.launching.flags import SCHEDULERS, LaunchFlags, check_local_only
 from trainer.launching.job import Job
 
 # The reasons for the script's design, from Slurm's sources and manuals:
-# - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
+# - SIGTERM to srun kills the tasks immediately ("forcing job termination"), so scancel passes the warning on.
 # - The warning is SIGUSR1, and goes only to this script: scancel and preemption send SIGTERM, which should end the job.
 # - srun returns the highest exit code of all tasks: one task's 1 or 2 would be lost among the 75 of the others.
 # - srun returns 127 if a command is not found, as `wait` does for a child that was already waited for.
@@ -25,9 +25,9 @@ from trainer.launching.job import Job
 # - scontrol requeue keeps the job id, so the restarts are counted in a file named after it, which also has the newest
 #   checkpoint at that time: a newer one resets the count. The file exists only after the first step.
 # - Task 0, the chief, runs on this script's node; its heartbeat tells whether it has made a step.
-_SCRIPT = "slurm.sh"  # template with @NAMES@ for what differs between jobs
+_SCRIPT = "slurm.sh"  # template with @NAMES@ as placeholders
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
-_MOST_WARNING = 65535  # most seconds in sbatch's --signal
+_MOST_WARNING = 65535  # maximum seconds in sbatch's --signal
 _MOST_PORT = 65535
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 _NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
@@ -94,12 +94,12 @@ class SlurmFlags:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of --sbatch."""
+        """The options in --sbatch."""
         return tuple(option.strip() for option in (self.sbatch or "").split(";") if option.strip())
 
     @property
     def limit_seconds(self) -> float | None:
-        """The seconds of --time_limit, as Slurm reads it: a single number is minutes, after days it is hours."""
+        """The seconds in --time_limit as Slurm reads it: a single number means minutes, or hours after days."""
         match = _TIME.fullmatch(self.time_limit or "")
         if not match:
             return None
@@ -137,7 +137,7 @@ def render(job: Job) -> str:
         "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
         "VARIABLES": "\n".join(
             [f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()]
-            # The same after a requeue, but another one if the script is submitted again.
+            # Stays the same after a requeue, but changes if the script is submitted again.
             + ([f'export {fresh.VARIABLE}="$SLURM_JOB_ID"'] if job.config.run.fresh else [])
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
