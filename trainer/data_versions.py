@@ -89,7 +89,7 @@ def _in_turns(
             numbers = {digest: made.version for digest, made in every.items()}
             raise UsageError(
                 f"--data_dir={given}: the run trains on {succession.in_words(chain, numbers)}, and moves to later ones "
-                f"only; give {place}@{numbers[chain[-1][1]]} to go on, or another --model_dir for a new run"
+                f"only; give {place}@{numbers[chain[-1][1]]} to continue, or another --model_dir for a new run"
             )
         chain = _moved(_with(config, place, chain), task, record, chain, wanted)
     newest = max(every.values(), key=lambda made: made.version)
@@ -106,8 +106,8 @@ def _check_lost(place: str, digest: str, every: Mapping[str, Manifest], record: 
         except DataError as error:
             newest = max(made.version for made in every.values())
             raise error.changed(
-                advice=f"{record.path} was trained on it, so its order cannot be kept: train anew on {place}@{newest}, "
-                "with another --model_dir and --initialize_from for its weights, or go on in this one with "
+                advice=f"{record.path} was trained on it, so its order cannot be kept: retrain on {place}@{newest}, "
+                "with another --model_dir and --initialize_from for its weights, or continue in this one with "
                 "--allow_order_change"
             ) from None
     if digest in {made.parent for made in every.values()}:

@@ -116,7 +116,7 @@ class Trained:
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
             raise UsageError(
-                f"{record.path} is of another model than {self.name} is now: {structure.in_words(found)}; go back to "
+                f"{record.path} has another model than {self.name} has now: {structure.in_words(found)}; go back to "
                 "the code of that run"
             )
 
@@ -235,7 +235,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
     if flags.statistics is None:
         return None
     if not make_recipe(config.data.augment, "--augment").normalizes:
-        raise UsageError(f"--statistics={flags.statistics}: --augment={config.data.augment} normalises nothing by it")
+        raise UsageError(f"--statistics={flags.statistics}: --augment={config.data.augment} does not use it")
     try:
         manifests.load(flags.statistics)
     except DataError as error:

@@ -120,8 +120,8 @@ def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
         if own and of_run and math.prod(own) > math.prod(of_run):
             larger = "x".join(map(str, own[:2]))
             raise UsageError(
-                f"its images are larger than the run's, {of_run[0]}x{of_run[1]}, by which windows are computed and "
-                f"evaluations are made; give --resize={larger}"
+                f"its images are larger than the run's, {of_run[0]}x{of_run[1]}, which determine windows and "
+                f"evaluations; give --resize={larger}"
             )
         resolved = resolve_all(found.request)
         resolved.check_pairs(replicas)
@@ -281,12 +281,12 @@ def _augment_of(task: type[Task], config: TrainConfig) -> Any:
         return None if task.parse and flag == "none" else flag
     if task.parse is not None:
         raise UsageError(
-            f"{name}.augment with {name}.parse: parse returns everything that is fed; augment in it, by keys: "
+            f"{name}.augment with {name}.parse: parse returns everything that is fed; augment there, by keys: "
             "parse(records, keys)"
         )
     if flag != "none":
         raise UsageError(
-            f"--augment={flag} with {name}.augment: one of them augments; give --augment=none (the default is "
+            f"--augment={flag} with {name}.augment: only one of them can augment; give --augment=none (the default is "
             "--model's), or remove the method"
         )
     return task.augment
@@ -357,7 +357,7 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
     """
     folder = pathlib.Path(path)
     if folder.name and folder.with_name(f"{folder.name}.index").is_file() and not folder.is_dir():
-        raise UsageError(f"{flag}={path}: is a checkpoint, not a folder; give the folder in which it lies")
+        raise UsageError(f"{flag}={path}: is a checkpoint, not a folder; give the folder that contains it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -366,5 +366,5 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
         raise UsageError(f"{flag}={path}: cannot be created: {reason_of(error)}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(
-            f"{flag}={path}: is not writable; make it so, or name another folder (to go on with a run: a copy)"
+            f"{flag}={path}: is not writable; make it so, or name another folder (to continue a run: a copy)"
         )

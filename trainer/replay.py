@@ -300,7 +300,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
     if strategy == PARAMETER_SERVER:
         raise UsageError(
             f"{flags.folder}: is a run with --strategy={PARAMETER_SERVER}, whose steps depend on which worker was "
-            "first; they cannot be made again"
+            "first; they cannot be repeated"
         )
     if strategy == "multiworker":
         count = count or len(ClusterFlags.hosts(stored.cluster.worker_hosts)) or None

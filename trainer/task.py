@@ -343,8 +343,8 @@ def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
     if own is not None and not (isinstance(own, tf.Tensor) and own.shape.rank == 1):
         shapes = tf.nest.map_structure(lambda leaf: f"(rows, {', '.join(map(str, leaf.shape[1:]))})", own)
         raise UsageError(
-            f"Task.parse: sample weights must be one number per row, (rows,); they are {shapes}; multiply what lies "
-            "within a row by weights in Task.loss"
+            f"Task.parse: sample weights must be one number per row, (rows,); they are {shapes}; apply weights "
+            "within a row in Task.loss"
         )
     features, labels = tf.nest.map_structure(
         lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), (found.x, found.y)

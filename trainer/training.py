@@ -418,7 +418,7 @@ class AllReduceRun(Run):
             keys = losses = None
             if flags.log_keys:
                 if self.plan.training.request.parse:
-                    raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
+                    raise UsageError(f"--log_keys={flags.log_keys}: does not work with a task's own parse function")
                 if not all("key" in part.manifest.features for part in self.plan.training.parts):
                     raise UsageError(f"--log_keys={flags.log_keys}: the manifest of the data names no key")
                 spec = self.plan.training.spec

@@ -255,7 +255,7 @@ def photographs_are_cut_as_the_run_cuts_them(run, folder, photo):
     stretched = images.resized(pixels, of_run.image_shape[:2])
     for made in (of_run, of_file):
         assert not np.array_equal(made.probabilities([pixels]), made.probabilities([stretched]))
-    with pytest.raises(UsageError, match=r"model\.keras: takes images that are cut to \d+x\d+ already"):
+    with pytest.raises(UsageError, match=r"model\.keras: takes images already cropped to \d+x\d+"):
         Predictor.of_export(folder / "model.keras")
 
 
@@ -308,7 +308,7 @@ def test_what_is_there_is_not_touched(trained, tmp_path):
     done = export(trained, tmp_path / "out")
     assert (done.returncode, done.stderr) == (
         2,
-        f"trainer.export: --output={tmp_path / 'out'}: is there already; give a folder that is not\n",
+        f"trainer.export: --output={tmp_path / 'out'}: already exists; give a new folder\n",
     )
 
 

@@ -572,7 +572,7 @@ def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
         ("--num_workers=2 -- {data} --virtual_replicas=3", "--num_workers=2: must divide --virtual_replicas=3; .*"),
         (
             "--num_workers=2 -- {data} --strategy=mirrored",
-            "--strategy=mirrored with --num_workers=2: it knows only one",
+            "--strategy=mirrored with --num_workers=2: it supports only one",
         ),
         ("--num_workers=2 -- {data} --strategy=miror", "--strategy: unknown 'miror'; did you mean 'mirrored'"),
         (

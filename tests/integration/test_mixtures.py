@@ -163,7 +163,7 @@ def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):
                 "--job_name=worker",
                 "--join_timeout=0.4",
             ],
-            "with --strategy=parameter_server: a step is of one data set; use --strategy=multiworker for",
+            "with --strategy=parameter_server: a step uses one data set; give --strategy=multiworker for",
         ),
     ],
 )

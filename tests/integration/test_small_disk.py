@@ -101,8 +101,7 @@ COMMANDS = {
     "resume": (
         "trainer.run --data_dir={digits} --model_dir={small}/records --model=softmax_regression --train_steps=1",
         None,
-        "--model_dir={small}/records: is not writable; make it so, or name another folder (to go on with a run: a "
-        "copy)",
+        "--model_dir={small}/records: is not writable; make it so, or name another folder (to continue a run: a copy)",
     ),
     "train": (
         "trainer.run --data_dir={digits} --model_dir={small}/run --model=softmax_regression --train_steps=1",

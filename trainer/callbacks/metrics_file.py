@@ -40,8 +40,8 @@ class MetricsFile(Callback):
         try:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(
-                    f"--metrics_jsonl={path}: is not a regular file, from which a resumed run could remove lines; name "
-                    "a file"
+                    f"--metrics_jsonl={path}: is not a regular file, so that a resumed run could not "
+                    "remove lines; name a file"
                 )
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
@@ -82,7 +82,7 @@ class MetricsFile(Callback):
                 if end == 0 and not any(own.startswith(line) for own in self._first_lines()):
                     self._content(line)
                     raise UsageError(
-                        f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
+                        f"--metrics_jsonl={self._path}: has the metrics of a different run from the one in "
                         f"{self._folder}; name another file, or move this one away"
                     )
                 content = self._content(line) if line.endswith(b"\n") else None  # cut short by a kill
@@ -99,5 +99,5 @@ class MetricsFile(Callback):
         except ValueError:
             content = None
         if not isinstance(content, dict) or not isinstance(content.get("step"), int):
-            raise UsageError(f"--metrics_jsonl={self._path}: is not a file of this trainer's metrics; name another")
+            raise UsageError(f"--metrics_jsonl={self._path}: is not a metrics file of this trainer; name another")
         return content

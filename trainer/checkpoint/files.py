@@ -288,7 +288,7 @@ def check_to_train(folder: RunFolder, fresh: bool) -> None:
     if is_empty and not fresh and (best := steps_in(folder.best)) and _was_saved(folder, best):
         newest = path_of(folder.best, best[-1])
         raise DataError(
-            f"{folder}: has checkpoints in {BEST}/ alone, the newer ones are lost; to resume from one of these, copy "
+            f"{folder}: only has checkpoints in {BEST}/, the newer ones are lost; to resume from one of these, copy "
             f"{BEST}/{newest.name}.* into the folder; or give another --model_dir with --initialize_from={newest}; or "
             "start over with --fresh"
         )

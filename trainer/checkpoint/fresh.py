@@ -86,7 +86,7 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
     for path in sorted(folder.path.iterdir()):
         for other in _others(folder, path, metrics):
             raise UsageError(
-                "is not a file of a run, so that --fresh removes nothing",
+                "is not a file of a run, so --fresh removes nothing",
                 path=other,
                 advice="move it away, or use another --model_dir",
             )

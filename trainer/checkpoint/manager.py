@@ -225,7 +225,7 @@ class CheckpointManager:
         if path != str(path_of(self._files.folder, record.step)):  # the batches would be another step's
             raise DataError(
                 f"{path}: is a copy of {PREFIX}-{record.step} under another name: it holds step {record.step}; move it "
-                "away, or give it its own name back"
+                "away, or restore its name"
             )
         stored = {**record.content, STEP: record.step}
         self._spec.check(path, stored)

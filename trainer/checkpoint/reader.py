@@ -109,7 +109,7 @@ class Record:
             try:
                 stored.read(str(self.path)).assert_existing_objects_matched().expect_partial()
             except (AssertionError, ValueError) as error:
-                raise UsageError(f"{self.path}: its weights are not those of this model: {mismatch(error)}") from None
+                raise UsageError(f"{self.path}: its weights do not fit this model: {mismatch(error)}") from None
         for weight, value in zip(model.trainable_variables, average.values, strict=False):
             weight.assign(value)
 

@@ -138,7 +138,7 @@ async def _explain(
     notice = min(seconds, FIRST_NOTICE_SECONDS)
     if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
         with aside():
-            print(f"tells the other processes for {seconds:g} s at most why the job cannot begin: {error}", flush=True)
+            print(f"telling the others why the job cannot begin, for at most {seconds:g} s: {error}", flush=True)
         await asyncio.wait([telling], timeout=seconds - notice)
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)

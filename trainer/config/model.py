@@ -164,11 +164,11 @@ class ModelFlags:
             check_name(f"model={family}", member, known.sides())
         if self.dropout and not (known and known.takes_dropout):
             takers = ", ".join(name for name, known in MODELS.items() if known.takes_dropout)
-            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {takers} has")
+            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has no dropout; {takers} has")
         if self.initialize_from == IMAGENET and self.task is None and not (known and known.sides):
             raise UsageError(
-                f"--initialize_from={IMAGENET}: are Keras' weights for --model=keras:NAME; --model={self.model} needs "
-                "a file or a checkpoint of its own"
+                f"--initialize_from={IMAGENET}: these are Keras' weights for --model=keras:NAME; --model={self.model} "
+                "needs a file or a checkpoint of its own"
             )
 
 
@@ -266,7 +266,7 @@ class OptimizerFlags:
         if self.phases and counts_once:
             raise UsageError(
                 f"--optimizer={self.optimizer} with {phases.FLAG}: {counts_once[0]} has one state for all weights, "
-                "frozen or not; use another optimizer, or leave it out (--clip_norm and --ema know phases)"
+                "frozen or not; use another optimizer, or leave it out (--clip_norm and --ema support phases)"
             )
 
     def _check_optimizer(self) -> None:
@@ -276,14 +276,14 @@ class OptimizerFlags:
     def _check_stairs(self) -> None:
         if (self.schedule == "piecewise") != bool(self.stairs):
             raise UsageError(
-                f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
+                f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: only the piecewise schedule "
                 "takes the epochs at which its stairs begin, such as --decay_at=91,136"
             )
 
     def _check_smooth(self) -> None:
         if not self.decay_staircase and self.schedule != "exponential":
             raise UsageError(
-                f"--decay_staircase=false with --schedule={self.schedule}: the exponential schedule alone has stairs "
+                f"--decay_staircase=false with --schedule={self.schedule}: only the exponential schedule has stairs "
                 "to leave out; use --schedule=exponential, or leave it out"
             )
 
@@ -305,10 +305,10 @@ class OptimizerFlags:
             found = [float(part) for part in self.decay_at.split(",")] if self.decay_at else []
         except ValueError:
             raise UsageError(
-                f"--decay_at={self.decay_at}: must be numbers with commas between, such as 91,136"
+                f"--decay_at={self.decay_at}: must be numbers separated by commas, such as 91,136"
             ) from None
         if found != sorted(set(found)) or not all(0 < epoch < _EPOCHS for epoch in found):
-            raise UsageError(f"--decay_at={self.decay_at}: must be numbers above 0 that ascend")
+            raise UsageError(f"--decay_at={self.decay_at}: must be ascending numbers above 0")
         return found
 
 

@@ -179,9 +179,7 @@ def options_of(segment: Segment) -> dict[str, Any]:
         name, is_given, value = (text.strip() for text in part.partition("="))
         where = f"{FLAG}: {segment.start!r}"
         if not part:
-            raise UsageError(
-                f"{where}: gives nothing; write a step and what holds from there on, such as 0: freeze=base"
-            )
+            raise UsageError(f"{where}: sets nothing; write a step and its settings, such as 0: freeze=base")
         if name not in KEYS:
             raise unknown(f"{where}: key", name, KEYS)
         if name in found or not (is_given and value):

@@ -100,7 +100,7 @@ class TrainConfig:
             if os.path.commonpath([folder, weights]) == folder:
                 raise UsageError(
                     f"--initialize_from={start} with --fresh: lies in --model_dir={self.run.model_dir}, which is "
-                    "emptied before; use another --model_dir"
+                    "emptied first; use another --model_dir"
                 )
 
     def _check_ranked(self) -> None:
@@ -207,10 +207,12 @@ class TrainConfig:
             return 1
         needed = flags.replicas_to_aggregate or num_workers
         if needed > num_workers:
-            raise UsageError(f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give as many at most")
+            raise UsageError(
+                f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give no more than that"
+            )
         if rows % needed:
             raise UsageError(
-                f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part "
+                f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient covers an equal part "
                 f"of the batch; give a multiple of {needed}, or another --replicas_to_aggregate"
             )
         return needed
@@ -284,7 +286,7 @@ class TrainConfig:
         number, rows = self.aggregation.replicas_to_aggregate, self.order.global_batch_size
         if number and rows % number:
             raise UsageError(
-                f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient is of an equal part "
+                f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient covers an equal part "
                 "of the global batch; give a multiple"
             )
 
@@ -307,7 +309,7 @@ class TrainConfig:
         in_turns = turns and all(sum(weight > 0 for _, weight in weights) == 1 for _, weights in turns)
         if len(self.data.sources) > 1 and not in_turns:
             raise UsageError(
-                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step is of one data set; use "
+                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step uses one data set; give "
                 "--strategy=multiworker for steps of several, or --mixture_schedule with one weight above 0 from each "
                 "step on"
             )

@@ -180,7 +180,7 @@ class ExportConfig(CheckpointFlags, _Required):
 
     def _check_new(self) -> None:
         if os.path.lexists(self.output):
-            raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
+            raise UsageError(f"--output={self.output}: already exists; give a new folder")
 
     @property
     def of_run(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class PredictConfig:
 
     def _check_inputs(self) -> None:
         if not self.inputs:
-            raise UsageError("INPUT is missing: give image files, or folders of them; TFRecords to a task that parses")
+            raise UsageError("INPUT is missing: give image files, folders of them, or TFRecords for a task that parses")
 
     def _check_model(self) -> None:
         if (self.model_dir is None) == (self.exported is None):

@@ -187,7 +187,7 @@ class Tally:
         if logits.ndim != 2 or logits.shape[1] != len(self._names):
             raise UsageError(
                 f"the model gives outputs of shape {logits.shape[1:]}, which are not one logit for each of the "
-                f"{len(self._names)} classes; a confusion matrix needs these"
+                f"{len(self._names)} classes; a confusion matrix needs them"
             )
         bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if bad.size:

@@ -72,7 +72,7 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
         if are_records:
             raise UsageError(
                 f"{first}: has records, but {predictor.name} takes images; give image files "
-                f"({to_run('trainer.evaluate')} tells how right it is on a data set)"
+                f"({to_run('trainer.evaluate')} evaluates it on a data set)"
             )
         if is_arrays or config.split is not None:
             flag = f"--split={config.split}" if config.split is not None else f"--output={config.output}"
@@ -84,7 +84,7 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
             "TFRecord files, or the folder of a data set and --split"
         )
     if not are_records and config.split is not None:
-        raise UsageError(f"--split={config.split}: is of data sets, not of image files; leave it out")
+        raise UsageError(f"--split={config.split}: is for data sets, not for image files; leave it out")
     if not is_arrays:
         predictor.check_table(f"give --output=FILE{ARRAYS}, which gets all as arrays")
 
@@ -212,9 +212,7 @@ class ArrayFile:
             if values.dtype == object:
                 continue
             if name in (FILE, RECORD, CLASS_NAMES):
-                raise UsageError(
-                    f"the output {name!r} has the name of an array beside the outputs; give it another name"
-                )
+                raise UsageError(f"the output {name!r} has the name of another array in the file; rename it")
             if name not in self._columns:
                 made = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115, closed with the stack
                 content = self._open.enter_context(made)

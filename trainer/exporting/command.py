@@ -59,7 +59,7 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
         model = parsed(trained, _NO_PYTHON) if trained.takes_records else served(trained)
         print(trained)
         if (copies := trained.record.config().data.eval_copies) > 1:
-            print(f"note: exported programs take no mean over copies of an image (--eval_copies={copies} of the run)")
+            print(f"note: exported programs do not average over copies of an image (--eval_copies={copies} of the run)")
         print(model.in_words)
         output = pathlib.Path(config.output)
         with named(f"--output={output}", "cannot be written"):
@@ -143,7 +143,7 @@ def _formats(config: ExportConfig, trained: Trained) -> list[str]:
         return [name for name in config.formats if FORMATS[name].holds_parser]
     if "onnx" in config.formats and trained.config.model.precision == "bfloat16":
         raise UsageError(
-            "--format=onnx: the model computes in bfloat16 (--precision), in which ONNX Runtime has no convolution; "
+            "--format=onnx: the model computes in bfloat16 (--precision), for which ONNX Runtime has no convolution; "
             "leave onnx out, or train in float32 or float16"
         )
     return config.formats
@@ -262,7 +262,7 @@ def _largest_difference(
         if not np.array_equal(found["class"][:count], classes) or not np.array_equal(
             found.get("class_name", names)[:count], names
         ):
-            raise DataError(f"--format={kind}: the reloaded file gives other classes than its probabilities say")
+            raise DataError(f"--format={kind}: the reloaded file gives classes that contradict its probabilities")
     return float(np.max(differences))  # NaN if one of them is
 
 

@@ -178,7 +178,7 @@ def record_files(given: Sequence[str], split: str | None = None) -> list[RecordF
             raise DataError("is not a TFRecord file", path=path)
         found.append(RecordFile(path, 0, folder(path), framing.packing_of(start[: framing.HEADER]) or ""))
     if split is not None and not any(map(_is_data_set, given)):
-        raise UsageError(f"--split={split}: is of a data set, not of TFRecord files; leave it out, or give its folder")
+        raise UsageError(f"--split={split}: is for data sets, not for TFRecord files; leave it out, or give a folder")
     return found
 
 

@@ -122,7 +122,7 @@ class Predictor:
         if not self.class_names and not self.columns:
             raise UsageError(f"{self.name}: {NOT_A_TABLE}; {advice}")
         if taken := self.columns.keys() & {FILE, RECORD, PROBLEM}:
-            raise UsageError(f"{self.name}: the output {min(taken)!r} has the name of a column beside it; {advice}")
+            raise UsageError(f"{self.name}: the output {min(taken)!r} has the name of another column; {advice}")
 
     def most(self, top: int | None) -> int:
         """Returns the largest number of classes in a prediction; for `top` see `predict`."""
@@ -195,7 +195,7 @@ class Predictor:
         any_size = height is None
         if not any_size and about["preprocessing"]["fits"]:
             raise UsageError(
-                f"{file}: takes images that are cut to {height}x{width} already, as --augment and --resize of the run "
+                f"{file}: takes images already cropped to {height}x{width}, as --augment and --resize of the run "
                 "do it; export a saved_model, which does it itself"
             )
         shape = (*about["image_size"], channels) if any_size else (height, width, channels)
@@ -468,7 +468,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
         raise DataError(f"is not one of the exported files: {', '.join(map(str, made.values()))}", path=path)
     kind = next((name for name in _READ if name in wanted), None)
     if kind is None:
-        raise UsageError(f"{path}: a StableHLO program is not asked here; export one of {', '.join(_READ)}")
+        raise UsageError(f"{path}: a StableHLO program cannot be used here; export one of {', '.join(_READ)}")
     if not made[kind].exists():
         raise DataError("is missing", path=made[kind], advice="copy the export again")
     return about, kind, made[kind]

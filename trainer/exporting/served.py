@@ -66,8 +66,8 @@ def _user_augmented(recipe: UserAugmented, images: keras.KerasTensor, statistics
     shape = tuple(images.shape[1:])
     if not recipe.keeps_values(shape):
         raise UsageError(
-            "Task.augment: changes images in evaluations, too, and an export has no function of yours; let it return "
-            "them as they are where `training` is false, and put what the model needs into the model"
+            "Task.augment: changes images in evaluations, too, and an export cannot hold your function; let it return "
+            "them unchanged if `training` is false, and put what the model needs into the model"
         )
     return ops.cast(images, output_spec(recipe, shape).dtype.name)
 

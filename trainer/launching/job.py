@@ -163,8 +163,8 @@ def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
         raise UsageError(f"--strategy={given} with --num_ps={num_ps}: parameter servers need --strategy={needed}")
     if num_workers > 1:
         raise UsageError(
-            f"--strategy={given} with --num_workers={num_workers}: it knows only one process; leave --strategy out, or "
-            "give --num_workers=1"
+            f"--strategy={given} with --num_workers={num_workers}: it supports only one process; leave --strategy out, "
+            "or give --num_workers=1"
         )
     return given
 

@@ -79,8 +79,8 @@ def of_pixels(
     """
     if image_dtype != "uint8":
         raise ValueError(
-            "its own preprocessing takes pixels, and --augment makes floats of them; leave out what normalises, as by "
-            "random_resized_crop(normalize=False)"
+            "its own preprocessing takes pixels, and --augment makes floats of them; leave out the normalisation, "
+            "as in random_resized_crop(normalize=False)"
         )
     return _built(name, image_shape, num_classes, dropout, is_pretrained)
 

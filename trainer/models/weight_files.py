@@ -215,7 +215,7 @@ def _imagenet_file(model: keras.Model) -> pathlib.Path:
     """Returns Keras' file of ImageNet weights without the head; downloads it unless it is in Keras' cache."""
     base = base_of(model)
     if base is None:
-        raise UsageError("the model is none that trainer.models.pretrained has built; give a file of its weights")
+        raise UsageError("the model was not built by trainer.models.pretrained; give a file of its weights")
     asked: dict[str, Any] = {}
 
     def ask(fname: str, origin: str, **options: Any) -> str:

@@ -197,7 +197,7 @@ class ParameterServerRun(Run):
         asked = self.interrupt.requested is not None
         if asked and not self.coordinator.has_workers:
             raise RerunError(
-                "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
+                "stopped while no worker was present: nothing is saved since the last checkpoint; rerun the same "
                 "commands to resume"
             )
         return asked or self.checkpoints.ends_early

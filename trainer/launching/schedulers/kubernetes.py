@@ -120,7 +120,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
         size = len(variable.get("value", "").encode())
         if size > _LONGEST_VARIABLE:
             raise UsageError(
-                f"{variable['name']} has {size:,} bytes, of which Linux takes at most "
+                f"{variable['name']} has {size:,} bytes, but Linux allows at most "
                 f"{_LONGEST_VARIABLE:,}; give fewer processes, or a shorter value"
             )
 

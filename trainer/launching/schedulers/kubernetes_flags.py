@@ -93,7 +93,7 @@ class KubernetesFlags:
         paths = [mount.path for mount in mounts]
         for path in paths:
             if paths.count(path) > 1:
-                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim its own folder")
+                raise UsageError(f"--volume={self.volume}: {path} is mounted twice; give each claim its own folder")
         return mounts
 
     @property

@@ -90,7 +90,7 @@ class SlurmFlags:
         for field in fields_with(self, "is_name"):
             value = getattr(self, field.name)
             if value is not None and not _NAMES.fullmatch(value):
-                raise UsageError(f"--{field.name}={value}: must be a name that sbatch takes, without spaces or quotes")
+                raise UsageError(f"--{field.name}={value}: must be a name valid for sbatch, without spaces or quotes")
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -203,15 +203,15 @@ def _check(job: Job, flags: SlurmFlags) -> None:
     port = job.launch.processes.port
     if port and port + per_node - 1 > _MOST_PORT:
         raise UsageError(
-            f"--port={port} with --tasks_per_node={per_node}: the processes of a node listen on ports from it on; must "
-            f"be {_MOST_PORT - per_node + 1} or less"
+            f"--port={port} with --tasks_per_node={per_node}: a node's processes listen on ports from this one on; "
+            f"must be {_MOST_PORT - per_node + 1} or less"
         )
     if tasks % per_node:
         kinds = ", ".join(f"{count} {role}" for role, count in job.roles.items())
         raise UsageError(f"--tasks_per_node={per_node}: must divide the {tasks} processes of the job ({kinds})")
     if tasks > per_node and f"{job.folder.path}/".startswith(tuple(f"{folder}/" for folder in _OF_ONE_NODE)):
         raise UsageError(
-            f"{job.folder}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
+            f"{job.folder}: is local to each node; with {tasks // per_node} nodes it must be "
             "on a file system that they share"
         )
     if job.restarts.stop_timeout > _MOST_WARNING:
