@@ -64,7 +64,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 
 
 def _data(training: ResolvedInput) -> str:
-    """Returns a description of the data; for a mixture with splits and rows, which are otherwise only in --data_dir."""
+    """Returns a description of the data; for a mixture with splits and rows, which only --data_dir has otherwise."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.is_mixture:
         return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"

@@ -116,7 +116,7 @@ class Trained:
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
             raise UsageError(
-                f"{record.path} has another model than {self.name} has now: {structure.in_words(found)}; go back to "
+                f"{record.path} has a different model from {self.name} now: {structure.in_words(found)}; go back to "
                 "the code of that run"
             )
 
@@ -244,7 +244,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
-    """Returns the data set whose statistics normalised the run's images; None: the first of the given data."""
+    """Returns the data set whose statistics normalised the run's images; None for the first given data set."""
     if flags.data_dir is None or not make_recipe(config.data.augment, "--augment").normalizes:
         return None
     was, given = (one.data.sources[0].data_dir for one in (record.config(), config))

@@ -40,7 +40,7 @@ class ProcessReport:
       gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
       pid: process id of the newest process; null before the first.
       state: `running` or `ended`.
-      phase: what it is doing, such as `compiling the step` or `training`.
+      phase: current activity, such as `compiling the step` or `training`.
       step: global step.
       examples_per_second: speed of the whole job, as this process measures it.
       input_wait: share of the step time spent waiting for batches.

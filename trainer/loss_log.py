@@ -5,7 +5,7 @@ reads it directly:
 
     rows = np.fromfile("losses/worker-00000.losses", [("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
 
-`step` is the global step before the update, `record` a record id as `input_fn(record_ids=True)` gives it, and `loss`
+`step` is the global step before the update, `record` a record id as returned by `input_fn(record_ids=True)`, and `loss`
 the row's loss without regularisation. Padding and skipped records have no row. `DIR/losses.json` identifies the run and
 the order of examples.
 """

@@ -58,7 +58,7 @@ class Evaluation:
     copies: int = 1
 
     def scalars(self) -> dict[str, float]:
-        """Returns the means by their TensorBoard tags, including those of each source."""
+        """Returns the means by their TensorBoard tags, including each source's."""
         own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
         return own | {name: value for part in self.parts for name, value in part.scalars().items()}
 
@@ -133,7 +133,7 @@ class Task:
         given as `augment` to `pipeline.input_fn`; may also be a result of `pipeline.augment`. None to use --augment.
       label: name of the feature fed as labels: `label`, or `mask`, `boxes` or `points`, which recipes transform along
         with the images.
-      config: all flags.
+      config: flags of the run.
       data: shapes and dtypes of the batches that the model gets.
       first_weights: file of Keras weights that the run began with; None if it began with others.
       left_out: line about the weights that were not loaded from that file; empty if all were.
@@ -176,7 +176,7 @@ class Task:
 
         Args:
           model: model, to be called as `model(features, training=True)`; it has the variables of this step.
-          features, labels: this replica's rows of the batch, as in `DataSpec`.
+          features, labels: rows of the batch on this replica, as in `DataSpec`.
         """
         outputs = model(features, training=True)
         return self.loss(labels, outputs), self.metrics(labels, outputs)

@@ -117,7 +117,7 @@ def _is_compiled(tensors: Sequence[tf.Tensor]) -> bool:
     """Returns whether XLA compiles the sums: on GPUs, and on CPUs if there are many summands.
 
     The computations are exact except for one rounding, so both ways give the same bits. Compiled, they pass over the
-    summands twice. Uncompiled on a GPU, each operation would be a launch of its own.
+    summands twice. Uncompiled on a GPU, each operation would need its own launch.
     """
     many = sum(tensor.shape.num_elements() for tensor in tensors) >= _WORTH_COMPILING
     return many or bool(tf.config.list_logical_devices("GPU"))

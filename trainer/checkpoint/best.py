@@ -30,7 +30,8 @@ class Ranking:
       top: best value so far.
       stale: number of evaluations since then.
       evaluated: step of the last evaluation.
-      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; else empty.
+      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; empty if it
+        was.
     """
 
     keep: int

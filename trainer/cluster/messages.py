@@ -168,15 +168,15 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
 
 
 async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
-    """Returns what the chief says: whom it waits for, or a line to print; or how the meeting or the job ends.
+    """Returns the chief's message: whom it waits for, a line to print, or how the meeting or the job ends.
 
     The end is an error, or None: before the job begins, this process may continue; later, the job has succeeded.
 
     Args:
       reader: stream from the chief.
-      within: seconds within which at least a sign of life must come; None: the chief sends none.
+      within: seconds within which at least a sign of life must arrive; None if the chief sends none.
 
-    Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
+    Raises one of NOT_OURS: a TimeoutError if the chief is silent.
     """
     message = await _read(reader, within)
     text = message.get("waiting", message.get("line"))
@@ -184,13 +184,13 @@ async def read_answer(reader: asyncio.StreamReader, within: float | None = None)
 
 
 async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, str]:
-    """Returns what a worker or a parameter server tells the chief: ("signal", "SIGTERM") or ("late", "").
+    """Returns a message to the chief from a worker or a parameter server: ("signal", "SIGTERM") or ("late", "").
 
     Args:
       reader: stream from the process.
-      within: seconds within which at least a sign of life must come.
+      within: seconds within which at least a sign of life must arrive.
 
-    Raises one of NOT_OURS; of these TimeoutError if the process is silent.
+    Raises one of NOT_OURS: a TimeoutError if the process is silent.
     """
     message = await _read(reader, within)
     kind = next(iter(message), "")
@@ -200,7 +200,7 @@ async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, s
 
 
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
-    """Waits until a worker leaves; returns whether it ran out of time. If not, it may come back."""
+    """Waits until a worker leaves; returns whether it left because its time ran out. If not, it may come back."""
     try:
         return bool(await reader.read(1))
     except OSError:

@@ -61,7 +61,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 
     Raises:
       UsageError: the workers differ, another process has this worker's rank, or its port cannot be used.
-      RerunError: a worker did not come in time.
+      RerunError: a worker did not join in time.
     """
     listed = f"{cluster.size} workers in {cluster.source} ({', '.join(cluster.addresses)})"
     jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_address else ''}"}
@@ -426,7 +426,7 @@ class Server:
         self._server.close()
 
     async def close(self) -> None:
-        """Ends all connections, but for that of the task that calls it."""
+        """Ends all connections except the calling task's own."""
         await self.stop()
         others = {task for task in self.tasks if task is not asyncio.current_task()}
         for task in others:
@@ -441,7 +441,7 @@ class Server:
 
 
 async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Failure | None:
-    """Returns what a process says first; None: it is none of this job, as of a health check or a port scanner."""
+    """Returns a process's first message; None if it is not of this job, such as a health check or a port scanner."""
     messages.expect_signs_of_life(writer)
     with contextlib.suppress(*messages.NOT_OURS):
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -464,7 +464,7 @@ class Client:
         self._address, self._awaited = tf_config.split_address(address), chief
 
     async def meet(self) -> Outcome:
-        """Returns the chief's answer, or the error about those that did not come in time."""
+        """Returns the chief's answer, or the error about workers that did not join in time."""
         return await decided(asyncio.create_task(self._ask()), self.timeout, lambda: self._awaited)
 
     async def _ask(self) -> Outcome:
@@ -493,7 +493,7 @@ class Client:
         raise NotImplementedError
 
     async def outcome(self, reader: asyncio.StreamReader, silence: float | None = None) -> Outcome:
-        """Waits until the chief says whether all may continue; `silence` is `within` of `read_answer`."""
+        """Waits for the chief's decision whether all may continue; `silence` is `within` for `read_answer`."""
         while isinstance(answer := await messages.read_answer(reader, silence), str):
             self._awaited = answer
         return answer
@@ -527,7 +527,7 @@ async def _rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:
-    """Waits for a decision, at most `timeout` seconds; prints from time to time the names that `awaited` returns."""
+    """Waits at most `timeout` seconds for a decision; occasionally prints the names returned by `awaited`."""
     time = asyncio.get_running_loop().time
     end, pause = time() + timeout, FIRST_NOTICE_SECONDS
     while True:
@@ -541,7 +541,7 @@ async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Ca
 
 
 def late(awaited: str, timeout: float) -> RerunError:
-    """Returns an error about processes that did not come within `timeout` seconds."""
+    """Returns an error about processes that did not join within `timeout` seconds."""
     return RerunError(
         f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
     )

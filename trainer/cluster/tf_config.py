@@ -140,7 +140,7 @@ def of(flags: ClusterFlags, strategy: str) -> Cluster | None:
     """Returns the cluster given by flags, or by TF_CONFIG in the environment; None if neither gives one.
 
     Args:
-      flags: the flags.
+      flags: flags that may name the cluster.
       strategy: multiworker or parameter_server.
 
     Raises:

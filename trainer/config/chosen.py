@@ -104,7 +104,7 @@ def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) ->
     """Returns an existing run's values of the flags that data sets decide, as arguments, unless the user gave them.
 
     Args:
-      folder: the run's folder, with its config.
+      folder: folder of the run, with its config.
       given: names of the user's own flags.
       names: names of all flags.
     """

@@ -435,7 +435,7 @@ def defaults_of(model: str | None, optimizer: str | None = None, augment: str | 
     The model's own image size is left out if a recipe determines the size.
 
     Args:
-      model: a name in MODELS; anything else, or None, is a user's model.
+      model: name in MODELS; anything else, or None, is a user's model.
       optimizer: value of --optimizer, with or without arguments; None for the model's own.
       augment: value of --augment; None if not given.
     """

@@ -122,7 +122,7 @@ class Format:
       file: file name in the export's folder.
       installed: packages to install in addition to Python, for README.md.
       imported: imports of the program in README.md.
-      program: its code for the pixels.
+      program: code of that program for the pixels.
       libraries: modules needed in addition to TensorFlow.
       any_size: whether it takes images of any size; otherwise only of the model's size.
       is_static: whether it only takes batches with a fixed number of rows.

@@ -211,7 +211,7 @@ class Tally:
             push(self._kept, entry)  # type: ignore[arg-type]  # mypy joins the two types to `object`
 
     def report(self) -> Report:
-        """Returns the report on the added examples, of which there must be at least one."""
+        """Returns the report on the added examples; there must be at least one."""
         mistakes = tuple(mistake for _, mistake, _ in self._sorted())
         return Report(self._names, self._matrix.copy(), self._loss / int(self._matrix.sum()), mistakes)
 

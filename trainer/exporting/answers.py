@@ -221,8 +221,8 @@ class ArrayFile:
             if column.shape != values.shape[1:]:
                 place = f"{records[0].of.name}, record {records[0].number}"
                 raise UsageError(
-                    f"the output {name!r} is {values.shape[1:]} from {place} on, and {column.shape} before; an array "
-                    "has one shape: give files of records with outputs of one shape"
+                    f"the output {name!r} has shape {values.shape[1:]} from {place} on, {column.shape} before, but an "
+                    "array has a single shape; give files whose records have outputs of the same shape"
                 )
             column.content.write(np.ascontiguousarray(values).data)
         self._files += [record.of.name for record in records]

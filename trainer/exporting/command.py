@@ -209,7 +209,7 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
       served: model to export.
       images: images of the split, (height, width, channels) each.
       any_size: whether the file accepts images of any size; otherwise they are fitted.
-      rows: fixed size of each batch, the last of which is filled up with copies; None for any size.
+      rows: fixed size of the batches; the last one is filled up with copies. None for any size.
     """
     if served.fitting and any_size:
         return [image[None] for image in images]

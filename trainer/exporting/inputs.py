@@ -69,7 +69,7 @@ class RecordFile:
     """Records `start` to `stop` - 1 of a file.
 
     Attributes:
-      name: what the records are numbered in: a file, or `folder:split` for a data set.
+      name: source in which records are numbered: a file, or `folder:split` for a data set.
       first: number of the record `start` in it.
       file: file to read.
       compression: compression of the file: `GZIP`, `ZLIB`, or empty.

@@ -61,7 +61,7 @@ class ImageFeature:
       name: name of the feature.
       shape: (height, width, channels) of each image; None for a varying size.
       is_raw: whether it holds pixels instead of a file.
-      pixel_rule: rule by which image files become pixels.
+      pixel_rule: rule for decoding image files.
     """
 
     name: str
@@ -162,7 +162,7 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
     `tf.io.parse_example` outside loops and TensorFlow functions, as most tasks do.
 
     Args:
-      trained: the model.
+      trained: trained model.
       no_python: reason why the parser may not call Python; empty if it may.
 
     Raises:

@@ -61,7 +61,7 @@ class Predictor:
     Attributes:
       name: description of the model in one line.
       class_names: names by class number; empty for a model of records whose outputs are not one number per class.
-      image_shape: (height, width, channels) that the model gets; None: it takes records.
+      image_shape: (height, width, channels) of the model's images; None if it takes records.
       pixel_rule: rule for decoding files as in training: whether they are turned upright, and which DCT is used.
     """
 
@@ -81,7 +81,7 @@ class Predictor:
         Args:
           name: description of the model.
           class_names: names by class number.
-          image_shape: (height, width, channels) that the model gets; None: it takes records.
+          image_shape: (height, width, channels) of the model's images; None if it takes records.
           compute: function that returns the probabilities, float32 (n, classes), for images, uint8 (n, height, width,
             channels); or the outputs by name, (n, ...) each, for records, bytes (n,).
           fit: function that brings an image of any size to the model's size as the run's input did; None to stretch
@@ -373,7 +373,7 @@ class Predictor:
         ]
 
     def read(self, path: str) -> Any:
-        """Returns a file's image in the form that the model takes, pixels or a record; or text on why it cannot."""
+        """Returns a file's image in the form that the model takes, pixels or a record; or why it cannot be read."""
         try:
             if self.image_shape is None:
                 return self._record_of(content_of(path))

@@ -47,7 +47,7 @@ class LocalResponseNorm(keras.layers.Layer):
 class BatchNormalization(keras.layers.BatchNormalization):
     """Keras' layer with TensorFlow's fused kernel in training; variables, configuration and files are the same.
 
-    Keras takes some twenty float32 operations, forward and backward. The kernel reads and writes bfloat16 and float16
+    Keras needs some twenty float32 operations, forward and backward. The kernel reads and writes bfloat16 and float16
     directly, with statistics in float32. Keras' own operations remain where they are as good or better: in XLA, which
     fuses them, in inference, and for inputs that are not (rows, height, width, channels).
 

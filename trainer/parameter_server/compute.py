@@ -55,7 +55,7 @@ class ColumnBatches:
         """Selects the reader and decoder.
 
         Args:
-          resolved: the training request.
+          resolved: training request.
           shares: number of equal parts of a global batch; each is one batch here.
 
         Raises:

@@ -252,11 +252,11 @@ class Coordinator:
         self._told.add(failure.rank)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
-        """Listens to a process until it is gone, or counts as gone: a silent server, or a silent worker that lives on.
+        """Listens to a process until it is gone, or has been silent for so long that it counts as gone.
 
-        A silent worker gets no more work, but stays in TensorFlow's cluster: a change of that would wait for the
-        worker's calls. Its guard kills it. A guard that does not was stopped with its machine; then the worker counts
-        as gone, and `connecting` closes TensorFlow's connections to it.
+        A silent worker gets no more work, but stays in TensorFlow's cluster, as changing that would wait for the
+        worker's calls. Its guard kills it. If it does not, its machine was stopped as well; the worker then counts as
+        gone, and `connecting` closes TensorFlow's connections to it.
         """
         within = self._silence
         while True:

@@ -117,7 +117,7 @@ class WorkerClient(Client):
 
         Raises:
           PipelineError: the error that ended the job.
-          RerunError: the chief did not come or was lost, or this process received a signal.
+          RerunError: the chief did not appear or was lost, or this process received a signal.
           UsageError: this process differs from the chief, or its port cannot be used.
         """
         self._heartbeat.on_phase(Phase("waiting for all processes"))

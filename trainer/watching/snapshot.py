@@ -55,7 +55,7 @@ class Straggler:
 
     Attributes:
       name: name of the process.
-      why: reason in words.
+      why: reason as text.
     """
 
     name: str
@@ -108,7 +108,7 @@ class DataReading:
     """The reading of a data set in this epoch, by worker.
 
     Attributes:
-      name: data set and split, in words.
+      name: data set and split, as text.
       epoch: number of the epoch, from 0.
       records: number of records in the split.
       seen: number of records of this epoch read so far.

@@ -174,7 +174,7 @@ class Placement:
     """Where the processes of a job run.
 
     Attributes:
-      job: the job that the processes belong to.
+      job: job that the processes belong to.
       command: program that each runs, with its arguments.
       shares: GPUs of each worker's slot.
       has_gpus: whether this machine has GPUs, which must be hidden from processes without a share.

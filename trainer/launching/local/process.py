@@ -96,7 +96,7 @@ class ExitStatus:
         return SIGNALLED - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
-        """The end of the process in words."""
+        """Text on how the process ended."""
         if self.silence:
             return f"{self.silence}, and was killed"
         if self.code < 0 or self.code > SIGNALLED:
