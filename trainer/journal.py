@@ -234,7 +234,7 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text, parse_int=_int_of)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _int_of(digits: str) -> int | float:

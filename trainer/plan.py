@@ -111,7 +111,7 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
 
 
 def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
-    """Raises UsageError if a phase cannot have its images, or not in the run's order."""
+    """Raises UsageError if a phase's images are impossible, or would change the order of examples."""
     try:
         found = training.in_phase(phase.resize, phase.augment)
         if found is training:

@@ -169,7 +169,7 @@ import PIL.Image{upright}
 image = {opened}.convert("{mode}"){resized}
 pixels = np.asarray(image, np.uint8).reshape(1, image.height, image.width, {channels})
 """
-_RESIZED = ".resize(({width}, {height}))  # or cut it, as your images need it"
+_RESIZED = ".resize(({width}, {height}))  # or crop it, as your images need"
 
 
 def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upright: bool = False) -> str:

@@ -462,7 +462,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     except OSError:
         raise DataError(f"is not an export: there is no {EXPORT} in it", path=path, advice=_AGAIN) from None
     except (ValueError, LookupError, TypeError):
-        raise DataError("is not what this version writes", path=folder / EXPORT, advice=_AGAIN) from None
+        raise DataError("was not written by this version", path=folder / EXPORT, advice=_AGAIN) from None
     wanted = [name for name, file in made.items() if path in (folder, file)]
     if not wanted:
         raise DataError(f"is not one of the exported files: {', '.join(map(str, made.values()))}", path=path)

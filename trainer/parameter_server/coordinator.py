@@ -169,7 +169,7 @@ class Coordinator:
 
     @property
     def never_came(self) -> list[str]:
-        """The names of the workers that never came."""
+        """Names of the workers that never joined."""
         return [self._roles.name(task) for task in self._roles.others if task.job == WORKER and not self._starts[task]]
 
     def release(self, worker: int) -> None:
