@@ -30,8 +30,7 @@ class Ranking:
       top: best value so far.
       stale: number of evaluations since then.
       evaluated: step of the last evaluation.
-      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; empty if it
-        was.
+      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; or empty.
     """
 
     keep: int
