@@ -256,9 +256,9 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
         if manifests.load(was).digest == digest:
             return was
     raise UsageError(
-        f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was}, by whose statistics "
-        f"--augment={config.data.augment} normalised, does not hold that data set; give its folder as --statistics, or "
-        "that of another one to be normalised by"
+        f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was} does not hold that "
+        f"data set, whose statistics --augment={config.data.augment} normalised by; give its folder as --statistics, "
+        "or the folder of another data set to normalise by"
     )
 
 

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with _listening(config) as listener:
         # A user who has set a token knows it; it must not get into a log that others read.
         url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(map(_shown, sources))
-        print(f"{url} shows {shown}" + (f"; add ?token= with that of ${TOKEN}" if is_given else ""), flush=True)
+        print(f"{url} shows {shown}" + (f"; add ?token= with the value of ${TOKEN}" if is_given else ""), flush=True)
         server.serve(server.Site(sources), listener, config.host, token)
 
 

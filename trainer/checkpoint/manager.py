@@ -235,8 +235,8 @@ class CheckpointManager:
             except (AssertionError, ValueError) as error:
                 changes = "".join(f"; {change}" for change in self._spec.changes(stored))
                 raise UsageError(
-                    f"{path} is of another form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
-                    "back to what it was, code and flags, or use another --model_dir"
+                    f"{path} has a different form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
+                    "back to the old code and flags, or use another --model_dir"
                 ) from None
         self._spec.take_over(stored)
         return stored

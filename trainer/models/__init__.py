@@ -118,5 +118,5 @@ def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_clas
     if activation in ("softmax", "sigmoid"):
         raise UsageError(
             f"--model={name}: its last layer has the activation {activation}; leave it out, since the loss is "
-            "that of logits, or compile the model with a loss of probabilities"
+            "for logits, or compile the model with a loss of probabilities"
         )

@@ -100,13 +100,13 @@ def _fill(model: keras.Model, group: Any) -> str:
         if arrays is None or [one.shape for one in arrays] != leaf.shapes:
             has = "no such layer" if arrays is None else _in_words([one.shape for one in arrays])
             raise UsageError(
-                f"is of another architecture: layer {leaf.layer.name} has {_in_words(leaf.shapes)} here, and the file "
-                f"has {has}"
+                f"has a different architecture: layer {leaf.layer.name} has {_in_words(leaf.shapes)} here, and the "
+                f"file has {has}"
             )
     if len(rest) > (_MOST_OF_HEAD if is_bare else 1 if head else 0):
         name, arrays = rest[0]
         raise UsageError(
-            f"is of another architecture: it has {count_of(len(rest), 'more layer')}, the first of them {name} of "
+            f"has a different architecture: it has {count_of(len(rest), 'more layer')}, the first of them {name} of "
             f"{_in_words([one.shape for one in arrays])}"
         )
     for leaf, arrays in zip(body, found, strict=True):
