@@ -205,7 +205,7 @@ def _steps_flag(found: Record, name: str) -> Any:
 
 
 def _period(found: Record) -> Period:
-    """Returns the period of a run's saves; empty if it is in epochs, whose length an old checkpoint lacks."""
+    """Returns the period of a run's saves; empty if it is in epochs and the checkpoint lacks their length."""
     epoch = found.content.get("remembered", {}).get("epoch") or {}
     return period_of(_steps_flag(found, "checkpoint_every") or 0, epoch.get("steps_per_epoch") or 0)
 

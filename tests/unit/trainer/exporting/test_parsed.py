@@ -242,7 +242,7 @@ def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
     first, second = ([Record(of, number, 0, b"")] for number in (0, 1))
     with answers.ArrayFile(tmp_path / "all.npz") as file:
         file.add(first, {"boxes": np.zeros((1, 2, 4)), "texts": np.array([b"a"], object)})
-        with pytest.raises(UsageError, match=r"^the output 'boxes' is \(3, 4\) from a.tfrec, record 1 on"):
+        with pytest.raises(UsageError, match=r"^the output 'boxes' has shape \(3, 4\) from a.tfrec, record 1 on"):
             file.add(second, {"boxes": np.zeros((1, 3, 4))})
         with pytest.raises(UsageError, match="^the output 'record' has the name of another array in the file"):
             file.add(second, {"record": np.zeros(1)})
