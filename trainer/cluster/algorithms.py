@@ -45,7 +45,7 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
 
 
 def publish(folder: RunFolder) -> None:
-    """Makes XLA's choices so far the run's algorithms; called by the chief before it saves a checkpoint.
+    """Adopts XLA's choices so far as the run's algorithms; called by the chief before it saves a checkpoint.
 
     Raises:
       DataError: the folder cannot be written to.

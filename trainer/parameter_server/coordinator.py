@@ -25,7 +25,7 @@ from trainer.cluster.stops import Stops, given_up
 from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
-_GRACE_SECONDS = 10.0  # for which a job that could begin waits for more workers
+_GRACE_SECONDS = 10.0  # time that a job which could begin waits for more workers
 _GUARD_SECONDS = 10.0  # for the guard to kill a silent worker; if it does not, the machine has stopped as well
 _HANGING_SECONDS = 5.0  # for the main thread to end by itself: a call to a stopped server never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
