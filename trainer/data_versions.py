@@ -1,9 +1,9 @@
-"""Which versions of its data a run trains on: those on which it began, and others from the end of an epoch on.
+"""Which versions of its data a run trains on: the ones it began with, and later ones from the end of an epoch on.
 
 A data set may have grown, or been edited, since a run began. The run resumes on its own version, whose order its
-checkpoints have. It moves to a later one if --data_dir names that: then the step at which it moves is the end of the
-epoch that the newest checkpoint is in, by which the flags, and so all later checkpoints, are those of a mixture in
-turns (`pipeline.manifest.succession`).
+checkpoints store. It moves to a later one if --data_dir names that, at the end of the newest checkpoint's epoch. From
+then on its flags, and so all later checkpoints, describe a mixture of versions that take turns
+(`pipeline.manifest.succession`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], object]) -> TrainConfig:
     """Returns the flags of a run with the versions of its data that it trains on.
 
-    A data set that has one version needs none; a new run on another takes the newest, unless it names one.
+    A data set with a single version needs no version number; otherwise a new run uses the newest unless it names one.
 
     Args:
-      config: flags of the run, as the user gave them.
+      config: flags of the run as given by the user.
       task: class of the task, as for `trainer.plan.make`.
-      say: prints a line about versions.
+      say: function that prints a line about versions.
 
     Raises:
       DataError: the data, or a version of them, cannot be read.
@@ -62,9 +62,9 @@ def settled(config: TrainConfig, task: type[Task] | None, say: Callable[[str], o
 
 
 def _has_versions(config: TrainConfig) -> bool:
-    """Returns whether one of the data sets has other versions than the newest, or should have."""
+    """Returns whether one of the data sets has, or should have, versions besides the newest."""
     places = {with_version(source.data_dir)[0] for source in config.data.sources}
-    with contextlib.suppress(DataError, OSError):  # what is wrong with the data is said when they are needed
+    with contextlib.suppress(DataError, OSError):  # problems with the data are reported when they are needed
         return any(manifests.version_names(folder(place)) or manifests.load(place).parent for place in places)
     return False
 
@@ -80,7 +80,7 @@ def _in_turns(
     if missing := [digest for _, digest in chain if digest not in every]:
         if not config.order.allow_order_change:
             _check_lost(place, missing[0], every, record)
-        return config  # the order differs, which the checkpoint's check tells
+        return config  # the order differs, which the checkpoint's check reports
     wanted = chain[-1][1] if version is None else manifests.load(given).digest
     if wanted != chain[-1][1]:
         if config.order.allow_order_change:
@@ -89,7 +89,7 @@ def _in_turns(
             numbers = {digest: made.version for digest, made in every.items()}
             raise UsageError(
                 f"--data_dir={given}: the run trains on {succession.in_words(chain, numbers)}, and moves to later ones "
-                f"only; give {place}@{numbers[chain[-1][1]]} to go on, or another --model_dir for a new run"
+                f"only; give {place}@{numbers[chain[-1][1]]} to continue, or another --model_dir for a new run"
             )
         chain = _moved(_with(config, place, chain), task, record, chain, wanted)
     newest = max(every.values(), key=lambda made: made.version)
@@ -99,15 +99,15 @@ def _in_turns(
 
 
 def _check_lost(place: str, digest: str, every: Mapping[str, Manifest], record: Record) -> None:
-    """Raises DataError if a version that a run needs is one that the data set's versions say that they follow."""
+    """Raises DataError if a version that a run needs has been lost, according to the data set's other versions."""
     if digest in {gone.digest for gone in manifests.gone_in(folder(place))}:
         try:
             manifests.load(f"{place}@{digest}")
         except DataError as error:
             newest = max(made.version for made in every.values())
             raise error.changed(
-                advice=f"{record.path} was trained on it, so its order cannot be kept: train anew on {place}@{newest}, "
-                "with another --model_dir and --initialize_from for its weights, or go on in this one with "
+                advice=f"{record.path} was trained on it, so its order cannot be kept: retrain on {place}@{newest}, "
+                "with another --model_dir and --initialize_from for its weights, or continue in this one with "
                 "--allow_order_change"
             ) from None
     if digest in {made.parent for made in every.values()}:
@@ -120,7 +120,7 @@ def _check_lost(place: str, digest: str, every: Mapping[str, Manifest], record: 
 
 
 def _newest(config: TrainConfig) -> Record | None:
-    """Returns the record of the newest checkpoint in the run's folder; None if there is none that can be read."""
+    """Returns the record of the newest readable checkpoint in the run's folder; None if there is none."""
     with contextlib.suppress(PipelineError, OSError):
         paths = files.candidates(config.run.folder.path, None)
         with lazy_imports.loading():
@@ -139,9 +139,9 @@ def _with(config: TrainConfig, place: str, chain: Chain) -> TrainConfig:
 
 
 def _moved(config: TrainConfig, task: type[Task] | None, record: Record, chain: Chain, wanted: str) -> Chain:
-    """Returns the versions with another one, which begins where an epoch of the last one ends."""
+    """Returns the versions plus another one, which begins at the end of an epoch of the last one."""
     first = chain[-1][0]
-    if first and record.step <= first:  # the last one has not begun, and so need not
+    if first and record.step <= first:  # the last one has not begun, and can be left out
         return (*chain[:-1], (first, wanted))
     last = resolve_all(plan.request_of(config, task)).parts[-1]
     spec = last.spec
@@ -178,7 +178,7 @@ def _count(made: Manifest) -> int:
 
 
 def pinned(config: TrainConfig, order: Mapping[str, Any], run: RunFolder) -> TrainConfig:
-    """Returns the flags of a run with the data that it trains on; takes the arguments of `succession.pinned`."""
+    """Returns the flags of a run with the data that it trains on; for the arguments see `succession.pinned`."""
     flags = aliases.stored(dataclasses.asdict(config))
     now = succession.pinned(flags, order, run.path)
     changed = {name: value for name, value in now.items() if flags.get(name) != value}

@@ -1,4 +1,4 @@
-"""The description of a run that must be equal on all workers: versions, code, flags, data, order, model."""
+"""The description of a run, which must be the same on all workers: versions, code, flags, data, order, model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.plan import Plan
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a run. Parts that may differ because of another part follow it."""
+    """Returns the description of a run. A part that may differ because of another one comes after it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     chosen = algorithms.in_words(config.run.folder)
@@ -36,7 +36,7 @@ def of_server(config: TrainConfig) -> Description:
 
 
 def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description for a worker that runs the chief's graphs, which contain the chief's path of the data."""
+    """Returns the description for a worker that runs the chief's graphs, which contain the chief's data path."""
     software, packages, flags, *rest = of(config, plan)
     return [
         software,
@@ -48,7 +48,7 @@ def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
 
 
 def model_difference(chief: Structure, other: Structure) -> str | None:
-    """Returns how a worker's built model differs from the chief's; None if it does not.
+    """Returns how a worker's built model differs from the chief's; None if they agree.
 
     For example `another model: layer dense: activation gelu, the chief has relu`.
     """
@@ -64,7 +64,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 
 
 def _data(training: ResolvedInput) -> str:
-    """Returns a description of the data; for a mixture with splits and rows, which are otherwise only in --data_dir."""
+    """Returns a description of the data; for a mixture with splits and rows, which only --data_dir has otherwise."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.is_mixture:
         return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"

@@ -1,6 +1,6 @@
 """`python -m trainer.evaluate`: evaluates a trained model, once or during the run that trains it.
 
-Exit codes: 0 done; 1 the data or a checkpoint is bad; 2 a flag cannot work; 130 Ctrl-C.
+Exit codes: 0 done; 1 the data or a checkpoint is bad; 2 a flag is invalid; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, EvaluateConfig, argv)
     commandline.require("tensorflow")

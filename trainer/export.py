@@ -1,6 +1,6 @@
-"""`python -m trainer.export`: writes a trained model to files that take raw images and need none of our code.
+"""`python -m trainer.export`: writes a trained model to files that accept raw images and need none of our code.
 
-Exit codes: 0 done; 1 the data or a checkpoint is bad, or a file gives other numbers than the model; 2 a flag is wrong.
+Exit codes: 0 done; 1 the data or a checkpoint is bad, or a file and the model disagree; 2 a flag is invalid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, ExportConfig, argv)
     commandline.require("tensorflow", *(library for name in config.formats for library in FORMATS[name].libraries))

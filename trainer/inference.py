@@ -1,4 +1,4 @@
-"""A trained model outside its run, for evaluation and export: built from a checkpoint, with the splits to run it on."""
+"""A trained model outside its run, for evaluation and export: built from a checkpoint, with splits to run it on."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Trained:
     """A model that can load the weights of any checkpoint of its run.
 
     Attributes:
-      config: flags of the run, on one device, with the data and the split that were asked for.
-      state: the task, the model and its measure. It has no averages: the model takes them as its weights.
-      splits: {name: one padded pass over the split of a source}.
-      may_skip: most examples of a split that may be skipped because their records are corrupt.
-      record: the checkpoint whose weights the model has.
-      averaged: whether these weights are the average over the steps.
+      config: flags of the run for one device, with the requested data and split.
+      state: task, model and measure. It has no averages: the model's weights are set to them.
+      splits: {name: one padded pass over a source's split}.
+      may_skip: largest number of examples of a split that may be skipped because their records are corrupt.
+      record: checkpoint whose weights the model has.
+      averaged: whether the weights are the average over the steps.
     """
 
     config: TrainConfig
@@ -59,7 +59,7 @@ class Trained:
 
     @property
     def pixel_rule(self) -> PixelRule:
-        """How image files become pixels for the model: by the training data's rule."""
+        """Rule for decoding image files for the model, the same as for the training data."""
         data = self.config.data
         if data.eval_data_dir is None:
             return self.split.manifest.pixels
@@ -72,38 +72,38 @@ class Trained:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes by their numbers."""
+        """Class names by number."""
         return self.state.task.data.class_names
 
     @property
     def parses(self) -> bool:
-        """Whether the task parses records, so that the model takes its results instead of images."""
+        """Whether the task parses records; the model then takes the parsed features instead of images."""
         return self.split.request.parse is not None
 
     @property
     def takes_records(self) -> bool:
-        """Whether predictions and exports take records: the task parses them, or labels of images are no classes."""
+        """Whether predictions and exports take records: the task parses them, or the images' labels are not classes."""
         return self.parses or not self.state.task.data.are_classes
 
     def forward(self) -> Forward:
-        """Returns the model as evaluations call it, a function of features, with the weights that it has now."""
+        """Returns the model as a function of features as evaluations call it, with its current weights."""
         kinds = self.model.trainable_variables, self.model.non_trainable_variables
         return self.state.evaluating(*([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
 
     def probabilities(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the probabilities in the outputs of a model of classes, float32."""
+        """Converts the outputs of a classification model to probabilities, float32."""
         return tf.cast(outputs if gives_probabilities(self.model) else tf.nn.softmax(outputs), tf.float32)
 
     def __str__(self) -> str:
-        """Name and checkpoint, for messages."""
+        """The name and the checkpoint, for messages."""
         averaged = ", averaged weights" if self.averaged else ""
         return f"{self.name} at step {self.record.step}{averaged} ({self.record.path})"
 
     def take(self, record: Record, kind: str | None) -> None:
-        """Loads the weights of another checkpoint of the run; `kind` as for `Record.chooses_average`.
+        """Loads the weights of another checkpoint of the run; for `kind` see `Record.chooses_average`.
 
         Raises:
-          UnreadableError: it is damaged or was removed.
+          UnreadableError: the checkpoint is damaged or was removed.
           UsageError: it is a checkpoint of another model.
         """
         self._check_structure(record)
@@ -116,24 +116,24 @@ class Trained:
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
             raise UsageError(
-                f"{record.path} is of another model than {self.name} is now: {structure.in_words(found)}; go back to "
+                f"{record.path} has a different model from {self.name} now: {structure.in_words(found)}; go back to "
                 "the code of that run"
             )
 
 
 def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object]) -> Trained:
-    """Returns the model of the first checkpoint that can be read, with its weights.
+    """Returns the model of the first readable checkpoint, with its weights.
 
-    If none can be read, looks for checkpoints once more: a run that is training may have replaced all of them.
+    If none can be read, looks for checkpoints again: a run that is training may have replaced all of them.
 
     Args:
-      paths: one or more.
-      flags: weights to use, and the values that differ from the run's.
-      say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
+      paths: one or more checkpoints.
+      flags: weights to use, and flag values that differ from the run's.
+      say: function that prints a line, on skipped checkpoints and on code that has changed since the run.
 
     Raises:
       UnreadableError: none can be read.
-      DataError, UsageError: as `build`.
+      DataError, UsageError: as in `build`.
     """
     try:
         return _build_first(paths, flags, say)
@@ -173,19 +173,20 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     """Returns the model of a checkpoint, with its weights.
 
     Args:
-      record: the checkpoint.
-      flags: the weights to use, and the values of the run's flags that differ.
+      record: record of the checkpoint.
+      flags: weights to use, and flag values that differ from the run's.
 
     Raises:
       DataError: there is no data set, or the checkpoint cannot be read.
-      UsageError: the model does not fit the data or cannot be built, or it is unknown what normalised the run's images.
+      UsageError: the model does not fit the data or cannot be built, or the statistics that normalised the run's images
+        are unknown.
     """
     given = flags.of_run
     if "data_dir" not in given:
         succession.check_trained_on(record.config().data.sources, record.content.get("order", {}), record.path)
     if "global_batch_size" in given:
-        given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
-    if "data_dir" in given and record.config().data.eval_data_dir is not None:  # data_dir takes its place
+        given["streams"] = None  # the run's number need not divide the new batch size; an evaluation has one stream
+    if "data_dir" in given and record.config().data.eval_data_dir is not None:  # data_dir replaces it
         given = {"eval_split": None, **given, "eval_data_dir": None}
     config = record.config(**given)
     if not config.data.evaluates:
@@ -195,7 +196,7 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
                 f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its "
                 f"data's splits ({', '.join(names)}), or a part of one, such as --split={names[0]}[:1000]"
             )
-        # The model itself needs no split, but the data's shapes and classes: those that it was trained on.
+        # Building the model takes no split, only the shapes and classes of the training data.
         config = plan.with_trained_split(config)
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
@@ -234,7 +235,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
     if flags.statistics is None:
         return None
     if not make_recipe(config.data.augment, "--augment").normalizes:
-        raise UsageError(f"--statistics={flags.statistics}: --augment={config.data.augment} normalises nothing by it")
+        raise UsageError(f"--statistics={flags.statistics}: --augment={config.data.augment} does not use it")
     try:
         manifests.load(flags.statistics)
     except DataError as error:
@@ -243,7 +244,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
-    """Returns the data set whose statistics normalised the run's images; None: the first of the given data."""
+    """Returns the data set whose statistics normalised the run's images; None for the first given data set."""
     if flags.data_dir is None or not make_recipe(config.data.augment, "--augment").normalizes:
         return None
     was, given = (one.data.sources[0].data_dir for one in (record.config(), config))
@@ -255,9 +256,9 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
         if manifests.load(was).digest == digest:
             return was
     raise UsageError(
-        f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was}, by whose statistics "
-        f"--augment={config.data.augment} normalised, does not hold that data set; give its folder as --statistics, or "
-        "that of another one to be normalised by"
+        f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was} does not hold that "
+        f"data set, whose statistics --augment={config.data.augment} normalised by; give its folder as --statistics, "
+        "or the folder of another data set to normalise by"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a job tell of themselves in files, for the launcher, `trainer.watch` and other programs.
+"""Files in which a job's processes report their state, for the launcher, `trainer.watch` and other programs.
 
 Each process replaces its last `Beat`, and the launcher its `JobReport`, about once per second; the launcher appends an
 `Event` for each thing that happens. Files of other releases are read as well.
@@ -21,7 +21,7 @@ from pipeline.files.write import replace
 
 VERSION = 1  # version of the format of `JobReport`
 STATUS = "status.json"  # file of the launcher's report in the run's folder `launch`
-JOB = "STEPFEED_JOB"  # variable with the id of the job, by which the processes of a launcher are told from others
+JOB = "STEPFEED_JOB"  # variable with the id of the job, which identifies a launcher's processes
 
 Expected: TypeAlias = Literal["steps", "end", "nothing"]  # next sign of progress
 Kind: TypeAlias = Literal["job", "failure", "end"]  # kind of the launcher's events
@@ -33,14 +33,14 @@ class ProcessReport:
     """A process of the job, as status.json shows it.
 
     Attributes:
-      name: `worker 1`, as in front of its lines.
+      name: `worker 1`, as in the prefix of its lines.
       role: `worker`, `chief` or `ps`.
       index: index in its role, as in TF_CONFIG.
       slot: place on this machine, which it keeps while the number of workers changes.
       gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
       pid: process id of the newest process; null before the first.
       state: `running` or `ended`.
-      phase: what it is doing, such as `compiling the step` or `training`.
+      phase: current activity, such as `compiling the step` or `training`.
       step: global step.
       examples_per_second: speed of the whole job, as this process measures it.
       input_wait: share of the step time spent waiting for batches.
@@ -75,7 +75,7 @@ class JobReport:
       version: version of this format.
       time: time of writing, in seconds since 1970; while the job runs, about once per second.
       pid: process id of the launcher.
-      job: id of the job, another one for each launcher; empty in files of earlier releases.
+      job: id of the job, unique to a launcher; empty in files of earlier releases.
       command: command line that each process runs.
       flags: flags of the run, by group; null in files of earlier releases.
       state: `starting` (no step since the last start), `training`, `waiting` (before a restart), `stopping`; at the end
@@ -86,7 +86,7 @@ class JobReport:
       saved_step: step of the newest checkpoint; null if there is none.
       num_workers: number of workers in the running group.
       elastic: minimum and maximum number of workers; null if the number is fixed.
-      lost: slots that are given up for now and tried again later.
+      lost: slots that are given up for now and retried later.
       restarts: number of restarts of the whole group.
       max_restarts: maximum number of these restarts without a new checkpoint in between.
       error: first cause of the last failure; null if there was none.
@@ -130,17 +130,17 @@ class Beat:
       expects, quiet: attributes of the phase; see `Phase`. While it is quiet, beats may stop.
       patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
       examples_per_second: speed of the whole job over the last seconds.
-      input_wait: share of the time that steps waited for batches.
+      input_wait: share of the time that steps spent waiting for batches.
       seconds_per_step: mean duration of a step over the last seconds.
-      waited_per_step: part of it in which this process waited for its batches.
-      exchanged_per_step: part of it in which this worker was in all-reduces with the others, partly while it computed:
-        the slowest worker has the shortest. None without other workers.
-      lost: process names, in the job, of those whose end ended this one.
+      waited_per_step: part of it that this process spent waiting for its batches.
+      exchanged_per_step: part of it that this worker spent in all-reduces with the others, partly while computing; it
+        is shortest for the slowest worker. None without other workers.
+      lost: names of the job's processes whose end ended this one.
       started: start time of the process, seconds since 1970.
       host: name of the machine.
       devices: devices that the process uses: `CPU:0`; empty if not known yet.
       exit_code: exit code of the process, in its last beat.
-      error: error that ended it, in one line.
+      error: error that ended the process, in one line.
     """
 
     pid: int
@@ -169,7 +169,7 @@ class Beat:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
-        """Returns the last beat in a file; None if there is none yet."""
+        """Returns the last beat in a file; None if there is no beat yet."""
         try:
             return told(cls, content_of(path))
         except (OSError, ValueError):
@@ -177,7 +177,7 @@ class Beat:
 
 
 def write(report: JobReport | Beat, path: pathlib.Path) -> None:
-    """Replaces a file atomically; if that cannot be written, e.g. on a full disk, the job continues without it."""
+    """Replaces a file atomically; if it cannot be written, e.g. on a full disk, the job continues without it."""
     indent, end = (1, "\n") if isinstance(report, JobReport) else (None, "")
     with contextlib.suppress(OSError):
         replace(path, json.dumps(dataclasses.asdict(report), indent=indent) + end, ".new")
@@ -204,7 +204,7 @@ class Event:
 
 
 def events_in(path: pathlib.Path) -> Iterator[Event]:
-    """Yields the events in a file, skipping lines that are none, such as a partial one. Raises OSError."""
+    """Yields the events in a file, skipping other lines, such as a partial one. Raises OSError."""
     with opened(path) as file:
         for line in file:
             with contextlib.suppress(ValueError):
@@ -216,17 +216,17 @@ _Told = TypeVar("_Told")
 
 
 def told(kind: type[_Told], text: bytes) -> _Told:
-    """Returns the `Beat`, `JobReport` or `Event` in a JSON text, of this or another release.
+    """Parses the JSON text of a `Beat`, `JobReport` or `Event` from this or another release.
 
     Raises:
-      ValueError: it is none; the message says why.
+      ValueError: the text is something else; the message says why.
     """
     found: _Told = from_json(kind, parsed(text), is_exact=False)
     return found
 
 
 def parsed(text: bytes) -> Any:
-    """Returns the value of a JSON text, with whole numbers of more than 64 bits as floats.
+    """Parses a JSON text; integers of more than 64 bits become floats.
 
     Raises:
       ValueError: the text is not JSON, or nested too deeply.
@@ -234,7 +234,7 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text, parse_int=_int_of)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _int_of(digits: str) -> int | float:

@@ -1,6 +1,6 @@
 """`python -m trainer.launch`: a job of several trainer.run processes, with restarts, here or on another scheduler.
 
-Exit codes: as for trainer.run; the job's is the first failed process's.
+Exit codes: as for trainer.run; a failed job exits with the code of the process that failed first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
       program: program that runs the trainer here; for tests.
 
     Raises:
-      PipelineError: whatever a user can cause; its exit code is the job's.
+      PipelineError: any error that a user can cause; its exit code is the job's.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
     with Mistakes() as mistakes:

@@ -1,4 +1,4 @@
-"""Loads TensorFlow and Keras quietly, after the flags are checked, and without libraries the trainer does not use."""
+"""Loads TensorFlow and Keras quietly, after the flags are checked, without libraries that the trainer does not use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.files.code import load_code
 if TYPE_CHECKING:
     from trainer.task import Task
 
-QUIET_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
+QUIET_SECONDS = 60.0  # maximum seconds for which loading a library blocks other threads
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def loading() -> Iterator[None]:
 
 
 def load_task(name: str | None) -> type[Task] | None:
-    """Returns a user's class; importing its module may load TensorFlow.
+    """Returns a user's task class; importing its module may load TensorFlow.
 
     Args:
       name: value of --task.

@@ -5,7 +5,7 @@ reads it directly:
 
     rows = np.fromfile("losses/worker-00000.losses", [("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
 
-`step` is the global step before the update, `record` a record id as `input_fn(record_ids=True)` gives it, and `loss`
+`step` is the global step before the update, `record` a record id as returned by `input_fn(record_ids=True)`, and `loss`
 the row's loss without regularisation. Padding and skipped records have no row. `DIR/losses.json` identifies the run and
 the order of examples.
 """
@@ -37,14 +37,14 @@ _MOST = 1 << 32  # limit of steps and records
 
 
 def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bool) -> None:
-    """Checks that a run may write to a folder; the chief then notes there which run the losses belong to.
+    """Checks that a run may write to a folder, where the chief then notes which run the losses belong to.
 
     Call it before any `LossLog` is opened, since that removes the rows of steps that will be repeated.
 
     Args:
       flags: values of --log_losses and --model_dir.
       training: resolved training input.
-      last_step: step at which it ends.
+      last_step: step at which training ends.
       is_chief: whether this process is the chief.
 
     Raises:
@@ -62,7 +62,7 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
     run = {
         "format": FORMAT,
         "model_dir": os.path.realpath(flags.model_dir),
-        # Without the fields that a resumed run may change for the steps to come: rows of those steps are removed first.
+        # Without fields that a resumed run may change for future steps, since rows of such steps are removed first.
         "order": {name: value for name, value in training.spec.fields().items() if name not in AHEAD},
     }
     with named(path, "cannot be read"):
@@ -103,7 +103,7 @@ class LossLog:
     """
 
     def __init__(self, folder: str, worker: int, workers: int, start_step: int) -> None:
-        """Opens the file, or continues the one from an earlier part of the run.
+        """Opens the file, or continues the file from an earlier part of the run.
 
         Raises:
           DataError: a file cannot be written.
@@ -145,7 +145,7 @@ class LossLog:
 
 
 def _rows_before(path: pathlib.Path, step: int) -> int:
-    """Returns the number of rows of earlier steps; after them come steps that will be repeated, or a partial row."""
+    """Returns the number of rows of earlier steps; what follows them will be repeated, or is a partial row."""
     count = path.stat().st_size // ROW.itemsize
     if not count:
         return 0
@@ -155,7 +155,7 @@ def _rows_before(path: pathlib.Path, step: int) -> int:
 
 
 def read(folder: str | os.PathLike[str], first: int = 0, stop: int = _MOST) -> NDArray[Any]:
-    """Returns the rows of all workers for the steps from `first` to before `stop`, ordered by step: `ROW` (rows,).
+    """Returns all workers' rows for the steps from `first` up to, but not including, `stop`, by step: `ROW` (rows,).
 
     Raises:
       DataError: the log does not exist or cannot be read.

@@ -1,4 +1,4 @@
-"""What a run will do: computed from its config and the manifests, and checked before TensorFlow is loaded."""
+"""The plan of a run, computed from its config and the manifests, and checked before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _AS_TRAINED = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run reads, and when it ends.
+    """The data that a run reads, and its end.
 
     Attributes:
-      training: the request for training data, with the data sets and their order.
+      training: request for training data, with the data sets and their order.
       last_step: global step at which training ends.
-      evaluation: {name: request for one pass over the split of a source}; empty: the config asks for no evaluation.
-      may_skip: most examples of a split that may be skipped because their records are corrupt.
-      notes: lines for the user, such as which data are read several times or not evaluated.
-      phases: what is frozen, how fast the rest learns, and on which images.
+      evaluation: {name: request for one pass over a source's split}; empty if there is no evaluation.
+      may_skip: largest number of examples of a split that may be skipped because their records are corrupt.
+      notes: lines for the user, such as on data that are read several times or not evaluated.
+      phases: phases of training: what is frozen, how fast the rest learns, and on which images.
     """
 
     training: ResolvedInput
@@ -57,11 +57,11 @@ class Plan:
 
     @property
     def inputs(self) -> tuple[ResolvedInput, ...]:
-        """What each phase trains on: `training`, with the phase's own images, in the same order."""
+        """Input of each phase: `training` with the phase's own images, in the same order."""
         return tuple(self.training.in_phase(phase.resize, phase.augment) for phase in self.phases.each)
 
     def input_at(self, step: int) -> ResolvedInput:
-        """Returns the input of the phase that the step after a global step belongs to."""
+        """Returns the input of the phase to which the step after a global step belongs."""
         return self.inputs[self.phases.number_at(step)]
 
 
@@ -69,16 +69,16 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     """Returns the plan of a run.
 
     Args:
-      config: the run's flags.
+      config: flags of the run.
       workers: processes whose replicas share the training.
-      task: class with the run's own `parse` and `augment`; None: the data are images, which --augment augments.
+      task: class with the run's own `parse` and `augment`; None for images augmented by --augment.
 
     Raises:
-      DataError: no valid data set.
+      DataError: there is no valid data set.
       UsageError: the config does not fit the data.
     """
     given, config = config.data.eval_split, with_eval_split(config)
-    split = config.data.eval_split  # None was given: one that the data have
+    split = config.data.eval_split  # not given: the plan chooses one that the data have
     replicas, virtual = max(config.run.num_replicas or 1, workers), config.order.virtual_replicas
     request = request_of(config, task)
     if virtual is not None:
@@ -88,7 +88,7 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     with as_flag("split", "--train_split"):
         training = resolve_all(request)
     training.check_pairs(replicas)
-    if task is None and not config.model.modules:  # before anything is written; a model's own loss needs the model
+    if task is None and not config.model.modules:  # before any writing; a model's own loss needs the model
         require_classes(config.data.data_dir, training.first.manifest)
     _check_labels(training.parts)
     label = None if request.parse else training.first.manifest.features.get("label")
@@ -111,7 +111,7 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
 
 
 def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
-    """Raises UsageError if a phase cannot have its images, or not in the order of the run's."""
+    """Raises UsageError if a phase's images are impossible, or would change the order of examples."""
     try:
         found = training.in_phase(phase.resize, phase.augment)
         if found is training:
@@ -120,8 +120,8 @@ def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
         if own and of_run and math.prod(own) > math.prod(of_run):
             larger = "x".join(map(str, own[:2]))
             raise UsageError(
-                f"its images are larger than the run's, {of_run[0]}x{of_run[1]}, by which windows are computed and "
-                f"evaluations are made; give --resize={larger}"
+                f"its images are larger than the run's, {of_run[0]}x{of_run[1]}, which determine windows and "
+                f"evaluations; give --resize={larger}"
             )
         resolved = resolve_all(found.request)
         resolved.check_pairs(replicas)
@@ -132,7 +132,7 @@ def _check_images(training: ResolvedInput, phase: Phase, replicas: int) -> None:
 
 
 def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, Plan]:
-    """Returns the config and the plan of a run with `--augment_on=auto` replaced by a place."""
+    """Returns the config and the plan of a run with `--augment_on=auto` resolved."""
     if config.data.augment_on != AUTO:
         return config, plan
     data, training = dataclasses.replace(config.data, augment_on=place), plan.training.with_images(augment_on=place)
@@ -140,10 +140,10 @@ def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, P
 
 
 def with_eval_split(config: TrainConfig) -> TrainConfig:
-    """Returns the config with a split to evaluate on: the given one, else `test` or another that the data have.
+    """Returns the config with a split to evaluate on: the given one, or `test` or another that the data have.
 
     Raises:
-      DataError: no valid data set.
+      DataError: there is no valid data set.
     """
     if config.data.eval_split is not None:
         return config
@@ -154,17 +154,17 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
 
 
 def with_trained_split(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the split that is trained on, of the first source, as the one to evaluate on."""
+    """Returns the config with the first source's training split as the split to evaluate on."""
     split = config.data.sources[0].split
     data = dataclasses.replace(config.data, eval_data_dir=None, eval_split=split, eval_where=None, eval_limit=None)
     return dataclasses.replace(config, data=data)
 
 
 def splits_of(config: TrainConfig) -> list[str]:
-    """Returns the names of splits that can be evaluated on, in their order: all but splits without labels.
+    """Returns the names of all splits with labels, on which evaluation is possible, in order.
 
     Raises:
-      DataError: no valid data set.
+      DataError: there is no valid data set.
     """
     loaded = [manifests.load(folder) for folder in _evaluated(config)]
     return list(dict.fromkeys(name for made in loaded for name in made.labelled(made.splits)))
@@ -174,7 +174,7 @@ def request_of(config: TrainConfig, task: type[Task] | None) -> Request:
     """Returns the request for the training split.
 
     Args:
-      config: the run's flags.
+      config: flags of the run.
       task: task, as in `make`.
     """
     data_dir = parse_sources(config.data.data_dir)
@@ -184,15 +184,15 @@ def request_of(config: TrainConfig, task: type[Task] | None) -> Request:
 def evaluation_of(
     config: TrainConfig, task: type[Task] | None, statistics: PathLike | None = None
 ) -> dict[str, ResolvedRequest]:
-    """Returns {name: request for one padded pass over the evaluation split} of each data set that has the split.
+    """Returns {name: request for one padded pass over the evaluation split} for each data set that has the split.
 
     Args:
-      config: the run's flags.
+      config: flags of the run.
       task: task, as in `make`.
-      statistics: the data set whose means and deviations normalise images; None: the first that is trained on.
+      statistics: data set whose means and deviations normalise images; None for the first training data set.
 
     Raises:
-      DataError: no valid data set.
+      DataError: there is no valid data set.
       UsageError: the config does not fit the data.
     """
     config = with_eval_split(config)
@@ -213,7 +213,7 @@ def evaluation_of(
 
 
 def _check_labels(parts: Iterable[ResolvedRequest]) -> None:
-    """Raises UsageError if images have no labels, and neither a parser nor masks, boxes or points in their place."""
+    """Raises UsageError if images have no labels, and no parser, masks, boxes or points instead."""
     for part in parts:
         if part.request.parse is None and not part.placed:
             require_labels(part.manifest, part.request.split)
@@ -232,7 +232,7 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
 def _otherwise_stored(
     config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]
 ) -> Iterator[str]:
-    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on."""
+    """Yields a note if the images in --eval_data_dir are stored differently from the training images."""
     given = config.data.eval_data_dir
     if given is None or not evaluation:
         return
@@ -246,7 +246,7 @@ def _otherwise_stored(
 
 
 def _storage(part: ResolvedRequest) -> str:
-    """Returns how the images of a data set are stored, in words; empty if the user's code parses them."""
+    """Returns text on how a data set's images are stored; empty if the user's code parses them."""
     image = part.manifest.features.get("image") if part.request.parse is None else None
     if image is None:
         return ""
@@ -281,19 +281,19 @@ def _augment_of(task: type[Task], config: TrainConfig) -> Any:
         return None if task.parse and flag == "none" else flag
     if task.parse is not None:
         raise UsageError(
-            f"{name}.augment with {name}.parse: parse returns everything that is fed; augment in it, by keys: "
+            f"{name}.augment with {name}.parse: parse returns everything that is fed; augment there, by keys: "
             "parse(records, keys)"
         )
     if flag != "none":
         raise UsageError(
-            f"--augment={flag} with {name}.augment: one of them augments; give --augment=none (the default is "
+            f"--augment={flag} with {name}.augment: only one of them can augment; give --augment=none (the default is "
             "--model's), or remove the method"
         )
     return task.augment
 
 
 def _classes(config: TrainConfig, folder: object) -> Any:
-    """Returns the classes of a data set that is evaluated: those that its source is trained on."""
+    """Returns the classes to evaluate of a data set: the ones that its source trains on."""
     given = config.data.sources
     sources, for_all = own_views(given if len(given) > 1 else (), {"classes": config.order.classes})
     own = (one.options["classes"] for one in sources if one.data_dir == folder and one.options)
@@ -307,7 +307,7 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 def _evaluated(config: TrainConfig) -> list[PathLike]:
     given, trained = config.data.eval_data_dir, _folders(config)
     if given is None and config.order.mixture_schedule and are_versions(trained):
-        return trained[-1:]  # earlier phases lead to it
+        return trained[-1:]  # earlier phases lead up to it
     return [given] if given is not None else trained
 
 
@@ -337,7 +337,7 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
 
 
 def _repeated(training: ResolvedInput) -> Iterator[str]:
-    """Yields a note for each source that holds the same records as another."""
+    """Yields a note for each source with the same records as another."""
     first: dict[tuple[str, str], Source] = {}
     for part, source in zip(training.parts, training.request.sources, strict=True):
         other = first.setdefault((part.spec.manifest_digest, part.spec.split), source)
@@ -349,15 +349,15 @@ def _repeated(training: ResolvedInput) -> Iterator[str]:
 
 
 def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
-    """Creates the folder that a flag names.
+    """Creates the folder named by a flag.
 
     Raises:
-      UsageError: it is a file or a checkpoint, or cannot be made.
-      DataError: it cannot be written to.
+      UsageError: the path is a file or a checkpoint, or the folder cannot be created.
+      DataError: the folder cannot be written to.
     """
     folder = pathlib.Path(path)
     if folder.name and folder.with_name(f"{folder.name}.index").is_file() and not folder.is_dir():
-        raise UsageError(f"{flag}={path}: is a checkpoint, not a folder; give the folder in which it lies")
+        raise UsageError(f"{flag}={path}: is a checkpoint, not a folder; give the folder that contains it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -366,5 +366,5 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
         raise UsageError(f"{flag}={path}: cannot be created: {reason_of(error)}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(
-            f"{flag}={path}: is not writable; make it so, or name another folder (to go on with a run: a copy)"
+            f"{flag}={path}: is not writable; make it so, or name another folder (to continue a run: a copy)"
         )

@@ -1,6 +1,6 @@
-"""`python -m trainer.predict`: prints the classes of your images or records by a trained model.
+"""`python -m trainer.predict`: prints a trained model's predictions for your images or records.
 
-Exit codes: 0 done; 1 an image, a record or a checkpoint cannot be read; 2 a flag is wrong; 130 Ctrl-C.
+Exit codes: 0 done; 1 an image, a record or a checkpoint cannot be read; 2 a flag is invalid; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, PredictConfig, argv)
     commandline.require("tensorflow")

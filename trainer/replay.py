@@ -1,9 +1,9 @@
-"""`python -m trainer.replay`: makes a step of a run again, and says what was in its batch; or whether its bits agree.
+"""`python -m trainer.replay`: repeats a step of a run and shows its batch, or compares the bits of checkpoints.
 
-The input is a function of the step and the update one of the state, so that a checkpoint before the step is all that
-this needs. It only reads the run's folder.
+The input is a function of the step, and the update a function of the state, so a checkpoint before the step is all this
+needs. It only reads the run's folder.
 
-Exit codes: 0 done; 1 the data or a checkpoint is bad, or the bits differ; 2 a flag cannot work; 130 Ctrl-C.
+Exit codes: 0 done; 1 the data or a checkpoint is bad, or the bits differ; 2 a flag is invalid; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _DESCRIPTION = (
 )
 _NEWEST = "newest"
 _WIDE = 5.0  # standard deviations of a normal distribution
-_OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
+_OF_MAD, _OF_MEAN = 1.4826, 1.2533  # median and mean absolute deviation, times this: standard deviation
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    """Steps are counted from 0, as by pipeline.inspect: the trainer's lines call the state after step 7 `step 8`."""
+    """Steps are counted from 0, as in pipeline.inspect: the trainer's lines call the state after step 7 `step 8`."""
 
     model_dir: str = flag(text=f"folder of a run of {name_of('trainer.run')}; it may be training")
-    step: int | None = flag(None, "make this step again, and show its batch", least=0)
+    step: int | None = flag(None, "repeat this step, and show its batch", least=0)
     verify: str | None = flag(
         None,
-        "FROM:TO, steps of checkpoints: replay from one to the other, and compare the bits of each on the way; 0: the "
+        "FROM:TO, steps of checkpoints: replay from one to the other, and compare the bits of each in between; 0: the "
         "first weights; without a value: the two newest",
         bare=_NEWEST,
     )
@@ -73,7 +73,7 @@ class ReplayConfig:
     context: int = flag(
         20, "number of steps before --step whose gradients' norms are shown, too", least=0, needs="step"
     )
-    rows: int = flag(50, "most rows of --step that are listed, by falling loss", least=1, needs="step")
+    rows: int = flag(50, "largest number of rows of --step to list, by descending loss", least=1, needs="step")
     data_dir: str | None = flag(None, "folder where the run's data are now (None: where they were)")
     strategy: str | None = flag(
         None, "strategy that computes (None: the run's; for workers, mirrored)", known=OF_ONE_PROCESS
@@ -82,9 +82,9 @@ class ReplayConfig:
         None, "number of replicas that compute (None: as many as in the run)", least=1, most=1024
     )
     png: str | None = flag(
-        None, "picture to draw of the rows of --step, as stored and as trained on, by falling loss", needs="step"
+        None, "picture to draw of the rows of --step, as stored and as trained on, by descending loss", needs="step"
     )
-    json: bool = flag(False, "print one object of JSON, instead of tables")
+    json: bool = flag(False, "print one JSON object instead of tables")
 
     def __post_init__(self) -> None:
         check_all(
@@ -107,7 +107,7 @@ class ReplayConfig:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """FROM and TO of --verify; None: the two newest checkpoints."""
+        """FROM and TO in --verify; None for the two newest checkpoints."""
         if self.verify in (None, _NEWEST):
             return None
         match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", self.verify or "")
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: whatever a user can cause; DataError if bits differ.
+      PipelineError: any error that a user can cause; a DataError if bits differ.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, ReplayConfig, argv)
     commandline.require("tensorflow")
@@ -137,23 +137,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class Replay:
-    """A run that is made again in this process, from one of its checkpoints or its first weights.
+    """A run repeated in this process, from one of its checkpoints or its first weights.
 
     Attributes:
-      config, plan: flags of the run, and what it reads.
-      strategy: its replicas compute.
+      config, plan: flags and plan of the run.
+      strategy: strategy whose replicas compute.
       state: model, optimizer and step.
-      stepper: stepper that makes its steps.
-      origin: name of what it began from: `ckpt-400`, or `the first weights`.
-      first: the global step of that.
+      stepper: step of the run.
+      origin: name of the starting point: `ckpt-400`, or `the first weights`.
+      first: global step of the starting point.
     """
 
     def __init__(self, flags: ReplayConfig, record: Record) -> None:
-        """Builds the model and the step as the run that wrote a checkpoint had them.
+        """Builds the model and the step of the run that wrote a checkpoint.
 
         Raises:
           DataError: the data are gone, or have changed.
-          UsageError: the run cannot be made again, or a flag cannot work.
+          UsageError: the run cannot be repeated, or a flag is invalid.
         """
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
         from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
@@ -171,7 +171,7 @@ class Replay:
         self.strategy, self.state, self.stepper = run.strategy, run.state, run.stepper
         self._batches = functools.partial(loop.Batches, run.plan, run.batches)
         say, training = functools.partial(print, file=sys.stderr), run.plan.training
-        # As a worker that is not the chief: it writes nothing.
+        # It acts as a worker that is not the chief, so that it writes nothing.
         self._checkpoints = CheckpointManager(run.config, training, {}, run.state, run.parts, is_chief=False, say=say)
         if changes := resume.code_changes(record.content, run.config):
             say(f"changed since {record.path.name}: {'; '.join(changes)}")
@@ -185,14 +185,14 @@ class Replay:
 
     @property
     def where(self) -> str:
-        """The replicas and devices that compute."""
+        """Text on the replicas and devices that compute."""
         from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
 
         replicas = count_of(self.strategy.num_replicas_in_sync, "replica")
         return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
-        """Returns the changes of flags and order with which a run continued from the checkpoint of a step.
+        """Returns changes of flags and order made when the run continued from a step's checkpoint.
 
         Raises:
           UnreadableError: the checkpoint cannot be read.
@@ -208,15 +208,15 @@ class Replay:
         return [*changed_flags(stored["config"], self.config), *([past] if past else []), *others]
 
     def is_skipped(self, step: int) -> bool:
-        """Whether --skip_steps leaves a step out."""
+        """Whether --skip_steps includes a step."""
         return self.plan.training.spec.is_skipped(step)
 
     def begin(self, upto: int | None) -> None:
-        """Restores the newest checkpoint up to a step; None: begins with the first weights.
+        """Restores the newest checkpoint up to a step, or begins with the first weights if the step is None.
 
         Raises:
           DataError: no checkpoint can be read.
-          UsageError: the checkpoint is of another model or optimizer than the code now makes.
+          UsageError: the checkpoint's model or optimizer differs from what the code now builds.
         """
         if upto is None:
             self.state.initialize(self.strategy)
@@ -239,7 +239,7 @@ class Replay:
             _check_finite(self.stepper.run(batches.at(self.step), int(min(left, most, ahead))))
 
     def norms(self, stop: int) -> dict[int, float]:
-        """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
+        """Makes the updates up to a step one by one; returns each gradient's norm before clipping.
 
         Raises:
           DataError: a loss or weight is NaN or infinite.
@@ -267,13 +267,13 @@ class Replay:
         return values, float(result.norm), losses, weights
 
     def save(self, path: str) -> None:
-        """Writes the variables as a checkpoint of the run has them."""
+        """Writes the variables in the form of the run's checkpoints."""
         import tensorflow as tf  # noqa: PLC0415, as in `main`
 
         tf.train.Checkpoint(**self.state.trackable()).write(path)
 
     def names(self) -> dict[str, str]:
-        """Returns {name of a tensor in a checkpoint: name of its variable}, the weights first; others have no other."""
+        """Returns {tensor name in a checkpoint: name of its variable}, weights first; other tensors keep theirs."""
         state = self.state
         weights = [variable.path for variable in state.model.trainable_variables]
         lists = {
@@ -293,13 +293,13 @@ def _check_finite(result: Any) -> None:
 
 
 def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
-    """Returns the config that the run had, computed by the replicas of this process."""
+    """Returns the run's config, adapted to the replicas of this process."""
     stored = TrainConfig.of_stored(record.content["config"])
     strategy, count = stored.run.strategy, flags.num_replicas or stored.run.num_replicas
     if strategy == PARAMETER_SERVER:
         raise UsageError(
             f"{flags.folder}: is a run with --strategy={PARAMETER_SERVER}, whose steps depend on which worker was "
-            "first; they cannot be made again"
+            "first; they cannot be repeated"
         )
     if strategy == MULTIWORKER:
         count = count or len(ClusterFlags.hosts(stored.cluster.worker_hosts)) or None
@@ -308,12 +308,12 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
         strategy = "mirrored"
     strategy = flags.strategy or ("mirrored" if strategy == "one_device" and (count or 1) > 1 else strategy)
     given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
-    given["virtual_replicas"] = stored.order.virtual_replicas  # the bits depend on it
+    given["virtual_replicas"] = stored.order.virtual_replicas  # bits depend on it
     if flags.data_dir is not None:
         moved = flags_for(flags.data_dir, aliases.stored(record.content["config"]))
         given |= {"data_dir": flags.data_dir, **{name: moved.get(name) for name in VIEWS}}
         given["mixture_schedule"] = moved.get("mixture_schedule") or ""
-    # The order is compared here, and what a resumed run was allowed to change was changed on purpose.
+    # The order is compared below; whatever a resumed run was allowed to change was changed on purpose.
     changes = {**meaning.in_replay(TrainConfig), "allow_order_change": True}
     return TrainConfig.of_stored(record.content["config"], **{**changes, **given})
 
@@ -339,7 +339,7 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[T
 
 
 def _record_of(folder: RunFolder, step: int) -> Record:
-    """Returns the record of the first checkpoint after a step: the run that made the step wrote it; else the newest."""
+    """Returns the record of the first checkpoint after a step, written by the run that made it, or else the newest."""
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
     saved = files.steps_in(folder.path)
@@ -353,12 +353,12 @@ def _record_of(folder: RunFolder, step: int) -> Record:
 
 
 class Judged(NamedTuple):
-    """Which losses of a step stand out.
+    """The losses of a step that stand out.
 
     Attributes:
-      median, deviation: those of the finite losses; the deviation is the median absolute one, times 1.4826.
-      bound: losses above stand out, and those that are not finite.
-      stands_out: bool (rows,).
+      median, deviation: median, and 1.4826 times the median absolute deviation, of the finite losses.
+      bound: threshold above which losses stand out, as do losses that are not finite.
+      stands_out: whether each loss stands out, bool (rows,).
     """
 
     median: float
@@ -408,7 +408,7 @@ def _show(config: ReplayConfig, step: int) -> None:
     found = judged(losses[real])
     stands_out = np.zeros(len(losses), bool)
     stands_out[real] = found.stands_out
-    # NaN first: it is above all.
+    # NaN counts as the largest.
     order = [row for row in np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable").tolist() if real[row]]
     shown = _Shown(replay, step, values, norm, norms, losses, found, stands_out, [rows[row] for row in order])
     print(json.dumps(shown.as_json(config.model_dir)) if config.json else "\n".join(shown.lines(config.rows)))
@@ -422,13 +422,13 @@ def _show(config: ReplayConfig, step: int) -> None:
 
 
 def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: int) -> None:
-    """Restores a checkpoint that led to a step with the flags and the order that made the step.
+    """Restores a checkpoint from which the run reached a step without changing flags or order.
 
-    `before` has the steps of the checkpoints up to the step.
+    `before` contains the steps of the checkpoints up to that step.
     """
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
-    # One that lies before the step, if there is one: then there is a step to compare it with.
+    # Preferably one before the step, so that there is an earlier step to compare it with.
     origin = None if config.from_start else max([one for one in before if one < step], default=step)
     if origin is not None and origin < step == before[-1] and replay.changes_at(step):
         origin = step
@@ -450,9 +450,9 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shown:
-    """A step that was made again: its values, the norms of its gradient and of those before, and its rows' losses.
+    """A repeated step: its values, the norms of its gradient and of earlier ones, and its rows' losses.
 
-    `losses` and `stands_out` are of all rows of the batch, `rows` are the real ones, by falling loss.
+    `losses` and `stands_out` cover all rows of the batch, `rows` only real rows, by descending loss.
     """
 
     replay: Replay
@@ -537,7 +537,7 @@ def _short(value: float) -> str:
 
 
 def _verify(config: ReplayConfig) -> None:
-    """Replays from one checkpoint to another, and compares the bits of each one on the way."""
+    """Replays from one checkpoint to another, and compares the bits of each one in between."""
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
     first, stop = _span(config)
@@ -545,7 +545,7 @@ def _verify(config: ReplayConfig) -> None:
     between = [step for step in files.steps_in(path) if first < step <= stop]
     last = reader.read(files.path_of(path, stop))
     replay = Replay(config, last)
-    for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
+    for step in reversed(between):  # a checkpoint has the flags of the run that led to it
         if others := replay.changes_at(step):
             raise UsageError(
                 f"--verify={first}:{stop}: after ckpt-{step} the run continued with other flags ({'; '.join(others)}); "

@@ -73,7 +73,7 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
 
 
 def _told_cluster(argv: Sequence[str] | None) -> tf_config.Cluster | None:
-    """Returns the processes of the job; None if this one is alone or the flags do not tell."""
+    """Returns the processes of the job; None if this is the only one or the flags do not determine them."""
     names = [field.name for field in dataclasses.fields(ClusterFlags)]
     with contextlib.suppress(UsageError, ValueError):
         values: dict[str, Any] = configs.values(argv, "strategy", *names)
@@ -149,7 +149,7 @@ def _train(
             config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=lazy_imports.QUIET_SECONDS)
         if config.output.log_device_placement:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow logs it
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # TensorFlow logs placements at this level
         with lazy_imports.loading():
             from trainer.task import Task  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.training import AllReduceRun  # noqa: PLC0415
@@ -163,10 +163,10 @@ def _cluster(config: TrainConfig) -> tf_config.Cluster:
         tf_config.check_alone(strategy)
         return tf_config.ALONE
     cluster = tf_config.of(flags, strategy)
-    if flags.given:  # TensorFlow reads the variable
+    if flags.given:  # for TensorFlow, which reads the variable
         os.environ[tf_config.VARIABLE] = tf_config.of_flags(flags, strategy)
     elif cluster is None:
-        os.environ.pop(tf_config.VARIABLE, None)  # it may be set but empty, which TensorFlow cannot read
+        os.environ.pop(tf_config.VARIABLE, None)  # it may be empty, which TensorFlow cannot parse
         print(f"{tf_config.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
     return cluster or tf_config.ALONE
 

@@ -13,7 +13,7 @@ from pipeline.errors import DataError, RerunError, named
 from pipeline.files.paths import locked
 
 EVENTS = "events.out.tfevents."  # prefix of TensorBoard's event files
-FLAGS = "flags"  # tag of the run's flags in them: JSON, by group
+FLAGS = "flags"  # tag of the run's flags in event files: JSON, by group
 BEST = "best"  # folder of the best checkpoints, and its name in flags
 
 
@@ -33,13 +33,13 @@ class RunFolder:
 
     def is_run(self) -> bool:
         """Returns whether a run has written to the folder, even if its checkpoints are gone or half copied."""
-        # It may have kept its best checkpoints alone.
+        # It may only have kept its best checkpoints.
         patterns = ("ckpt-*.index", f"{BEST}/ckpt-*.index", "ckpt-*.data-*")
         has_files = self.config.is_file() or (self.path / LOCK).is_file()
         return has_files or any(path for pattern in patterns for path in self.path.glob(pattern))
 
     def run_around(self) -> RunFolder | None:
-        """Returns the run that this folder belongs to, for example as its `best`; None if there is none."""
+        """Returns the run that contains this folder, for example as its `best`; None if there is none."""
         path = pathlib.Path(os.path.abspath(self.path))
         for run in (RunFolder(parent) for parent in path.parents[:2]):
             if run.is_run() and path in (run.best, run.logs, run.evaluation_logs, run.launch, run.heartbeats):
@@ -73,7 +73,7 @@ class RunFolder:
 
     @property
     def order(self) -> pathlib.Path:
-        """File with the spec of the run's order, as JSON, by which its data are known."""
+        """File with the spec of the run's order, as JSON, which identifies its data."""
         return self.path / "order.json"
 
     @property
@@ -103,7 +103,7 @@ class RunFolder:
 
     @property
     def fresh_note(self) -> pathlib.Path:
-        """File that records which job has started over in the folder, and whether it is still deleting the old run."""
+        """File that records which job started over in the folder, and whether it is still deleting the old run."""
         return self.path / ".trainer.fresh"
 
     @property
@@ -113,7 +113,7 @@ class RunFolder:
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Raises DataError if something other than a file is where a run's file belongs."""
+    """Raises DataError if something other than a file has the path of a run's file."""
     if os.path.lexists(path) and not path.is_file():
         kind = "a folder" if path.is_dir() else "a link to nothing" if path.is_symlink() else "not a regular file"
         raise DataError(f"{path}: is {kind}, where a run has a file; move it away, then rerun the same command")
@@ -125,12 +125,12 @@ _MOST_BYTES = 1000  # limit of its content
 
 @contextlib.contextmanager
 def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
-    """Context in which no other job can train in a folder. The kernel releases the lock of a dead process.
+    """Context in which no other job can train in a folder. The kernel releases a dead process's lock.
 
     Args:
       folder: folder of the run.
       place: folder with the lock; None for the run's.
-      what: what the holder of the lock does there, for the error.
+      what: activity of the lock's holder, for the error.
 
     Raises:
       RerunError: another job is training there. A rerun may help: a launcher may start a job while the previous one is
@@ -144,7 +144,7 @@ def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is t
         if not is_free:
             holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
             raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir")
-        with contextlib.suppress(OSError):  # e.g. a full disk: the lock works without a name
+        with contextlib.suppress(OSError):  # e.g. the disk is full: the lock works without a name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

@@ -1,4 +1,4 @@
-"""TensorFlow itself: names in it and in Keras that are not public, and the meaning of errors of its operations.
+"""TensorFlow's internals: private names in TensorFlow and Keras, and the meaning of errors from operations.
 
 A new release may move such names without notice, so the trainer's other modules import them from here.
 """
@@ -54,7 +54,7 @@ def saving_without_function() -> Iterator[None]:
     save = functional_saver.MultiDeviceSaver.save
 
     def by_operations(saver: Any, *arguments: Any, **options: Any) -> Any:
-        saver._num_unique_tasks = 1  # for several it makes a function
+        saver._num_unique_tasks = 1  # TensorFlow makes a function if there are several
         return save(saver, *arguments, **options)
 
     functional_saver.MultiDeviceSaver.save = by_operations
@@ -68,8 +68,8 @@ def saving_without_function() -> Iterator[None]:
 def registering_within(seconds: float) -> Iterator[None]:
     """Context in which this process is killed by SIGALRM if registering a function on all servers takes too long.
 
-    That call holds Python's lock, as above, so that only the kernel can end it. A function is registered when it is
-    traced, for example in the first evaluation.
+    As above, that call holds Python's lock, so only the kernel can end it. A function is registered when it is traced,
+    for example in the first evaluation.
 
     Args:
       seconds: longest time for a function.
@@ -98,9 +98,9 @@ def registering_within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_automatic_order() -> Iterator[None]:
-    """Context in which the bodies of loops get no order of side effects but the one that they spell out.
+    """Context in which side effects in loop bodies have no order except for explicit control dependencies.
 
-    TensorFlow otherwise has each pass end with all of its side effects, on all devices: the host then waits for a GPU.
+    Otherwise TensorFlow ends each pass only after all its side effects on all devices, so the host waits for a GPU.
     """
     graph = tf.compat.v1.get_default_graph()
     before, graph._add_control_dependencies = graph._add_control_dependencies, False
@@ -116,12 +116,12 @@ def is_of_xla(error: tf.errors.OpError) -> bool:
 
 
 def said_by_xla(error: tf.errors.OpError) -> str:
-    """Returns in one line what XLA could not compile."""
+    """Returns one line on what XLA could not compile."""
     return first_line(error).partition("The op is created at")[0].strip()
 
 
 def raise_if_of_others(error: Exception) -> None:
-    """Raises an error in the user's function if another worker caused it: one that was lost, or has another model."""
+    """Raises an error in the user's function if another worker caused it by being lost or having another model."""
     if isinstance(error, tf.errors.OpError):
         if not is_own(error):
             raise error
@@ -148,13 +148,13 @@ def is_own(error: tf.errors.OpError) -> bool:
 
 
 def kind(error: tf.errors.OpError) -> type[tf.errors.OpError]:
-    """Returns the class of an error, or of its root cause if it lists several."""
+    """Returns an error's class, or that of its root cause if it lists several."""
     code = getattr(tf.errors, root_cause(error.message)[0] or "", None)
     return type(error) if code is None else tf.compat.v1.errors.exception_type_from_error_code(code)
 
 
 def first_line(error: tf.errors.OpError) -> str:
-    """Returns an error's description in one line, without its position in the graph and the Python code."""
+    """Returns an error's description in one line, without its location in the graph and in Python code."""
     if said := message_of_input(error.message):
         return " ".join(said.split("] ["))  # tf.debugging.assert_* appends values to its message
     said = root_cause(error.message)[1].removeprefix(_ABORTED)

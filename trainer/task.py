@@ -1,4 +1,4 @@
-"""`Task`: the parts of a training job that its author writes, the data passed to it, and the resulting means."""
+"""`Task`: the parts of a training job that users write, the data passed to it, and the resulting means."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Evaluation:
 
     Attributes:
       split: name of the split.
-      num_examples: number of examples in the means: all except skipped corrupt ones and those of sample weight 0.
+      num_examples: number of examples in the means: all except skipped corrupt ones and those with sample weight 0.
       num_skipped: number of corrupt examples that were skipped.
       loss: mean loss without regularisation.
       metrics: values by name, such as `accuracy`.
@@ -58,13 +58,13 @@ class Evaluation:
     copies: int = 1
 
     def scalars(self) -> dict[str, float]:
-        """Returns the means by their TensorBoard tags, including those of each source."""
+        """Returns the means by their TensorBoard tags, including each source's."""
         own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
         return own | {name: value for part in self.parts for name, value in part.scalars().items()}
 
     @property
     def lines(self) -> list[str]:
-        """A line for each source if there are several, and then the line at the end of a run."""
+        """A line for each source if there are several, then the line for the end of a run."""
         return [str(each) for each in (*self.parts, self)]
 
     @property
@@ -78,7 +78,7 @@ class Evaluation:
         return {**self.metrics, LOSS: self.loss}
 
     def __str__(self) -> str:
-        """The line at the end of a run."""
+        """The line for the end of a run."""
         values = ", ".join(f"{name} = {value:.4f}" for name, value in self.values.items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
         averaged = "; averaged weights" if self.averaged else ""
@@ -94,13 +94,14 @@ class DataSpec:
     Attributes:
       features: TensorSpec of the images after augmentation, (None, height, width, channels), or of the features from
         `Task.parse`.
-      labels: TensorSpec: int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluation; as in the
-        data set's manifest, such as float32 (None,) or (None, n); of the labels from `Task.parse`; or of the feature
-        that `Task.label` names: uint8 (None, height, width, 1) for masks, a dict for boxes or points.
+      labels: TensorSpec of class labels, int64 (None,), or float32 (None, classes), also in evaluation, if --augment
+        mixes rows; of other labels in the manifest, such as float32 (None,) or (None, n); of the labels from
+        `Task.parse`; or of the feature named by `Task.label`: uint8 (None, height, width, 1) for masks, a dict for
+        boxes or points.
       class_names: class names by label; empty if the data set has none.
       has_sample_weights: whether `Task.parse` also returns sample weights.
       are_classes: whether each row has one class, or shares of several that add up to 1; false if labels are numbers or
-        may have several classes. Labels from `Task.parse` are assumed to be classes.
+        may contain several classes. Labels from `Task.parse` are assumed to be classes.
     """
 
     features: Any
@@ -120,18 +121,19 @@ class DataSpec:
 class Task:
     """Image classification with the model that --model names. Subclass it and override what differs.
 
-    Losses and metrics are per row, so a task need not know about replicas, padding or virtual replicas: the trainer
+    Losses and metrics are per row, so a task need not care about replicas, padding or virtual replicas: the trainer
     computes weighted means over all rows of the global batch.
 
     Attributes:
-      parse: static method `parse(records)` for data that are not images, from serialized records, string (rows,), to
+      parse: static method `parse(records)` for data that are not images: turns serialized records, string (rows,), into
         (features, labels) or (features, labels, sample weights (rows,)), like `parse` of `pipeline.input_fn`, which
-        also passes `keys` and `training` if it has arguments of these names; None for the data set's images and labels.
-      augment: static method `augment(images, keys, training)` for images, used instead of a recipe, like the function
-        for `augment` of `pipeline.input_fn`; also a result of `pipeline.augment`. None if --augment augments.
-      label: name of the feature that is fed as labels: `label`, or `mask`, `boxes` or `points`, which recipes
-        move with the images.
-      config: all flags.
+        also passes `keys` and `training` if it has arguments with these names; None for the data set's images and
+        labels.
+      augment: static method `augment(images, keys, training)` for images, used instead of a recipe, like a function
+        given as `augment` to `pipeline.input_fn`; may also be a result of `pipeline.augment`. None to use --augment.
+      label: name of the feature fed as labels: `label`, or `mask`, `boxes` or `points`, which recipes transform along
+        with the images.
+      config: flags of the run.
       data: shapes and dtypes of the batches that the model gets.
       first_weights: file of Keras weights that the run began with; None if it began with others.
       left_out: line about the weights that were not loaded from that file; empty if all were.
@@ -149,7 +151,7 @@ class Task:
     def build_model(self) -> keras.Model:
         """Returns the model. Called once, in the strategy's scope, after Keras' seed has been set to --seed.
 
-        For each other size of images that --phases has, it is called once more, on a task with that size in `data`.
+        It is called again for each further image size in --phases, on a task with that size in `data`.
 
         Raises:
           UsageError: the model cannot take such images.
@@ -159,7 +161,7 @@ class Task:
     def initialize(self, model: keras.Model) -> None:
         """Sets the initial weights of a new run, if they should differ from those that the model was built with.
 
-        Called on every worker, in the strategy's scope, but not when a run resumes. By default loads --initialize_from.
+        Called on every worker, in the strategy's scope, but not when a run resumes. Loads --initialize_from by default.
         """
         source = self.config.model.initialize_from
         if source and is_weight_file(source):
@@ -174,13 +176,13 @@ class Task:
 
         Args:
           model: model, to be called as `model(features, training=True)`; it has the variables of this step.
-          features, labels: batch as in `DataSpec`, this replica's rows.
+          features, labels: rows of the batch on this replica, as in `DataSpec`.
         """
         outputs = model(features, training=True)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
     def evaluate(self, model: Model, features: Any, labels: Any) -> Rows:
-        """Returns losses and metrics of rows in evaluation; the trainer averages them over the whole split."""
+        """Returns the losses and metrics of rows in an evaluation; the trainer averages them over the whole split."""
         outputs = model(features, training=False)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
@@ -237,7 +239,7 @@ class Task:
 
 
 def uncalled(task: type[Task]) -> str | None:
-    """Returns a line about public methods of a task that override nothing and are never called; None without any.
+    """Returns a line about a task's public methods that override nothing and are never called; None if there are none.
 
     Args:
       task: class to check; methods inherited from bases that are not tasks are ignored.
@@ -294,7 +296,7 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
 
 
 def _placed(name: str, feature: Feature, images: tf.TensorSpec) -> Any:
-    """Returns the spec of labels that lie on images of a spec."""
+    """Returns the spec of labels with positions in images of a given spec."""
     if name == MASK:
         return tf.TensorSpec([None, *images.shape[1:3], 1], tf.uint8)
     shape = [None, *feature.shape]
@@ -329,7 +331,7 @@ def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
         keys = lambda: tf.zeros(tf.shape(records), tf.uint64)  # noqa: E731
         returned.append(UserFunction.of("Task.parse", parse, no_python=no_python)(records, keys, training=True))
 
-    # Traced, not run; with a function, which may capture tensors, tables and layers defined at a module's top level.
+    # Traced but not run, inside a function, which may capture tensors, tables and layers from a module's top level.
     tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec([1], tf.string))
     given = returned[-1]
     found = Supervised.of(given, "Task.parse")
@@ -341,8 +343,8 @@ def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
     if own is not None and not (isinstance(own, tf.Tensor) and own.shape.rank == 1):
         shapes = tf.nest.map_structure(lambda leaf: f"(rows, {', '.join(map(str, leaf.shape[1:]))})", own)
         raise UsageError(
-            f"Task.parse: sample weights must be one number per row, (rows,); they are {shapes}; multiply what lies "
-            "within a row by weights in Task.loss"
+            f"Task.parse: sample weights must be one number per row, (rows,); they are {shapes}; apply weights "
+            "within a row in Task.loss"
         )
     features, labels = tf.nest.map_structure(
         lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), (found.x, found.y)
@@ -369,8 +371,8 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
     Args:
       model: built model.
-      data: spec whose labels are class numbers, or probabilities of all classes if rows are mixed. Classes without
-        names are named by their numbers.
+      data: spec whose labels are class numbers, or probabilities of all classes if rows are mixed. Unnamed classes are
+        named by their numbers.
     """
     shape, labels = shape_of(model, data), data.labels
     if not isinstance(labels, tf.TensorSpec) or not data.are_classes:
@@ -384,9 +386,9 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
 
 def tags_of(model: keras.Model, data: DataSpec) -> tuple[str, ...]:
-    """Returns the class names if labels say for each class whether a row has it, and the model has an output for each.
+    """Returns the class names if labels tell for each class whether a row has it, and the model has an output for each.
 
-    Empty otherwise, and if the model is compiled with a loss that is not for probabilities.
+    Otherwise, or if the model is compiled with a loss that is not for probabilities, the result is empty.
     """
     labels, names = data.labels, data.class_names
     if data.are_classes or not isinstance(labels, tf.TensorSpec) or shape_of(model, data) != (None, len(names)):
@@ -402,7 +404,7 @@ def gives_probabilities(model: keras.Model, activation: Any = keras.activations.
 
     Args:
       model: built model.
-      activation: function that makes probabilities of logits.
+      activation: function that turns logits into probabilities.
     """
     last = model.layers[-1] if model.layers else None
     own = getattr(last, "activation", None)

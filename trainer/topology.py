@@ -6,7 +6,7 @@ on all replicas gives an exponent e (a maximum is the same in any order), and ea
 ceil(log2 V) - e)) as int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel
 reproducible summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32
 sum: the error of each summand is at most 2^-(62 - ceil(log2 V)) of the largest one. Magnitudes below 2^-126 count as 0,
-since it depends on the thread whether a kernel flushes them to 0.
+since whether a kernel flushes them to 0 depends on the thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BITS = 62  # bits of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # float32's: |x| < 2^(exponent - 126)
 _LEAST_NORMAL = -126  # 2^-126 is the smallest normal float32
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
-_WORTH_COMPILING = 1 << 18  # summands on a CPU from which the time saved repays the second of compiling
+_WORTH_COMPILING = 1 << 18  # number of summands on a CPU from which the time saved makes up for the second of compiling
 
 
 def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.Tensor]:
@@ -38,14 +38,14 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
     Apply the result with an optimizer that does not sum over replicas again; see `without_all_reduce`.
 
     Args:
-      gradients: gradients of each variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
+      gradients: gradients of each variable, float32 (n, *shape), one for each of this replica's n virtual replicas.
       num_summands: number of virtual replicas on all replicas, V; below 2^38.
 
     Returns:
       The sum for each variable, float32 (*shape); all NaN if one of its summands is NaN or infinite.
 
     Raises:
-      UsageError: the replicas together have another number of summands, or they are not float32.
+      UsageError: the replicas together have a different number of summands, or the summands are not float32.
     """
     _check(gradients, num_summands)
     # As separate tensors, XLA adds whole rows; along an axis it would sum one element at a time.
@@ -94,7 +94,7 @@ def keep_order_of_sums() -> None:
     # Everything that the default does except its "scheduling"; tf.config.optimizer has no option for this.
     options.memory_optimization = options.SWAPPING_HEURISTICS
     eager._config = settings
-    eager.function_call_options = None  # cached per thread; to be made again from the settings
+    eager.function_call_options = None  # cached per thread; resetting it rebuilds it from the settings
 
 
 def _sum(variables: Sequence[_Summands], num_summands: int, is_compiled: bool) -> list[tf.Tensor]:
@@ -117,7 +117,7 @@ def _is_compiled(tensors: Sequence[tf.Tensor]) -> bool:
     """Returns whether XLA compiles the sums: on GPUs, and on CPUs if there are many summands.
 
     The computations are exact except for one rounding, so both ways give the same bits. Compiled, they pass over the
-    summands twice. Uncompiled on a GPU, each operation would be a launch of its own.
+    summands twice. Uncompiled on a GPU, each operation would need its own launch.
     """
     many = sum(tensor.shape.num_elements() for tensor in tensors) >= _WORTH_COMPILING
     return many or bool(tf.config.list_logical_devices("GPU"))
@@ -167,7 +167,7 @@ def _exponents(variables: Sequence[_Summands]) -> tf.Tensor:
 
 
 def _fields(values: tf.Tensor) -> tf.Tensor:
-    """Returns the exponent bits, which are ordered like magnitudes, with infinity and NaN at the top; float32."""
+    """Returns the exponent bits, float32, which sort like magnitudes, with infinity and NaN at the top."""
     magnitudes = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
     # float32, since outside XLA, GPUs neither compare nor reduce int32.
     return tf.cast(tf.bitwise.right_shift(magnitudes, _MANTISSA_BITS), tf.float32)
@@ -176,7 +176,7 @@ def _fields(values: tf.Tensor) -> tf.Tensor:
 def _combined(
     summands: _Summands, function: Callable[[tf.Tensor], tf.Tensor], both: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns a function of the summands; if they are separate tensors, of each, combined by a function of two."""
+    """Applies a function to the summands; if they are separate tensors, to each, combining results in pairs."""
     if tf.is_tensor(summands):
         return function(summands)
     return functools.reduce(both, map(function, summands))
@@ -220,13 +220,13 @@ def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[
     """Returns the results of a function for each of this replica's virtual replicas.
 
     The idea comes from VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
-    replica v always has rows [vG/V, (v+1)G/V) of the batch, and each of the R replicas runs V/R of them one after
-    another. All start with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows
-    ("ghost batch norm", Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
+    replica v always has rows [vG/V, (v+1)G/V) of the batch, and each of the R replicas runs V/R of them one by one. All
+    start with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows ("ghost batch
+    norm", Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
-    A replica computes one virtual replica at a time on a GPU, and two on a CPU, whose cores are not filled by the
-    operations on the few rows of one of them. So only the activations of these are in memory. It calls one function V/R
-    times, so that TensorFlow's optimisations of the function depend neither on V/R nor on the consumers of its results.
+    A replica computes one virtual replica at a time on a GPU, and two on a CPU, since the few rows of one do not keep
+    all cores busy. So memory only holds the activations of these. It calls one function V/R times, so that TensorFlow's
+    optimisations of the function depend neither on V/R nor on the consumers of its results.
 
     Args:
       function: function from a virtual replica's part of `rows` to a structure of float32 tensors.

@@ -1,7 +1,7 @@
 """One run, from the strategy to the last line: strategy -> state -> checkpoint -> callbacks -> input -> loop -> end.
 
-`Run` has what all runs share. `AllReduceRun` makes its steps on replicas that sum their gradients, in one or several
-processes; `parameter_server.training` has the other kind.
+`Run` contains what all runs share. `AllReduceRun` makes its steps on replicas that sum their gradients, in one or
+several processes; the other kind is in `parameter_server.training`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
 from trainer.task import Evaluation, Task, uncalled
 
-_STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
+_STOP = 0  # workers agree on numbers: this one means stop, 1 + its number each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
 
 Batches: TypeAlias = Mapping[str, Iterable[tuple[Any, ...]]]  # {name: one pass over a split}
@@ -63,27 +63,27 @@ class _EpochSteps(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many steps have been summed."""
+        """Number of steps summed so far."""
 
 
 class Run(Callback, abc.ABC):
-    """A run from its first line to its last; a subclass connects the processes, and makes the steps.
+    """A run from its first line to its last; a subclass connects the processes and makes the steps.
 
-    It is one of its callbacks: those before it, in whose order actions are done, see the state that it saves.
+    It is itself one of its callbacks: callbacks before it run their actions first, on the state that it then saves.
 
     Attributes:
-      strategy: distributes the state, which is created in its scope; set by `connect`, as is `agreement`.
-      agreement: lets the workers agree on when to stop.
-      task, state: there when `build_step` is called, which sets the attributes below.
-      where, here: the devices of the run, and those of this process, in words.
+      strategy: strategy in whose scope the state is created; set by `connect`, as is `agreement`.
+      agreement: means for the workers to agree on when to stop.
+      task, state: task and state, available when `build_step` is called, which sets the attributes below.
+      where, here: text on the devices of the run and of this process.
       epoch: counter of the steps of the epoch so far.
-      parts: the parts of a checkpoint that are not variables, by name.
-      bottleneck: explains the speed; None: nothing does.
-      shown: the step whose graph and histograms TensorBoard shows.
-      read_histograms: function that returns the current ones; None if they are in the result of a step.
+      parts: parts of a checkpoint that are not variables, by name.
+      bottleneck: explanation of the speed; None without one.
+      shown: step whose graph and histograms TensorBoard shows.
+      read_histograms: function that returns the current histograms; None if a step's result has them.
     """
 
-    io_device: ClassVar[str | None] = None  # reads and writes checkpoints; None: the variables' own devices
+    io_device: ClassVar[str | None] = None  # device that reads and writes checkpoints; None for the variables' own
     rerun: ClassVar[str] = "rerun the same command to resume"  # what to do after a signal
 
     strategy: tf.distribute.Strategy
@@ -105,14 +105,14 @@ class Run(Callback, abc.ABC):
         output: Output,
         callbacks: Callbacks,
     ) -> None:
-        """Does nothing yet.
+        """Stores the arguments.
 
         Args:
-          config, plan: flags of the run, and what it reads.
-          cluster: processes of the job, of which this is one.
-          interrupt: flag that says whether a signal came.
-          output: prints the lines.
-          callbacks: those that already follow the run; all others are added.
+          config, plan: flags and plan of the run.
+          cluster: processes of the job, including this one.
+          interrupt: interrupt that records signals.
+          output: output for lines.
+          callbacks: callbacks that already follow the run; all others are added.
         """
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
         self.output, self.callbacks, self.is_chief = output, callbacks, cluster.is_chief
@@ -128,7 +128,7 @@ class Run(Callback, abc.ABC):
           The last evaluation, or None if the config asks for none.
 
         Raises:
-          RerunError: stopped by a signal, with the state saved, or another process was lost or did not come.
+          RerunError: a signal stopped the run, with the state saved, or another process was lost or did not join.
           DataError: a loss or weight is not finite, or the data cannot be read.
           UsageError: the config does not fit this machine, the cluster or the checkpoint in the run's folder.
         """
@@ -146,12 +146,12 @@ class Run(Callback, abc.ABC):
         self.state.take_averages()  # once no checkpoint is saved any more
         if self.is_chief:
             self.task.after_train(self.state.model, result)
-        self._say_bottleneck()  # last, as it changes the weights
+        self._say_bottleneck()  # last, because it changes the weights
         self.agreement.wait()
         return result
 
     def build(self, task: type[Task]) -> None:
-        """Makes the strategy, and in its scope the model, its state and the step."""
+        """Creates the strategy and, in its scope, the model, its state and the step."""
         self.connect()
         place = best_place(self.plan.inputs, self.on_gpus)
         self.config, self.plan = plans.settled(self.config, self.plan, place)
@@ -191,7 +191,7 @@ class Run(Callback, abc.ABC):
         self.summary.start(self.where, self.here, restored, self.epoch.steps)
 
     def _attach_callbacks(self) -> None:
-        """Adds the callbacks in the order of their actions: what a checkpoint stores comes before it is saved."""
+        """Adds the callbacks in the order of their actions: whatever a checkpoint stores comes before the save."""
         config, plan, output, last_step = self.config, self.plan, self.output, self.plan.last_step
         start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
         unit = "img" if are_images(self.task.data.features) else "rows"
@@ -229,7 +229,7 @@ class Run(Callback, abc.ABC):
         self.callbacks.callbacks += [each for each in callbacks if each]
 
     def actions(self) -> list[Action]:
-        """Returns the actions that begin a phase, and that save."""
+        """Returns the actions that begin a phase and that save."""
         period = self.config.steps.period("checkpoint", self.plan.training.steps_per_epoch)
         return [
             Action(Period(), self._begin_phase, at=tuple(self.state.phases.starts[1:])),
@@ -238,7 +238,7 @@ class Run(Callback, abc.ABC):
         ]
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Calls `Task.on_metrics`, on the chief."""
+        """Calls `Task.on_metrics` on the chief."""
         if self.is_chief:
             self.task.on_metrics(step, values)
 
@@ -250,7 +250,7 @@ class Run(Callback, abc.ABC):
         start, checkpoints = self.state.step, self.checkpoints
         most = self.config.steps.steps_per_loop
         steps = "the current step" if most == 1 else f"the current steps (at most {most})"
-        # A launcher says it once, for all of its processes.
+        # A launcher prints it once for all of its processes.
         first = "" if heartbeat.VARIABLE in os.environ else f"stops after {steps} and saves"
         with self.interrupt.deferred(first), self.callbacks.training(), checkpoints.naming_the_way_back():
             self.callbacks.phase("compiling the step")
@@ -263,12 +263,12 @@ class Run(Callback, abc.ABC):
             raise self._stopped("training")
 
     def _fed(self) -> Iterator[Fed]:
-        first = self.state.step  # that of the last loop: it does not say how far the next one came
+        first = self.state.step  # after the last loop: it does not show how far the next one got
         yield Fed(self.plan.input_at(first).request, first, first + self.config.steps.steps_per_loop + 1)
         yield from (Fed(part.request) for part in self.plan.evaluation.values())
 
     def _say_bottleneck(self) -> None:
-        """Prints what bounds the speed, after a long run or if --headspace asks for it."""
+        """Prints what limits the speed, after a long run or if --headspace is given."""
         if found := self.bottleneck:
             is_asked = found.batch is not None
             if self.agreement.on_any(is_asked or (self.is_chief and found.is_worth_telling)):
@@ -307,20 +307,20 @@ class Run(Callback, abc.ABC):
 
     @property
     def on_gpus(self) -> bool:
-        """Whether all replicas are on GPUs, which decides what `auto` means; known once `connect` has been called."""
+        """Whether all replicas are on GPUs, which determines `auto`; known once `connect` has been called."""
         return False
 
     def own_scalars(self) -> dict[str, float]:
-        """Returns further numbers of this kind of run, by their tags for TensorBoard."""
+        """Returns further numbers of this kind of run by TensorBoard tag."""
         return {}
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Makes `strategy` and `agreement`; with several processes, connects TensorFlow's servers."""
+        """Creates `strategy` and `agreement`; with several processes, connects TensorFlow's servers."""
 
     @abc.abstractmethod
     def build_step(self) -> None:
-        """Makes the step, and sets the attributes that the class names."""
+        """Creates the step, and sets the attributes listed in the class."""
 
     @abc.abstractmethod
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[EvaluationStep, Batches]:
@@ -328,18 +328,18 @@ class Run(Callback, abc.ABC):
 
     @abc.abstractmethod
     def train_loop(self, start: int) -> AbstractContextManager[TrainLoop]:
-        """Returns a context that yields the loop from a step to the last one."""
+        """Returns a context with the loop up to the last step."""
 
 
 class AllReduceRun(Run):
     """A run of one process or several workers, whose replicas sum their gradients in every step."""
 
     def run(self, task: type[Task]) -> Evaluation | None:
-        """Meets the other workers, makes the run with them, and gives up those that no longer answer; see `Run.run`."""
+        """Meets the other workers, runs with them, and gives up those that stop responding; see `Run.run`."""
         cluster, timeout = self.cluster, self.config.run.join_timeout
         strategies.configure(self.config, self.is_chief)
         is_compiled = train_step.is_compiled(self.config)
-        self.config = self.config.with_mode("on" if is_compiled else "off")  # as checkpoints store it
+        self.config = self.config.with_mode("on" if is_compiled else "off")  # for checkpoints
         self.ties, self._watchdog = Ties(cluster), Watchdog(self.config.run.collective_timeout, cluster)
         if cluster.size > 1:
             self.callbacks.phase("waiting for all workers", shown="")
@@ -350,7 +350,7 @@ class AllReduceRun(Run):
             return super().run(task)
 
     def connect(self) -> None:
-        """Makes the strategy. With several workers that joins TensorFlow's cluster: no other thread runs meanwhile."""
+        """Creates the strategy; with several workers, joins TensorFlow's cluster, which blocks all other threads."""
         config, joins = self.config, self.config.run.strategy == meaning.MULTIWORKER
         self.callbacks.phase("building the model")
         if joins:
@@ -364,11 +364,11 @@ class AllReduceRun(Run):
 
     @property
     def on_gpus(self) -> bool:
-        """Whether all replicas are on GPUs; the workers, which compare how many each has, agree on it."""
+        """Whether all replicas are on GPUs; the same on all workers, since they compare their numbers of GPUs."""
         return not replicas_are_on_cpus(self.strategy)
 
     def build_step(self) -> None:
-        """Checks that all workers have the same model, and makes the step."""
+        """Checks that all workers have the same model, and creates the step."""
         config, plan = self.config, self.plan
         if self.cluster.size > 1:
             found = structure.of(self.state.model)
@@ -383,13 +383,13 @@ class AllReduceRun(Run):
         self.where = f"{count_of(self.strategy.num_replicas_in_sync, 'replica')}, {self.here}"
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[EvaluationStep, Batches]:
-        """Returns a step on the same replicas, and distributed batches."""
+        """Returns a step that evaluates on the same replicas, and distributed batches."""
         step = EvaluationStep(self.strategy, self.state, self.config.order.virtual_replicas)
         return step, {name: self.batches(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
-        """Context that yields the loop over the training batches from a step on.
+        """Context with the loop over the training batches.
 
         Raises:
           UsageError: --log_keys cannot work with a task's own parse function.
@@ -411,14 +411,14 @@ class AllReduceRun(Run):
 
     @contextlib.contextmanager
     def _logged(self, start: int) -> Iterator[InnerLoop]:
-        """Context that yields an inner loop which logs the keys or the losses of each step's rows."""
+        """Context with an inner loop that logs the keys or the losses of each step's rows."""
         flags, rank, size = self.config.run, self.cluster.rank, self.cluster.size
         num_replicas, options = self.strategy.num_replicas_in_sync, dict[str, Any]()
         with contextlib.ExitStack() as opened:
             keys = losses = None
             if flags.log_keys:
                 if self.plan.training.request.parse:
-                    raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
+                    raise UsageError(f"--log_keys={flags.log_keys}: does not work with a task's own parse function")
                 if not all("key" in part.manifest.features for part in self.plan.training.parts):
                     raise UsageError(f"--log_keys={flags.log_keys}: the manifest of the data names no key")
                 spec = self.plan.training.spec
@@ -437,9 +437,9 @@ class AllReduceRun(Run):
             yield loop.made_again(make, self._leave_xla)
 
     def _leave_xla(self, error: Exception) -> bool:
-        """Continues without XLA if an error is that XLA cannot compile the step; returns whether it is.
+        """Continues without XLA if an error means that XLA cannot compile the step; returns whether it does.
 
-        Each worker comes to the same: it compiles the same step before its first all-reduce.
+        All workers decide alike, since each compiles the same step before its first all-reduce.
         """
         compiled = self.stepper.gradients.compiled
         if not compiled or not isinstance(error, tf.errors.OpError) or not runtime.is_of_xla(error):
@@ -466,7 +466,7 @@ class AllReduceRun(Run):
         )
 
     def batches(self, request: Request, prefetch: int | None = None) -> Any:
-        """Returns distributed batches, of which `prefetch` are held ready; None: as --prefetch says."""
+        """Returns distributed batches, prefetching `prefetch` of them, or as many as --prefetch if that is None."""
         order = self.config.order
         ahead = order.prefetch if prefetch is None else prefetch
         return distribute_request(self.strategy, request, ahead, order.virtual_replicas, grouped=True)

@@ -1,6 +1,6 @@
-"""`python -m trainer.watch RUN [RUN ...]`: a page about runs, live while they train and afterwards. It only reads.
+"""`python -m trainer.watch RUN [RUN ...]`: a page about runs, during and after training. It only reads.
 
-Exit codes: 2 a flag is invalid; 130, 143 it was ended by Ctrl-C or SIGTERM.
+Exit codes: 2 a flag is invalid; 130, 143 ended by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from trainer.watching.source import RunSource
 
 COMMAND = "trainer.watch"
-TOKEN = "STEPFEED_WATCH_TOKEN"  # variable with the token; if unset, a new token each time
+TOKEN = "STEPFEED_WATCH_TOKEN"  # variable with the token; if unset, there is a new token each time
 _SHORTEST = 16  # minimum number of characters in a token
-_PATIENCE = 0.2  # seconds that a snapshot spends on new log lines: many lines take longer, and must not block
+_PATIENCE = 0.2  # seconds that a snapshot spends on new log lines; many lines take longer, and must not block it
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchConfig:
-    """What is shown, and to whom."""
+    """What to show, and to whom."""
 
     runs: list[str] = flag(text="folders of runs (--model_dir)", positional=True, repeated=True, metavar="RUN")
     host: str = flag(
         "127.0.0.1",
-        "address to listen at; with one that other machines reach, the page asks for the token in the URL that is "
-        f"printed, or for that in ${TOKEN}",
+        "address to listen on; if other machines can reach it, the page asks for the token in the URL that is "
+        f"printed, or for the one in ${TOKEN}",
     )
     port: int | None = flag(
         None,
-        f"to listen at (None: {PAGE_PORT}, or if that is taken any free one); 0: any free one",
+        f"port to listen on (None: {PAGE_PORT}, or any free one if that is taken); 0: any free one",
         least=0,
         below=1 << 16,
     )
@@ -89,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     token, is_given = (None, False) if server.is_loopback(config.host) else _token()
     with _listening(config) as listener:
-        # Whoever has set a token knows it; it must not get into a log that others read.
+        # A user who has set a token knows it; it must not get into a log that others read.
         url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(map(_shown, sources))
-        print(f"{url} shows {shown}" + (f"; add ?token= with that of ${TOKEN}" if is_given else ""), flush=True)
+        print(f"{url} shows {shown}" + (f"; add ?token= with the value of ${TOKEN}" if is_given else ""), flush=True)
         server.serve(server.Site(sources), listener, config.host, token)
 
 
@@ -123,7 +123,7 @@ def _listening(config: WatchConfig) -> socket.socket:
             if error.errno == errno.EADDRINUSE and port != ports[-1]:
                 continue
             flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
-            # `create_server` also converts a gaierror, with its negative numbers, to an OSError, and appends the
+            # `create_server` converts even a gaierror, whose numbers are negative, to an OSError, and appends the
             # address.
             why = str(error.strerror).partition(" (while ")[0]
             raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None

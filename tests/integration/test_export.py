@@ -224,7 +224,7 @@ def photographs_are_cut_as_the_run_cuts_them(run, folder, photo):
     stretched = images.resized(pixels, of_run.image_shape[:2])
     for made in (of_run, of_file):
         assert not np.array_equal(made.probabilities([pixels]), made.probabilities([stretched]))
-    with pytest.raises(UsageError, match=r"model\.keras: takes images that are cut to \d+x\d+ already"):
+    with pytest.raises(UsageError, match=r"model\.keras: takes images already cropped to \d+x\d+"):
         Predictor.of_export(folder / "model.keras")
 
 
@@ -274,7 +274,7 @@ def test_the_checkpoint_the_weights_and_the_examples_to_compare_on_are_those_of_
 def test_what_is_there_is_not_touched(trained, tmp_path):
     (tmp_path / "out").mkdir()
     said = forked.refused(export(trained, tmp_path / "out"))
-    assert f"--output={tmp_path / 'out'}: is there already" in said
+    assert f"--output={tmp_path / 'out'}: already exists" in said
 
 
 def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path, monkeypatch):

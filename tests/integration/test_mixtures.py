@@ -164,7 +164,7 @@ def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):
         (["--virtual_replicas=12"], r"16, .* 8 rows, of which 12 virtual replicas need equal parts; nearest .*=36"),
         (["--eval_split=dev"], "--eval_split=dev: .*unknown.*dev"),
         (["--global_batch_size=2", "--train_split=val"], "val"),
-        ([*SERVERS, "--join_timeout=0.4"], "with --strategy=parameter_server: a step is of one data set"),
+        ([*SERVERS, "--join_timeout=0.4"], "with --strategy=parameter_server: a step uses one data set"),
     ],
 )
 def test_wrong_flags(mixture, tmp_path, flags, message):

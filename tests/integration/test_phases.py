@@ -196,7 +196,7 @@ def test_a_phase_that_has_begun_stays(phases, said, data, whole, tmp_path):
         ("0: freeze=", "'0': freeze must have one value, such as freeze=base"),
         ("0: freeze=base; soon: freeze=none", "'soon' must be a step or an epoch, such as 5000, or '10 epochs'"),
         ("0: freeze=base; 2.5: freeze=none", "'2.5' must be a step or an epoch"),
-        ("freeze=base", "'freeze=base': gives nothing; write a step and what holds from there on"),
+        ("freeze=base", "'freeze=base': sets nothing; write a step and its settings"),
         ("0: learning_rate=0", "'0': learning_rate=0: must be a number above 0"),
         ("0: learning_rate=nan", "'0': learning_rate=nan: must be a number above 0"),
         ("0: learning_rate=fast", "'0': learning_rate=fast: must be a number above 0"),

@@ -292,7 +292,7 @@ def test_keys_are_not_logged_of_data_that_a_task_parses(project):
     flags = ("--data_dir=diabetes", "--model_dir=logged", *TASK, "--log_keys=keys", "--train_steps=3")
     [(code, _, error)] = finish(start(project, *flags))
     assert code == 2
-    assert "--log_keys=keys: not for a task with its own parse function" in error
+    assert "--log_keys=keys: does not work with a task's own parse function" in error
 
 
 WRONG = [  # flags, and the message

@@ -1,4 +1,4 @@
-"""`Callback`, which is told what happens in a run, and `Callbacks`, all of a run's. Without TensorFlow."""
+"""`Callback`, which is notified of events in a run, and `Callbacks`, the list of a run's. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A possibly long phase that a process has begun.
+    """A phase that a process has entered, and that may take long.
 
     Attributes:
       name: name, such as `compiling the step`.
-      expects: next sign of progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
+      expects: next sign of progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing` if the
         process serves others.
-      quiet: seconds for which no other thread may run because the interpreter's lock is held.
-      shown: text for the terminal; None for the name.
+      quiet: seconds during which the interpreter's lock may keep all other threads from running.
+      shown: text for the terminal; None to show the name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Phase:
 
 
 class Callback:
-    """Base of anything that prints, writes or reports during a run. Methods do nothing unless overridden."""
+    """Base class of anything that prints, writes or reports during a run. Methods do nothing unless overridden."""
 
     def on_phase(self, phase: Phase) -> None:
         """Called when a possibly long phase begins."""
@@ -56,7 +56,7 @@ class Callback:
         self.on_metrics(step, evaluation.scalars())
 
     def saving(self) -> AbstractContextManager[None]:
-        """Returns a context that is entered while the state is saved."""
+        """Returns a context to enter while the state is saved."""
         return contextlib.nullcontext()
 
     def on_train_end(self) -> None:
@@ -66,10 +66,10 @@ class Callback:
         """Called with the global step after the last evaluation."""
 
     def on_lost(self, names: Sequence[str]) -> None:
-        """Called when this process ends at once because other processes of the job, with these names, are lost."""
+        """Called when this process exits immediately because the job has lost the processes with these names."""
 
     def actions(self) -> list[Action]:
-        """Returns the actions between inner loops; every worker must return as many, due at the same steps."""
+        """Returns the actions between inner loops; all workers must return the same number, due at the same steps."""
         return []
 
 
@@ -84,7 +84,7 @@ class Callbacks(Callback):
         self.callbacks = list(callbacks)
 
     def phase(self, name: str, *, quiet: float = 0.0, shown: str | None = None) -> None:
-        """Begins a phase that makes no progress before its end; see `Phase`."""
+        """Begins a phase that shows no progress until it ends; see `Phase`."""
         self.on_phase(Phase(name, quiet=quiet, shown=shown))
 
     def on_phase(self, phase: Phase) -> None:

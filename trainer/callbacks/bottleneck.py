@@ -23,17 +23,17 @@ from trainer.step.gradients import all_sum
 from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
-_LEAST_SECONDS = 5.0  # seconds of training needed for a verdict that nobody asked for
+_LEAST_SECONDS = 5.0  # seconds of training needed before a verdict is printed unasked
 _SHORT_STEP = 2e-3  # seconds; in shorter steps, launching operations takes much of the time
-_REPEATS, _ROUNDS = 3, 3  # all-reduces in a loop; loops, the fastest of which counts
+_REPEATS, _ROUNDS = 3, 3  # all-reduces per loop; loops: the fastest one counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Times of a run's steps, not counting updates that were compiled.
+    """Times of a run's steps, excluding updates that included compilation.
 
     Attributes:
-      spent: time of these updates.
+      spent: time spent in these updates.
       rows: number of rows per step.
       exchange: seconds of the all-reduce of one step's gradients, measured separately; 0 with one replica; None if not
         measured.
@@ -62,7 +62,7 @@ class Times:
 
     @property
     def bound(self) -> str:
-        """The bottleneck: what takes the largest share of the time, the input with the cost shown by the headspace."""
+        """The bottleneck: whatever takes the largest share of the time. For the input, the headspace may show more."""
         costs = 0.0 if self.headspace is None else 1 - 1 / self.headspace
         shares = {
             INPUT: max(self.spent.waiting, costs),
@@ -215,7 +215,7 @@ class Bottleneck(Callback):
         return self.text(exchange, constant)
 
     def _constant_seconds(self) -> float:
-        """Returns the seconds of an update on the constant batch. Changes the weights, which are no longer used."""
+        """Returns the seconds per update on the constant batch. Changes the weights, which are no longer needed."""
         steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
         stepper = self.stepper.current
         int(stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # to trace and compile it
@@ -247,7 +247,7 @@ def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any],
     """
 
     def made(number: tf.Tensor) -> list[tf.Tensor]:
-        # Depends on the number of the repetition: TensorFlow would sum constants only once.
+        # Different in each repetition: TensorFlow would sum constants only once.
         more = tf.cast(number, tf.float32)
         return [tf.cast(tf.cast(variable.value, tf.float32) + more, dtype) for variable in variables]
 

@@ -29,7 +29,7 @@ class Evaluator:
       splits: {name: split that the pass reads}.
       may_skip: largest number of examples of a split that may be left out because their records are corrupt.
       steps_per_loop: number of batches per loop.
-      stop: function that is asked before each loop whether to give up; gives the same answer on all workers.
+      stop: function called before each loop that returns whether to give up, the same on all workers.
     """
 
     stepper: EvaluationStep
@@ -70,15 +70,15 @@ class Evaluator:
 
 
 class Evaluations(Callback):
-    """Evaluates at regular steps and at the end, prints and ranks the results, and tells the other callbacks.
+    """Evaluates at regular steps and at the end, prints and ranks the results, and notifies the other callbacks.
 
     Args:
       evaluator: evaluator of the state.
       best: ranking that keeps the best states; None not to rank results.
-      output: printer of the lines.
+      output: output for the lines.
       period: period of the evaluations, besides the one at the end.
       last_step: step at which training ends.
-      tell: callback that is told of each evaluation before it is ranked.
+      tell: callback that gets each evaluation before it is ranked.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Evaluations(Callback):
         return [Action(self._period, self.during, pauses=True)]
 
     def is_due(self, step: int) -> bool:
-        """Returns whether a step will be evaluated, as far as that does not depend on the clock."""
+        """Returns whether a step will be evaluated, not counting evaluations by the clock."""
         return self._period.is_due(step) or step == self._last_step
 
     def during(self, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Signs of life for a launcher and a run's page: a file with its last `Beat`, written about once per second.
+"""Signs of life for a launcher and a run's page: a file with the process's last `Beat`, written about once per second.
 
 A thread writes it, even during long calls into TensorFlow. A live process may still hang, so the file counts beats and
 achievements separately: a process in a hung collective beats without achieving anything.
@@ -27,7 +27,7 @@ from trainer.run_folder import RunFolder
 
 VARIABLE = "STEPFEED_HEARTBEAT"  # path of the file; unset if nobody reads it
 _BETWEEN = 1.0  # seconds between beats
-_SOON = 0.2  # a new phase is written at once if the last beat is at least this many seconds old
+_SOON = 0.2  # a new phase is written immediately if the last beat is at least this many seconds old
 _HANGS = 5.0  # seconds that an ending process waits for the file system of the run's folder
 _WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
@@ -90,7 +90,7 @@ class Heartbeat(Callback):
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
     def on_phase(self, phase: Phase) -> None:
-        """Counts the phase as progress, and writes it at once if the last beat is not recent or beats may now stop."""
+        """Counts the phase as progress; writes it immediately if the last beat is not recent or beats may now stop."""
         with self._lock:
             self._evaluates = False
             self._achieve(phase=phase.name, expects=phase.expects, quiet=phase.quiet)

@@ -40,8 +40,8 @@ class MetricsFile(Callback):
         try:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(
-                    f"--metrics_jsonl={path}: is not a regular file, from which a resumed run could remove lines; name "
-                    "a file"
+                    f"--metrics_jsonl={path}: is not a regular file, so that a resumed run could not "
+                    "remove lines; name a file"
                 )
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
@@ -52,13 +52,13 @@ class MetricsFile(Callback):
         self._is_begun = end > 0
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Writes a line at once; NaN and infinity, which JSON lacks, become null.
+        """Writes a line immediately; NaN and infinity, which JSON lacks, become null.
 
         Raises:
           DataError: the disk is full.
         """
         if step == self._start_step and tuple(values) in self._at_start:
-            return  # a finished run that repeats its evaluation
+            return  # a finished run is repeating its evaluation
         line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **finite(values)})}\n".encode()
         if not self._is_begun:
             self._begin(line)
@@ -82,7 +82,7 @@ class MetricsFile(Callback):
                 if end == 0 and not any(own.startswith(line) for own in self._first_lines()):
                     self._content(line)
                     raise UsageError(
-                        f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
+                        f"--metrics_jsonl={self._path}: has the metrics of a different run from the one in "
                         f"{self._folder}; name another file, or move this one away"
                     )
                 content = self._content(line) if line.endswith(b"\n") else None  # cut short by a kill
@@ -99,5 +99,5 @@ class MetricsFile(Callback):
         except ValueError:
             content = None
         if not isinstance(content, dict) or not isinstance(content.get("step"), int):
-            raise UsageError(f"--metrics_jsonl={self._path}: is not a file of this trainer's metrics; name another")
+            raise UsageError(f"--metrics_jsonl={self._path}: is not a metrics file of this trainer; name another")
         return content

@@ -100,7 +100,7 @@ class RunSummary:
 
 
 def trained(config: TrainConfig, task: Task) -> str:
-    """Returns the name of the model, or of the user's task with the model that it leaves to --model."""
+    """Returns the name of the model or, for a user's task, its name and that of the model if --model decides it."""
     if not config.model.task:
         return config.model.model
     has_own = type(task).build_model is not Task.build_model
@@ -108,7 +108,7 @@ def trained(config: TrainConfig, task: Task) -> str:
 
 
 def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
-    """Returns a note if the means of the current epoch will not cover its first steps; else an empty text.
+    """Returns a note if the current epoch's means will not cover its first steps, otherwise an empty text.
 
     Args:
       step: global step that training resumes from.
@@ -132,7 +132,7 @@ _COLOUR = "green"
 
 
 def phase_text(state: TrainState) -> str:
-    """Returns the phase of the next update in words, and how many weights it trains."""
+    """Returns text about the phase of the next update, and how many weights it trains."""
     trained, variables = state.trained[state.phases.number_at(state.step)], state.model.trainable_variables
     sizes = [math.prod(variable.shape) for variable in variables]
     some = sum(sizes[index] for index in trained.weights)
@@ -142,7 +142,7 @@ def phase_text(state: TrainState) -> str:
 class LogLine(Callback):
     """Prints the mean loss of the epoch so far, and the speed since the last line.
 
-    Speeds leave out updates that were traced and compiled, unless there were no others since the last line.
+    Speeds exclude updates that were traced and compiled, unless there were no others since the last line.
 
     Args:
       period: period of the lines.
@@ -197,7 +197,7 @@ class EpochLine(Callback):
         return [Action(Period(self._steps_per_epoch), self.print)]
 
     def print(self, progress: Progress) -> None:
-        """Prints the line for the epoch that ends with a step, or leaves that to the step's evaluation."""
+        """Prints the line for the epoch that ends at a step, or leaves that to the step's evaluation."""
         step, means, all_steps = progress.step, progress.means, self._steps_per_epoch
         epochs = self._last_step / all_steps
         values = {LOSS: means[TOTAL_LOSS], **{name: means[name] for name in _metrics(means)}} if means else {}
@@ -270,12 +270,12 @@ class ProgressBar(Callback):
             self._live.show(self._drawn(progress))
 
     def text(self, progress: Progress, room: int | None = None) -> str:
-        """Returns the text beside the bar; loss and metrics are means over the epoch so far.
+        """Returns the text next to the bar; loss and metrics are means over the epoch so far.
 
         Args:
           progress: progress of the run.
-          room: columns that the text may take; metrics are left out first, then the epoch, the loss and the speed, so
-            that the wait and the time left stay visible. None for any number.
+          room: number of columns for the text; metrics are left out first, then the epoch, the loss and the speed, so
+            that the wait and the time left stay visible. None for no limit.
         """
         step, means = progress.step, progress.means
         parts = {

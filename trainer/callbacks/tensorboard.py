@@ -88,7 +88,7 @@ class TrainScalars(Callback):
         self._write(progress.step, values)
 
     def on_end(self, step: int) -> None:
-        """Writes the final values of the further numbers, if there are any."""
+        """Writes the final values from `more`, if any."""
         if (self._period.steps or self._period.seconds) and (more := self._more()):
             self._write(step, more)
 
@@ -175,7 +175,7 @@ class TensorBoard(Callback):
             tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
             found = self._read_histograms() if self._read_histograms else progress.result.histograms
             rows = zip(tags, found.numpy().tolist(), strict=True)
-            # Without counts it is the gradient of a frozen weight, which nothing computes.
+            # A histogram without counts is that of a frozen weight's gradient, which nothing computes.
             self.file.histograms(progress.step, {tag: row for tag, row in rows if any(row[-BUCKETS:])})
 
     def _write_activations(self, progress: Progress) -> None:
@@ -199,7 +199,7 @@ class TensorBoard(Callback):
 class Profiler(Callback):
     """Records the steps from START to STOP, or to the end of training, with TensorFlow's profiler (--profile).
 
-    A run that begins between the two records nothing.
+    A run that begins between START and STOP records nothing.
 
     Args:
       steps: START and STOP; None to record nothing.
@@ -333,8 +333,8 @@ def _image(pixels: tf.Tensor) -> Any:
     return tf.compat.v1.Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png)
 
 
-# {operation that calls a function on its last inputs: attribute that names the function}. Others, such as a dataset's,
-# pass it something else and stay unchanged.
+# {operation that calls a function on its last inputs: attribute that names the function}. Other operations, such as a
+# dataset's, pass it something else and stay unchanged.
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), "f"),
     **dict.fromkeys(("While", "StatelessWhile"), "body"),
@@ -364,7 +364,7 @@ def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: C
         name = _renamed(node.name, layers)
         names[node.name] = node.name if name in taken else name
         taken.add(names[node.name])
-    # Once all others have their names. A call within a replica comes last: it must not take names of the replica's own.
+    # Once all others have their names. A call within a replica comes last: it must not take the replica's own names.
     for pattern in (_OUTER_CALL, _CALL):
         for old, name in names.items():
             if (shorter := pattern.sub("", name)) not in taken:
@@ -419,7 +419,7 @@ def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
     for node in nodes:
         node.input[:] = [results.get(one if ":" in one else f"{one}:0", one) for one in node.input]
     kept = {node.name for node in nodes}
-    for node in nodes:  # the call itself no longer exists to wait for
+    for node in nodes:  # the call itself is gone, so nothing can wait for it
         node.input[:] = [one for one in node.input if one.lstrip("^").partition(":")[0] in kept or one[0] != "^"]
     return nodes
 

@@ -19,8 +19,8 @@ from trainer.callbacks.base import Callback, Phase
 _BETWEEN = 0.1  # seconds between updates of progress
 _TICK = 1.0  # seconds between updates of a phase
 _CLEAR = "\r\x1b[K"
-_COLUMNS = 80  # if the terminal reports no size, as in some containers
-_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")  # in front of lines, as in cifar10_train.py
+_COLUMNS = 80  # for terminals that report no size, as in some containers
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")  # prefix of lines, as in cifar10_train.py
 
 
 class LiveLine(Callback):
@@ -110,12 +110,12 @@ class Output:
 
     Args:
       rank: rank of the worker; the chief's is 0.
-      live: live line below them, on a terminal.
+      live: live line below these lines, on a terminal.
       is_timed: whether each line begins with the local date and time; None if a launcher follows this process and the
         lines do not go to a terminal.
 
     Attributes:
-      live: the line below them, on a terminal.
+      live: live line below these lines, on a terminal.
     """
 
     def __init__(self, rank: int = 0, live: LiveLine | None = None, is_timed: bool | None = None) -> None:

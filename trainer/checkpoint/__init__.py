@@ -4,4 +4,4 @@ from pipeline.errors import DataError
 
 
 class NotFiniteError(DataError):
-    """A loss or a weight is NaN or infinite: such a state is not saved."""
+    """A loss or a weight is NaN or infinite, so the state is not saved."""

@@ -21,16 +21,16 @@ class Ranking:
     """A ranking of evaluations. Checkpoints store it, so that a resumed run decides like an uninterrupted one.
 
     Attributes:
-      keep: number of best checkpoints to keep; 0 adds none to those in a checkpoint's ranking.
-      patience: number of evaluations without improvement after which training ends; 0 never ends it.
+      keep: number of best checkpoints to keep; 0 adds none to a restored ranking.
+      patience: number of evaluations without improvement after which training ends; 0 for no early end.
       metric: metric to rank by; None for accuracy, or the loss if an evaluation has no accuracy.
       mode: `max`, `min`, or `auto`, which decides by the metric's name.
       data: {name of an evaluation: digest of its data set}.
-      best: (step, value) pairs, best first; of equal values the earlier step first.
+      best: (step, value) pairs, best first; for equal values, the earlier step comes first.
       top: best value so far.
       stale: number of evaluations since then.
       evaluated: step of the last evaluation.
-      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; else empty.
+      why_reset: reason why a checkpoint's ranking was not restored: `--best_metric was accuracy, is loss`; or empty.
     """
 
     keep: int
@@ -98,7 +98,7 @@ class Ranking:
         return value if _is_lower_better(self.metric or "", self.mode) else -value
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the ranking as JSON; before the first evaluation, the checkpoint's ranking that was not restored."""
+        """Returns the ranking as JSON; before the first evaluation, the checkpoint's ranking if it was not restored."""
         if self._other and not self.evaluated:
             return self._other
         return {name: getattr(self, name) for name in ("metric", "mode", "data", "best", "top", "stale", "evaluated")}
@@ -154,7 +154,7 @@ class BestCheckpoints:
         is_chief: bool,
         write: Callable[[Callable[[int, Callable[[str], object]], None]], None],
     ) -> None:
-        """Removes files that a killed process left in the folder.
+        """Removes files that a killed process left behind in the folder.
 
         Args:
           ranking: ranking of the evaluations.
@@ -173,7 +173,7 @@ class BestCheckpoints:
     def resume(self, step: int) -> None:
         """Rewrites the restored state if it is among the best, as its file may be lost or damaged.
 
-        Also lists the best as the checkpoint ranks them, even if that ranking was not restored; removes none.
+        Also lists the best checkpoints by the stored ranking, even if that was not restored; removes none.
         """
         if self.ranking.keep and step in self.ranking.steps:
             self._write(step)
@@ -182,7 +182,7 @@ class BestCheckpoints:
     def is_missing(self, step: int, is_due: bool) -> bool:
         """Returns whether the restored step, at which an evaluation may be due, still needs one.
 
-        An evaluation is missing if a signal prevented it, or if it came after the checkpoint, which lacks its result.
+        It is missing if a signal prevented it, or if it followed the checkpoint, which therefore lacks the result.
         """
         return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
 

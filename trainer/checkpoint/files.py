@@ -20,7 +20,7 @@ from trainer.run_folder import BEST, LOCK, RunFolder, check_file
 
 PREFIX = "ckpt"
 LIST = "checkpoint"  # file read by `tf.train.latest_checkpoint`
-SCRATCH = "saving-"  # prefix of a folder in which a checkpoint is written, or its index waits for its data's removal
+SCRATCH = "saving-"  # prefix of a folder for a checkpoint being written, or for an index whose data are being removed
 FILE = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")  # file names of checkpoints
 _REMOVED = "removed-"  # prefix of such an index
 _HALF = (
@@ -119,12 +119,12 @@ class CheckpointFiles:
         """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          Checkpoints that have lost their index, except if an earlier version was killed while removing them. Their
-          data files stay in any case.
+          Checkpoints that have lost their index, except those that an earlier version was killed while removing. Their
+          data files stay in either case.
 
         Raises:
-          DataError: all have lost it, something else is in the place of a file, or the folder cannot be written to;
-            nothing is removed.
+          DataError: all checkpoints have lost their index, something else has a file's path, or the folder cannot be
+            written to; nothing is removed.
         """
         self._check_folder()  # also remembers the folder's identity
         with errors.named(self.folder, "cannot be written to"):
@@ -143,7 +143,7 @@ class CheckpointFiles:
             for path in left:
                 if path.stem not in lost and not path.with_suffix(".index").exists():
                     path.unlink()
-            for scratch in scratches:  # last, as it tells what may be removed
+            for scratch in scratches:  # last, as it determines what may be removed
                 shutil.rmtree(scratch, ignore_errors=True)
             listed, has_list = self._listed(), (self.folder / LIST).is_file()
             self._list(self.steps)
@@ -152,7 +152,7 @@ class CheckpointFiles:
         return [str(self.folder / name) for name in lost if not has_list or name in listed or _step_of(name) > newest]
 
     def _check_places(self) -> None:
-        """Raises DataError if something else is where a checkpoint's file belongs: every save would fail there."""
+        """Raises DataError if something else has the path of a checkpoint's file: every save would fail there."""
         for path in sorted(self.folder.iterdir()):
             if path.name == LIST or FILE.fullmatch(path.name):
                 check_file(path)
@@ -167,7 +167,7 @@ class CheckpointFiles:
             raise DataError(f"{self.folder}: {_HALF}, or start over with --fresh")
 
     def _listed(self) -> list[str]:
-        """Returns the names in TensorFlow's list, all complete: it is written after saves and before removals."""
+        """Returns the checkpoints in TensorFlow's list, all complete: it is written after saves and before removals."""
         file = self.folder / LIST
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
@@ -204,21 +204,21 @@ class CheckpointFiles:
     def _remove(self, step: int) -> None:
         index = pathlib.Path(f"{path_of(self.folder, step)}.index")
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.folder) as scratch:
-            # First, as without the index there is no checkpoint. It is kept until the data are gone: data without any
-            # index may be a partial copy, which is not ours to remove.
+            # The index goes first, as there is no checkpoint without it. It is kept until the data are gone: data
+            # without any index may be a partial copy, which is not ours to remove.
             index.replace(pathlib.Path(scratch) / f"{_REMOVED}{index.name}")
             for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
                 path.unlink()
 
 
 def cut_after(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the checkpoints behind one, in its folder, whose data have no index."""
+    """Returns the later checkpoints in a checkpoint's folder whose data have no index."""
     found = {data.with_suffix("") for data in _data_in(path.parent) if not data.with_suffix(".index").exists()}
     return sorted(cut for cut in found if _step_of(cut.name) > _step_of(path.name))
 
 
 def without_index(path: object) -> str:
-    """Returns the line that says that a checkpoint without an index is skipped."""
+    """Returns a notice that a checkpoint without an index is skipped."""
     return f"skipped {path}, which is damaged: its .index file is missing"
 
 
@@ -232,16 +232,16 @@ def _data_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: Period = ALL) -> list[int]:
-    """Returns the steps to keep, ascending: the newest, and two that are an epoch or more apart.
+    """Returns the steps to keep, ascending: the newest ones, and two that are an epoch or more apart.
 
-    What is kept is kept again when the run is restored, however often.
+    A restored run keeps the same checkpoints again, however often it is restored.
 
     Args:
       steps: global steps of the checkpoints, ascending.
       max_to_keep: number of newest checkpoints to keep.
       steps_per_epoch: T.
       period: period of the steps that count. Other steps are kept while too few count, or while they are among the
-        newest two; they never displace steps that count. An empty period counts all.
+        newest two; they never displace steps that count. With an empty period all steps count.
     """
     # A slow divergence may affect all of the newest. The older of the two is at least one epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.
@@ -252,7 +252,7 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
     counted = [step for step in steps if not period.steps or period.is_due(step)][-max_to_keep:]
     newest = max(max_to_keep - len(counted), min(max_to_keep, 2))
     found = sorted({*counted, *steps[-newest:], *apart[-2:]})
-    # Without the steps that go, the first is another, and so may be those that are an epoch apart from it.
+    # Once steps are removed, the first one changes, and with it perhaps the steps an epoch after it.
     return found if len(found) == len(steps) else kept(found, max_to_keep, steps_per_epoch, period)
 
 
@@ -267,15 +267,15 @@ def check_run_folder(folder: RunFolder) -> None:
 
 
 def check_to_train(folder: RunFolder, fresh: bool) -> None:
-    """Checks that a run does not begin at step 0 in another run's place. Call it before the folder is locked.
+    """Checks that a run does not begin at step 0 over another run. Call it before the folder is locked.
 
     Args:
       folder: folder of the run that begins or resumes.
-      fresh: whether to remove the run that is there.
+      fresh: whether to remove the existing run.
 
     Raises:
       UsageError: the folder holds another run's best checkpoints or logs.
-      DataError: only best checkpoints are left of its run, which a new ranking would replace.
+      DataError: only the best checkpoints of its run are left, and a new ranking would replace them.
     """
     # A run that an earlier version started in such a place may resume.
     if not folder.config.is_file() and (run := folder.run_around()):
@@ -283,12 +283,12 @@ def check_to_train(folder: RunFolder, fresh: bool) -> None:
             f"{folder}: belongs to the run in {run.path}; give {run} to resume that, or a folder outside it for a new "
             "run"
         )
-    # For a partial copy, which has such files, `tidy` reports more.
+    # For a partial copy, which has such files, `tidy` has a better message.
     is_empty = not (steps_in(folder.path) or _data_in(folder.path) or (folder.path / LIST).exists())
     if is_empty and not fresh and (best := steps_in(folder.best)) and _was_saved(folder, best):
         newest = path_of(folder.best, best[-1])
         raise DataError(
-            f"{folder}: has checkpoints in {BEST}/ alone, the newer ones are lost; to resume from one of these, copy "
+            f"{folder}: only has checkpoints in {BEST}/, the newer ones are lost; to resume from one of these, copy "
             f"{BEST}/{newest.name}.* into the folder; or give another --model_dir with --initialize_from={newest}; or "
             "start over with --fresh"
         )
@@ -304,7 +304,7 @@ def _was_saved(folder: RunFolder, best: Sequence[int]) -> bool:
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
-    """Returns the checkpoints that a user may mean: the named one, or all, newest first.
+    """Returns the checkpoints to choose from: the named one, or all, newest first.
 
     Args:
       folder: folder of a run, or a checkpoint in it.
@@ -312,7 +312,7 @@ def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Pat
 
     Raises:
       DataError: there is no checkpoint.
-      UsageError: there is none with that name.
+      UsageError: no checkpoint has that name.
     """
     name = checkpoint
     if not folder.is_dir() and folder.with_name(f"{folder.name}.index").is_file():

@@ -54,7 +54,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
             _check(folder, config.run.log_keys)
             state, job = _REMOVING, now
             _note(folder, f"{state} {job}")
-            # The flags with which `--model_dir` alone continues, even before the first checkpoint.
+            # With these flags `--model_dir` alone continues the run, even before the first checkpoint.
             file.write(folder.config, dataclasses.asdict(settled))
         elif state == _REMOVING:
             _check(folder, None)  # other files may have been added since the kill
@@ -66,7 +66,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
 
 @contextlib.contextmanager
 def advised(config: TrainConfig) -> Iterator[None]:
-    """Context for a run that has begun: advice to rerun leaves out --fresh, unless the job is known by name."""
+    """Context for a run that has begun: advice to rerun leaves out --fresh unless the job has a name."""
     try:
         yield
     except RerunError as error:
@@ -86,7 +86,7 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
     for path in sorted(folder.path.iterdir()):
         for other in _others(folder, path, metrics):
             raise UsageError(
-                "is not a file of a run, so that --fresh removes nothing",
+                "is not a file of a run, so --fresh removes nothing",
                 path=other,
                 advice="move it away, or use another --model_dir",
             )

@@ -38,7 +38,7 @@ class Stateful(Protocol):
         """Returns the state as a JSON-compatible object, the same on every worker."""
 
     def load_state_dict(self, stored: Any) -> None:
-        """Restores a result of `state_dict`; None if the checkpoint lacks this part."""
+        """Restores what `state_dict` returned; None if the checkpoint lacks this part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LossAverages:
     """The moving averages of the losses.
 
     Attributes:
-      variable: variable that holds them, float32; NaN before the first update.
+      variable: variable that holds the averages, float32; NaN before the first update.
     """
 
     variable: tf.Variable
@@ -63,10 +63,10 @@ class LossAverages:
 
 @dataclasses.dataclass(frozen=True)
 class EpochSums:
-    """The sums over the epoch so far, which give its mean loss and metrics.
+    """The sums over the epoch so far, from which its mean loss and metrics follow.
 
     Attributes:
-      variable: variable that holds the number of steps, then their sums; empty before the first update.
+      variable: variable that holds the number of steps, then the sums over them; empty before the first update.
       steps_per_epoch: T; None if all updates are in one epoch.
     """
 
@@ -100,7 +100,7 @@ class Restored:
 
     Attributes:
       path: path of the checkpoint.
-      changes: training options that have changed since: `--learning_rate was 0.05, is 0.01`.
+      changes: training options that have changed since then: `--learning_rate was 0.05, is 0.01`.
     """
 
     path: str
@@ -134,7 +134,7 @@ class CheckpointManager:
         say: Callable[[str], None],
         io_device: str | None = None,
     ) -> None:
-        """Removes files that a killed process left in the run's folder.
+        """Removes files that a killed process left behind in the run's folder.
 
         Args:
           config: flags of the run.
@@ -159,7 +159,7 @@ class CheckpointManager:
         flags, data = config.steps, {name: split.spec.manifest_digest for name, split in evaluation.items()}
         ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
         self._ranking, self._saved = ranking, (0, 0)
-        self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that does not rank passes it on
+        self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run without ranking passes it on
         if is_chief:
             check_file(folder.config)
             for path in self._files.tidy():
@@ -167,7 +167,7 @@ class CheckpointManager:
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
 
     def use(self, config: TrainConfig) -> None:
-        """Stores other flags from now on."""
+        """Stores these flags from now on."""
         self._config, self._spec = config, dataclasses.replace(self._spec, config=config)
 
     @property
@@ -187,8 +187,8 @@ class CheckpointManager:
         Args:
           upto: latest step to restore; None for any.
 
-        A damaged one is skipped with a notice: from an earlier one, the same steps lead to the same weights, so only
-        time is lost. If all are damaged, that is an error rather than a silent start from step 0.
+        A damaged checkpoint is skipped with a notice: the same steps from an earlier one lead to the same weights, so
+        only time is lost. If all are damaged, that is an error rather than a silent start from step 0.
 
         Raises:
           UsageError: the checkpoint has another model, optimizer, image shape or order of examples.
@@ -205,7 +205,7 @@ class CheckpointManager:
             for name, part in self._parts.items():
                 part.load_state_dict(stored["remembered"].get(name))
             self._saved = self._version()
-            if self._is_chief:  # the process that saved it may have been killed before removing older ones
+            if self._is_chief:  # the process that saved it may have been killed before it removed older ones
                 self._files.prune(self._state.step)
             return Restored(path, self._changes(stored))
         if paths:
@@ -225,7 +225,7 @@ class CheckpointManager:
         if path != str(path_of(self._files.folder, record.step)):  # the batches would be another step's
             raise DataError(
                 f"{path}: is a copy of {PREFIX}-{record.step} under another name: it holds step {record.step}; move it "
-                "away, or give it its own name back"
+                "away, or restore its name"
             )
         stored = {**record.content, STEP: record.step}
         self._spec.check(path, stored)
@@ -235,8 +235,8 @@ class CheckpointManager:
             except (AssertionError, ValueError) as error:
                 changes = "".join(f"; {change}" for change in self._spec.changes(stored))
                 raise UsageError(
-                    f"{path} is of another form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
-                    "back to what it was, code and flags, or use another --model_dir"
+                    f"{path} has a different form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
+                    "back to the old code and flags, or use another --model_dir"
                 ) from None
         self._spec.take_over(stored)
         return stored
@@ -251,7 +251,7 @@ class CheckpointManager:
         """Saves the state unless it is already saved, then removes checkpoints that are no longer among the best.
 
         A step is saved again if it has been evaluated since: a run that a signal stopped before an evaluation makes up
-        for it on resume, and may end with it.
+        for it on resume, and may end right after it.
 
         Raises:
           NotFiniteError: a weight is not finite; nothing is written.
@@ -261,7 +261,7 @@ class CheckpointManager:
             if self._is_chief:  # after the checkpoint, so that the flags belong to a resumable run
                 with errors.named(self._files.folder, "cannot be written to"):
                     order = self._spec.spec.fields()
-                    with contextlib.suppress(FileNotFoundError):  # a folder that was removed meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # the folder was removed meanwhile
                         order[STARTED_IN] = os.getcwd()
                     replace(self._config.run.folder.order, f"{json.dumps(order, sort_keys=True)}\n")
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
@@ -316,7 +316,7 @@ class CheckpointManager:
 
 
 class _Record(tf.train.experimental.PythonState):
-    """A text in the checkpoint, read by `trainer.checkpoint.reader` before the variables are restored."""
+    """A text in the checkpoint that `trainer.checkpoint.reader` reads before the variables are restored."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reads a checkpoint without its run: step, flags, weights or their average, and differences to another one."""
+"""Reads a checkpoint without its run: step, flags, weights or their average, and differences from another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.run_folder import BEST, RunFolder
 from trainer.runtime import first_line
 
 _RECORD = "record/.ATTRIBUTES/py_state"  # as stored by tf.train.Checkpoint(record=PythonState)
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # suffix of the names of variables' tensors
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # suffix of variables' tensor names
 _STEP = f"global_step{_SUFFIX}"
 _AVERAGES = "averages/"
 _MOST_NAMES = 3  # variables named in a message
@@ -40,24 +40,24 @@ class UnreadableError(DataError):
 
     @property
     def is_removed(self) -> bool:
-        """Whether it no longer exists."""
+        """Whether the checkpoint no longer exists."""
         return not pathlib.Path(f"{self.path}.index").exists()
 
     @property
     def skipped(self) -> str:
-        """Line that says that the checkpoint is skipped, and why."""
+        """Notice that the checkpoint is skipped, with the reason."""
         what = f"skipped {self.path}"
         return f"{what}: was removed" if self.is_removed else f"{what}, which is damaged: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The record of its run stored in a checkpoint.
+    """A checkpoint's record of its run.
 
     Attributes:
       path: path of the checkpoint.
       step: global step of the checkpoint.
-      averaged: whether it also has averaged weights.
+      averaged: whether the checkpoint also has averaged weights.
       content: result of `RunSpec.content`: model, optimizer, num_classes, order, config, ...
     """
 
@@ -109,7 +109,7 @@ class Record:
             try:
                 stored.read(str(self.path)).assert_existing_objects_matched().expect_partial()
             except (AssertionError, ValueError) as error:
-                raise UsageError(f"{self.path}: its weights are not those of this model: {mismatch(error)}") from None
+                raise UsageError(f"{self.path}: its weights do not fit this model: {mismatch(error)}") from None
         for weight, value in zip(model.trainable_variables, average.values, strict=False):
             weight.assign(value)
 
@@ -131,14 +131,14 @@ def read(path: pathlib.Path) -> Record:
 
 
 def _with_places(content: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of a record in a folder; its flags name the data, with their versions, as seen from here."""
+    """Returns a record's content, given its folder, with the data's versions and paths that are valid here."""
     flags = content.get("config", {}).get("data", {})
     stored = aliases.stored(content["config"]) if "data_dir" in flags else {}
     if not stored or "order" not in content:
         return content
     started_in: dict[str, Any] = {}
     run = RunFolder(folder.parent if folder.name == BEST else folder)
-    with contextlib.suppress(DataError):  # without it, paths lead from here
+    with contextlib.suppress(DataError):  # without it, paths are relative to the current folder
         started_in = {succession.STARTED_IN: order_flags.order_in(run.order).get(succession.STARTED_IN)}
     now = succession.pinned(stored, {**content["order"], **started_in}, run.path)
     groups = {
@@ -169,8 +169,8 @@ def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """Returns the best checkpoints of a run in ranking order, then those that are not ranked.
 
     Args:
-      paths: checkpoints in the folder of the best, newest first: the newest readable one stores the ranking.
-        Checkpoints in another folder are returned unchanged.
+      paths: checkpoints in the folder for the best, newest first: the newest readable one stores the ranking.
+        Checkpoints in any other folder are returned unchanged.
     """
     if not paths or paths[0].parent.name != BEST:
         return list(paths)
@@ -212,10 +212,10 @@ class Difference(NamedTuple):
     """A tensor whose bits differ between two checkpoints.
 
     Attributes:
-      tensor: name of its variable, such as `dense/kernel`, or else its own name in the checkpoint.
-      problem: reason why it cannot be compared: it is missing, damaged or of another shape; empty if it can.
-      changed, size: number of values that differ, and of all values.
-      most: largest difference of two values; NaN if one of them is NaN.
+      tensor: name of its variable, such as `dense/kernel`, or its own name in the checkpoint if it has no variable.
+      problem: reason why the tensor cannot be compared: it is missing, damaged or of another shape; empty if it can.
+      changed, size: number of values that differ, and number of all values.
+      most: largest difference between two values; NaN if one of them is NaN.
     """
 
     tensor: str
@@ -231,7 +231,7 @@ class Difference(NamedTuple):
 
 
 def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
-    """Compares two checkpoints; returns the number of tensors, and those whose bits differ, weights first.
+    """Compares two checkpoints; returns the number of tensors, and the ones whose bits differ, weights first.
 
     Args:
       path: path of the checkpoint. The record of its run and its object graph are not compared.

@@ -31,7 +31,7 @@ _COMPARED_APART = (
     "first_weights",
     "phases",
 )  # parts of a checkpoint's content; other parts must be equal
-STEP = "step"  # added to the content of a checkpoint's record
+STEP = "step"  # key added to the content of a checkpoint's record
 _DIGEST = "manifest_digest"  # field of an order spec; in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
@@ -39,11 +39,11 @@ CLASS_NAMES = "class_names"  # class names of the training data, by number; earl
 
 
 class State(Protocol):
-    """The state to save and restore: `trainer.step.state.TrainState`, which is on a floor above this one."""
+    """The state to save and restore: `trainer.step.state.TrainState`, which this floor cannot import."""
 
     @property
     def task(self) -> Any:
-        """Task, which has the DataSpec of the rows as `data`."""
+        """Task, whose `data` is the DataSpec of the rows."""
 
     @property
     def model(self) -> Any:
@@ -59,7 +59,7 @@ class State(Protocol):
 
     @property
     def phases(self) -> Phases:
-        """What is frozen, and how fast the rest learns."""
+        """Phases: what is frozen, and how fast the rest learns."""
 
     @property
     def step(self) -> int:
@@ -74,7 +74,7 @@ class State(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSpec:
-    """Model, optimizer, order and flags of a run, for comparison with those stored in a checkpoint.
+    """Model, optimizer, order and flags of a run, to compare with a checkpoint's.
 
     Attributes:
       state: task, model and optimizer of the run.
@@ -101,7 +101,7 @@ class RunSpec:
         )
 
     def content(self) -> dict[str, Any]:
-        """Returns the part of a checkpoint that is not variables, as JSON."""
+        """Returns everything in a checkpoint except variables, as JSON."""
         config, order, data = self.config, self.config.order, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
@@ -114,7 +114,7 @@ class RunSpec:
             CLASS_NAMES: list(data.class_names),
             "--ema": "set" if config.optimizer.ema else None,
             "--virtual_replicas": order.virtual_replicas,
-            **({"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}),  # it decides bits of sums then
+            **({"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}),  # then sums' bits depend on it
             "structure": self.structure,
             "data": dict(self.data),
             "first_weights": first and dataclasses.asdict(first),
@@ -164,7 +164,7 @@ class RunSpec:
     def _check_first_weights(self, path: str, stored: Mapping[str, Any]) -> None:
         """Raises UsageError if --initialize_from names different weights than the run began with.
 
-        The file itself may be gone, as the checkpoint has the trained weights.
+        The file itself may be gone, since the checkpoint has the trained weights.
         """
         given, before = self.config.model.initialize_from, stored["config"]["model"].get("initialize_from")
         began = stored.get("first_weights") and FirstWeights(**stored["first_weights"])
@@ -225,13 +225,13 @@ class RunSpec:
         return said
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
-        """Returns why the image shape differs, and what helps: the flag that changed, or one that undoes it."""
+        """Returns why the image shape differs, and a remedy: the flag that changed, or one that undoes it."""
         why = self._flag_behind(stored, "resize", "augment")
         is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
         return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
 
     def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
-        """Returns text about the first of some flags that has changed; a size does not tell its flag."""
+        """Returns text about the first of some flags that has changed; the size alone does not reveal which one."""
         for name in names:
             was, now = aliases.stored(stored["config"]).get(name), getattr(self.config.data, name)
             if was != now:
@@ -240,9 +240,9 @@ class RunSpec:
 
 
 def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, str, str] | None:
-    """Returns the first class whose name differs in a checkpoint: its number, its name there and here.
+    """Returns the first class that a checkpoint names differently: its number, its name there and here.
 
-    Classes without names, 0 to n - 1, match any names.
+    Unnamed classes, 0 to n - 1, match any names.
 
     Args:
       stored: content of the checkpoint's record.
@@ -271,7 +271,7 @@ def data_in_words(part: ResolvedRequest) -> str:
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:
-    """Describes the data set with a digest, from a checkpoint's content; old ones only know its folder."""
+    """Describes the data set with a digest, from a checkpoint's content; old checkpoints only know its folder."""
     words, folder = content.get("data", {}).get(digest), content["config"]["data"]["data_dir"]
     parts = [*([words] if words else []), f"--data_dir={folder}", f"digest {_short(digest)}"]
     return f"{parts[0]} ({', '.join(parts[1:])})"

@@ -35,7 +35,7 @@ _PYTHON = ".".join(map(str, sys.version_info[:2]))
 _MOST_CHARACTERS = 60  # characters of a value in a message
 # Layers without weights that only act in training: adding or removing one does not change the model.
 _OF_TRAINING = re.compile(r"\w*Dropout(\dD)?|Gaussian(Noise|Dropout)|ActivityRegularization")
-# Arguments that affect how a layer is trained rather than what it computes: of any layer, and of Keras' own.
+# Arguments that affect how a layer is trained rather than what it computes: any layer's, and those of Keras' layers.
 _HARMLESS = re.compile(r"seed|trainable|\w*_(regularizer|constraint)")
 _HARMLESS_OF_KERAS = re.compile(r"rate|stddev|momentum")
 _MOST_NAMED = 5  # changes in one message
@@ -51,7 +51,7 @@ class Change(NamedTuple):
     Attributes:
       what: place of the change, such as `layer conv2d: activation`.
       was, now: values as text; None if missing.
-      is_harmless: whether the weights of one still fit the other.
+      is_harmless: whether weights still fit across the change.
     """
 
     what: str
@@ -79,14 +79,14 @@ def of(model: keras.Model) -> dict[str, Any]:
         }
         if model.compiled:
             found["optimizer"] = _object(model.optimizer)
-            weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere
+            weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # has no public name
             found["loss"] = _canonical(model.loss if weights is None else {"loss": model.loss, "loss_weights": weights})
     result: dict[str, Any] = json.loads(json.dumps(found))
     return result
 
 
 def layers_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """Returns the layers of a built model, and those inside them, by the names that messages have: `block/conv2d_1`."""
+    """Returns the layers of a built model, including nested ones, by their names in messages: `block/conv2d_1`."""
     parts = _parts(model, "", collections.Counter(), set())
     return {described["name"]: part for part, described in parts if isinstance(part, keras.layers.Layer)}
 
@@ -98,10 +98,10 @@ def changes(
 
     Args:
       was, now: structures to compare.
-      precisions: dtype policies of both runs; changes from one to the other are left out, as a flag reports them.
+      precisions: dtype policies of both runs; a change from one to the other is left out, as a flag reports it.
       is_trained: whether to compare the optimizer and the loss.
     """
-    same_keras = was["keras"] == now["keras"]  # otherwise one version may have arguments that the other lacks
+    same_keras = was["keras"] == now["keras"]  # if not, one version may have arguments that the other lacks
     found = [*_of_skeleton(_skeleton(was), _skeleton(now), same_keras), *_of_training(was, now, same_keras)]
     for part in ("optimizer", "loss") if is_trained else ():
         found += _of_part(part, was.get(part), now.get(part), same_keras)
@@ -193,11 +193,11 @@ def _config(part: Any) -> dict[str, Any]:
     """Returns a layer's arguments or, if it has no `get_config`, its JSON-compatible attributes."""
     try:
         config = part.get_config()
-    except Exception:  # a layer with complex arguments raises NotImplementedError, or anything else
+    except Exception:  # a layer with complex arguments may raise NotImplementedError or anything else
         config = {name: v for name, v in vars(part).items() if name[0] != "_" and name not in _attributes()}
         config = {name: v for name, v in config.items() if isinstance(v, _SIMPLE)}
     if isinstance(part, keras.layers.InputLayer):
-        config.pop("dtype", None)  # the images' dtype as fed: uint8, or float32 after an augmentation
+        config.pop("dtype", None)  # the dtype of the images fed: uint8, or float32 after an augmentation
     given: dict[str, Any] = _canonical({name: v for name, v in config.items() if not _LEFT_OUT.fullmatch(name)})
     return given
 
@@ -396,7 +396,7 @@ def _feeding(layer: Mapping[str, Any], whole: Structure) -> list[int]:
 
 
 def _of_part(part: str, was: Any, now: Any, same_keras: bool) -> Iterator[Change]:
-    """Yields differences of compiled models' optimizers or losses; state only fits its own class of optimizer."""
+    """Yields differences between compiled models' optimizers or losses; state only fits the same optimizer class."""
     if was == now or was is None or now is None:
         return
     sides = [one if isinstance(one, dict) and len(one) == 1 else {_text(one): {}} for one in (was, now)]

@@ -1,9 +1,8 @@
 """The algorithms that XLA chose on a run's GPUs, kept in the run's folder for all workers and every restart.
 
-XLA tries several kernels for a convolution or a product and takes the fastest, so a restart would end with different
-bits. If a run promises its bits, XLA only takes kernels whose own bits do not vary, and its choices are kept: the chief
-makes XLA write them to a draft, which becomes the run's file before each checkpoint, and later processes load that
-file.
+XLA tries several kernels for a convolution or a product and picks the fastest, so a restart would end with different
+bits. If a run promises its bits, XLA only picks deterministic kernels, and its choices are kept: the chief makes XLA
+write them to a draft, which becomes the run's file before each checkpoint, and later processes load that file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VARIABLE = "XLA_FLAGS"  # XLA reads it once, when it first compiles; an unknown 
 def pin(folder: RunFolder, is_chief: bool) -> None:
     """Makes XLA use the run's algorithms. Call it before XLA compiles anything.
 
-    Algorithms from another version of TensorFlow, which would be rejected, are ignored. A user's own flags in the
+    Algorithms from another version of TensorFlow are ignored, since XLA would reject them. A user's own flags in the
     environment take precedence.
 
     Args:
@@ -38,7 +37,7 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
     flags = ["--xla_gpu_exclude_nondeterministic_ops=true"]
     if _content(folder).startswith(_stamp()):
         flags.append(f"--xla_gpu_load_autotune_results_from={_quoted(folder.algorithms)}")
-    if is_chief:  # including those it has loaded
+    if is_chief:  # including the choices it has loaded
         with named(folder.algorithms_draft, "cannot be removed"):
             folder.algorithms_draft.unlink(missing_ok=True)
         flags.append(f"--xla_gpu_dump_autotune_results_to={_quoted(folder.algorithms_draft)}")
@@ -46,12 +45,12 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
 
 
 def publish(folder: RunFolder) -> None:
-    """Makes XLA's choices so far the run's algorithms; called by the chief before it saves a checkpoint.
+    """Adopts XLA's choices so far as the run's algorithms; called by the chief before it saves a checkpoint.
 
     Raises:
       DataError: the folder cannot be written to.
     """
-    # Whether the folder is still the run's, the save finds out.
+    # The save finds out whether the folder is still the run's.
     absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
     with named(folder.algorithms, "cannot be written"), absent:
         chosen = content_of(folder.algorithms_draft)  # XLA rewrites it after compiling more
@@ -80,6 +79,6 @@ def _stamp() -> bytes:
 
 
 def _quoted(path: os.PathLike[str]) -> str:
-    """Returns a path as XLA parses it, for which a space ends a flag."""
+    """Returns a path quoted for XLA, where a space would end the flag."""
     text = os.path.abspath(path)
     return f"'{text}'" if '"' in text else f'"{text}"'

@@ -13,7 +13,7 @@ from pipeline.errors import DataError, PipelineError, UsageError, place_of, reas
 from trainer import runtime
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
-_OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is ours
+_OWN_FRAMES = 2  # `in_one_line` and the block inside it, both our own code
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -25,7 +25,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
       UsageError: an error in the user's code, with its file and line.
       LostError: a worker of the job was lost.
       DataError: any other op or system error, such as a folder that is gone.
-      BrokenPipeError: unchanged: the reader of the output (head) is gone, which the command handles.
+      BrokenPipeError: unchanged: the reader of the output (such as `head`) is gone, which the command handles.
     """
     try:
         yield
@@ -62,8 +62,8 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     if (limited := with_remedy(reason)) != reason:
         return DataError(limited)
     if issubclass(runtime.kind(error), tf.errors.CancelledError):
-        # A call that is not inlined, as of a virtual replica, cancels what its caller waits for before it returns its
-        # error; where that is a tensor of another replica, the caller fails with "cancelled" (RunMultiDeviceAsync in
+        # A call that is not inlined, such as a virtual replica's, cancels what its caller waits for before it returns
+        # its error; if that is a tensor of another replica, the caller fails with "cancelled" (RunMultiDeviceAsync in
         # tensorflow/core/common_runtime/process_function_library_runtime.cc).
         return DataError(
             f"a step failed, and TensorFlow only says what it then cancelled ({reason}); rerun the same command with "

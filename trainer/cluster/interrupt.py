@@ -1,8 +1,8 @@
-"""Signals: the first SIGTERM, SIGINT or SIGHUP asks to save a checkpoint and end, a second one ends at once.
+"""Signals: the first SIGTERM, SIGINT or SIGHUP asks to save a checkpoint and end, a second one ends immediately.
 
-SIGHUP comes when a terminal is closed or its connection breaks; where it is ignored, as under nohup, it stays so.
+SIGHUP comes when a terminal is closed or its connection breaks; if it is ignored, as under nohup, it stays ignored.
 
-SIGUSR1 asks for the run's status, SIGUSR2 for a checkpoint without ending.
+SIGUSR1 asks for the run's status, SIGUSR2 for a checkpoint while training continues.
 
 Python's handlers only run between bytecodes, but an inner loop or a hung collective is one long call into TensorFlow.
 So `signal.set_wakeup_fd` passes signal numbers to a thread, which runs during such calls.
@@ -29,10 +29,10 @@ class Interrupt:
     """Context that watches signals. Enter it in the main thread.
 
     Attributes:
-      requested: signal that asked for the end; None without one.
+      requested: signal that asked for the end; None if there was none.
       receiver: name of the job's process that received it; empty for this one.
-      asked: whether SIGUSR1 came; whoever answers sets it to False.
-      saves: whether SIGUSR2 came; whoever saves sets it to False.
+      asked: whether SIGUSR1 arrived; the code that answers resets it.
+      saves: whether SIGUSR2 arrived; the code that saves resets it.
     """
 
     def __init__(self, command: str) -> None:
@@ -45,11 +45,11 @@ class Interrupt:
 
     @contextlib.contextmanager
     def deferred(self, first: str = "") -> Iterator[None]:
-        """Context in which a signal sets `requested`. Elsewhere it ends the process at once, with nothing to save.
+        """Context in which a signal sets `requested`. Elsewhere a signal ends the process immediately, without a save.
 
         Args:
-          first: what comes before the end, such as `stops after the current step and saves`; it is printed when the
-            signal arrives, as a step or its compilation may take minutes. Empty: nothing is printed.
+          first: text on what comes before the end, such as `stops after the current step and saves`, printed when the
+            signal arrives, as a step or its compilation may take minutes. Empty to print nothing.
         """
         self._deferred, self._first = True, first
         try:
@@ -59,7 +59,7 @@ class Interrupt:
 
     @property
     def reason(self) -> str:
-        """Reason for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty without one."""
+        """Reason for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty if there is none."""
         if self.requested is None:
             return ""
         return f"{self.requested.name} to {self.receiver}" if self.receiver else self.requested.name
@@ -71,9 +71,9 @@ class Interrupt:
             self._ask(number)
 
     def end(self, message: str, code: int) -> NoReturn:
-        """Ends the process at once, with a line on stderr. Called by threads while the main thread hangs in a call."""
+        """Ends the process immediately, with a line on stderr. Threads call it if the main thread hangs in a call."""
         self._say(message)
-        os._exit(code)  # not sys.exit: the main thread may be inside TensorFlow for long
+        os._exit(code)  # not sys.exit: the main thread may stay inside TensorFlow for long
 
     @contextlib.contextmanager
     def left_to_the_system(self) -> Iterator[None]:

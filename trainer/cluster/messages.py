@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeGuard
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer.journal import parsed
 
-# A part of what shapes a run: {name: value as text, such as `--seed=1`, or [digest] if it has no text}. Consequences of
-# a part are in later parts.
+# One part of a run's description: {name: value as text, such as `--seed=1`, or [digest] if it has no text}. Values that
+# follow from a part are in later parts.
 Part: TypeAlias = Mapping[str, str | Sequence[str]]
 Description: TypeAlias = Sequence[Part]
 
@@ -34,9 +34,9 @@ def _is_value(value: Any) -> bool:
 
 
 def difference(chief: Description, others: Mapping[str, Description]) -> str | None:
-    """Returns which workers differ from the chief, with both values; None if none does.
+    """Returns text on which workers differ from the chief, with both values; None if all agree.
 
-    Only the first part that differs is named for each worker, as later ones may differ because of it.
+    Only each worker's first difference is named, as later ones may follow from it.
 
     Args:
       chief: the chief's description.
@@ -60,7 +60,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def _first(chief: Description, other: Description) -> tuple[str, str] | None:
-    """Returns the chief's and the other's values in the first part that differs; for digests only the other's."""
+    """Returns the chief's and the worker's values in the first part that differs; for digests only the latter's."""
     nothing: Part = {}
     for mine, theirs in itertools.zip_longest(chief, other, fillvalue=nothing):
         names = [name for name in {**mine, **theirs} if _comparable(mine, name) != _comparable(theirs, name)]
@@ -118,7 +118,7 @@ class Failure:
     Attributes:
       rank: rank in the cluster; the chief's is 0.
       name: name in messages.
-      error: reason why it cannot begin.
+      error: reason why the process cannot begin.
     """
 
     rank: int
@@ -127,20 +127,20 @@ class Failure:
 
     @property
     def told(self) -> PipelineError:
-        """Error with which the others end."""
+        """Error that ends the other processes."""
         fields = fields_of(self.error)
         return _ERRORS[self.error.exit_code](f"{self.name} cannot begin: {fields['error']}")
 
 
 def fields_of(error: PipelineError | None) -> dict[str, Any]:
-    """Returns the fields that tell other processes how a process ended; None for no error."""
+    """Returns message fields on how a process ended; None if there was no error."""
     if error is None:
         return {"exit_code": 0, "error": ""}
     return {"exit_code": error.exit_code, "error": "; ".join(map(str, error.mistakes)), "lost": error.lost}
 
 
 def error_of(fields: Mapping[str, Any]) -> PipelineError | None:
-    """Returns the error from which `fields_of` made these fields, or None."""
+    """Returns the error encoded by `fields_of`, or None."""
     if not (code := fields["exit_code"]):
         return None
     return _ERRORS[code](str(fields["error"]), lost=fields.get("lost", ()))
@@ -168,15 +168,15 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
 
 
 async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
-    """Returns what the chief says: whom it waits for, or a line to print; or how the meeting or the job ends.
+    """Returns the chief's message: whom it waits for, a line to print, or how the meeting or the job ends.
 
     The end is an error, or None: before the job begins, this process may continue; later, the job has succeeded.
 
     Args:
       reader: stream from the chief.
-      within: seconds within which at least a sign of life must come; None: the chief sends none.
+      within: seconds within which at least a sign of life must arrive; None if the chief sends none.
 
-    Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
+    Raises one of NOT_OURS: a TimeoutError if the chief is silent.
     """
     message = await _read(reader, within)
     text = message.get("waiting", message.get("line"))
@@ -184,13 +184,13 @@ async def read_answer(reader: asyncio.StreamReader, within: float | None = None)
 
 
 async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, str]:
-    """Returns what a worker or a parameter server tells the chief: ("signal", "SIGTERM") or ("late", "").
+    """Returns a message to the chief from a worker or a parameter server: ("signal", "SIGTERM") or ("late", "").
 
     Args:
       reader: stream from the process.
-      within: seconds within which at least a sign of life must come.
+      within: seconds within which at least a sign of life must arrive.
 
-    Raises one of NOT_OURS; of these TimeoutError if the process is silent.
+    Raises one of NOT_OURS: a TimeoutError if the process is silent.
     """
     message = await _read(reader, within)
     kind = next(iter(message), "")
@@ -200,7 +200,7 @@ async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, s
 
 
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
-    """Waits until a worker leaves; returns whether it ran out of time. If not, it may come back."""
+    """Waits until a worker leaves; returns whether it left because its time ran out. If not, it may come back."""
     try:
         return bool(await reader.read(1))
     except OSError:

@@ -38,8 +38,8 @@ _PASSED_ON_SECONDS = 10.0  # in which the others learn it from the chief, which 
 _MOST_CHARACTERS = 300  # characters of an error sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
-_Connection: TypeAlias = tuple[socket.socket, bytes]  # and bytes already read from it
-Outcome: TypeAlias = PipelineError | None  # error that ends all workers; None if they may continue
+_Connection: TypeAlias = tuple[socket.socket, bytes]  # socket, and bytes already read from it
+Outcome: TypeAlias = PipelineError | None  # error that ends all workers; None to let them continue
 _Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SOMEBODY = "another worker"  # name of a lost worker that TensorFlow does not name
 
@@ -53,7 +53,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 
     Args:
       cluster: workers of the job, including this process.
-      description: description that must be equal on all workers.
+      description: description that must be the same on all workers.
       timeout: longest time to wait in seconds.
 
     Returns:
@@ -61,7 +61,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 
     Raises:
       UsageError: the workers differ, another process has this worker's rank, or its port cannot be used.
-      RerunError: a worker did not come in time.
+      RerunError: a worker did not join in time.
     """
     listed = f"{cluster.size} workers in {cluster.source} ({', '.join(cluster.addresses)})"
     jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_address else ''}"}
@@ -86,12 +86,12 @@ def explaining(
 ) -> Iterator[None]:
     """Context for work before a process meets the others: if it fails, they are told why.
 
-    The chief tells those that connect; any other process tells the chief, which ends all. Processes that are told end
-    at once. Those that come too late wait for --join_timeout, as for a process that was never started.
+    The chief tells all that connect; any other process tells the chief, which ends all. Those told end immediately.
+    Processes that come too late wait for --join_timeout, as they would for one that was never started.
 
     Args:
       cluster: processes of the job.
-      timeout: seconds that the others wait; telling them ends after that.
+      timeout: seconds that the others wait; nobody is told after that.
       aside: context in which a line may be printed.
     """
     try:
@@ -138,7 +138,7 @@ async def _explain(
     notice = min(seconds, FIRST_NOTICE_SECONDS)
     if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
         with aside():
-            print(f"tells the other processes for {seconds:g} s at most why the job cannot begin: {error}", flush=True)
+            print(f"telling the others why the job cannot begin, for at most {seconds:g} s: {error}", flush=True)
         await asyncio.wait([telling], timeout=seconds - notice)
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
@@ -229,8 +229,7 @@ class Ties:
 
         Args:
           mine: this worker's value, as JSON.
-          difference: function that returns text on how another worker's value differs from the chief's; None if it does
-            not.
+          difference: function that returns text on how another worker's value differs from the chief's, or None.
           timeout: seconds to wait for each of the others.
 
         Raises:
@@ -369,16 +368,16 @@ class _Chief:
         self._others[hello.rank] = hello, writer
         self._changed()
         if await messages.waits_no_longer(reader) and not self._decision.done():
-            self._decision.set_result(late(self._absent(), self._timeout))  # it will be absent for the others
+            self._decision.set_result(late(self._absent(), self._timeout))  # the others will count it as absent
         del self._others[hello.rank]
         self._changed()
 
     def _changed(self) -> None:
-        """Decides if possible; otherwise tells the workers whom all are waiting for."""
+        """Decides if possible; otherwise tells the workers who is still missing."""
         if self._decision.done():
             return
         absent = self._absent()
-        parts = slice(1 if absent else None)  # if TF_CONFIG differs, absent workers may never come
+        parts = slice(1 if absent else None)  # if the TF_CONFIGs differ, absent workers may never come
         others = {hello.name: hello.description[parts] for _, (hello, _) in sorted(self._others.items())}
         if found := difference(self._mine[parts], others):
             self._decision.set_result(UsageError(f"{found}; {_ALIKE}"))
@@ -427,7 +426,7 @@ class Server:
         self._server.close()
 
     async def close(self) -> None:
-        """Ends all connections, but for that of the task that calls it."""
+        """Ends all connections except the calling task's own."""
         await self.stop()
         others = {task for task in self.tasks if task is not asyncio.current_task()}
         for task in others:
@@ -442,7 +441,7 @@ class Server:
 
 
 async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Failure | None:
-    """Returns what a process says first; None: it is none of this job, as of a health check or a port scanner."""
+    """Returns a process's first message; None if it is not of this job, such as a health check or a port scanner."""
     messages.expect_signs_of_life(writer)
     with contextlib.suppress(*messages.NOT_OURS):
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -465,7 +464,7 @@ class Client:
         self._address, self._awaited = tf_config.split_address(address), chief
 
     async def meet(self) -> Outcome:
-        """Returns the chief's answer, or the error about those that did not come in time."""
+        """Returns the chief's answer, or the error about workers that did not join in time."""
         return await decided(asyncio.create_task(self._ask()), self.timeout, lambda: self._awaited)
 
     async def _ask(self) -> Outcome:
@@ -494,7 +493,7 @@ class Client:
         raise NotImplementedError
 
     async def outcome(self, reader: asyncio.StreamReader, silence: float | None = None) -> Outcome:
-        """Waits until the chief says whether all may continue; `silence` is `within` of `read_answer`."""
+        """Waits for the chief's decision whether all may continue; `silence` is `within` for `read_answer`."""
         while isinstance(answer := await messages.read_answer(reader, silence), str):
             self._awaited = answer
         return answer
@@ -528,7 +527,7 @@ async def _rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:
-    """Waits for a decision, at most `timeout` seconds; prints from time to time the names that `awaited` returns."""
+    """Waits at most `timeout` seconds for a decision; occasionally prints the names returned by `awaited`."""
     time = asyncio.get_running_loop().time
     end, pause = time() + timeout, FIRST_NOTICE_SECONDS
     while True:
@@ -542,7 +541,7 @@ async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Ca
 
 
 def late(awaited: str, timeout: float) -> RerunError:
-    """Returns an error about processes that did not come within `timeout` seconds."""
+    """Returns an error about processes that did not join within `timeout` seconds."""
     return RerunError(
         f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
     )
@@ -558,7 +557,7 @@ def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, 
       source: origin of the task, for messages.
     """
     peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))
-    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # prefix of an IPv4 address in IPv6
+    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # the IPv6 prefix of an IPv4 address
     return RerunError(
         f"{name} is there already, a process on {there}; this one, on {here}, has the same task in {source}; give each "
         "process a task of its own, or try again in a minute if the other machine is gone"

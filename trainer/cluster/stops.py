@@ -1,4 +1,4 @@
-"""Notices that this process was stopped (by SIGSTOP, a debugger, a paused machine), so that others gave it up."""
+"""Notices that this process was stopped (by SIGSTOP, a debugger, a paused machine), which makes others give it up."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 from pipeline.errors import RerunError
 
-_RECENT = 30.0  # seconds after a stop in which it explains the loss of the others
+_RECENT = 30.0  # seconds for which a stop explains the loss of the others
 
 
 class Stops:
-    """The last stop of this process, detected by a ticking thread whose next tick comes too late."""
+    """The last stop of this process, detected by a ticking thread when a tick is late."""
 
     def __init__(self) -> None:
         self._ticked = time.monotonic()

@@ -1,4 +1,4 @@
-"""The tf.distribute strategy over devices and workers, TensorFlow's settings before it, and agreement of workers."""
+"""The tf.distribute strategy over devices and workers, TensorFlow settings needed before it, and workers' agreement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _first_uses: list[str | None] = []  # places where an import began to use Tensor
 def noting_first_use() -> Iterator[None]:
     """Context for importing a user's module that notes where code begins to use TensorFlow's devices.
 
-    A tensor, a table or a layer at the top of a module does so, after which a strategy can no longer be set up.
+    A tensor, a table or a layer at the top level of a module does so, and a strategy can then no longer be set up.
     """
     begin = context.Context.ensure_initialized
 
@@ -71,7 +71,7 @@ def configure(config: TrainConfig, is_chief: bool = False) -> None:
 
     Args:
       config: flags of the run.
-      is_chief: whether this process records the algorithms that XLA chooses; see `algorithms`.
+      is_chief: whether this process records XLA's algorithms; see `algorithms`.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     if config.run.deterministic or (has_gpus and config.repeats_on_gpus):
@@ -144,9 +144,9 @@ def _with_models(names: list[str]) -> list[str]:
 
 
 def _memory_by_model() -> dict[str, list[str]]:
-    """Returns the memory of each GPU model in this machine, if all GPUs of the model have the same.
+    """Returns the memory per GPU model in this machine, for models whose GPUs all have the same memory.
 
-    By model, because TensorFlow and nvidia-smi number GPUs in different orders.
+    It goes by model because TensorFlow and nvidia-smi number GPUs in different orders.
     """
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -162,7 +162,7 @@ def _memory_by_model() -> dict[str, list[str]]:
 
 
 def _devices(count: int | None) -> list[str]:
-    """Returns the devices of `count` replicas: GPUs, else logical CPUs; None for all GPUs, or one CPU."""
+    """Returns the devices of `count` replicas: GPUs if any, otherwise logical CPUs; None for all GPUs, or one CPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if (count or 1) > len(gpus):
@@ -180,8 +180,8 @@ def _devices(count: int | None) -> list[str]:
 
 
 def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
-    """Returns the strategy of all workers, once all have joined; a single one need not be in TF_CONFIG."""
-    timeout = flags.collective_timeout  # later a `Watchdog` decides whether a worker is lost
+    """Returns the strategy over all workers, once all have joined; a single worker needs no TF_CONFIG."""
+    timeout = flags.collective_timeout  # afterwards a `Watchdog` decides whether a worker is lost
     if cluster.size > 1:
         _bound_joining(timeout)
     how = tf.distribute.experimental.CommunicationImplementation(flags.all_reduce.upper())
@@ -205,7 +205,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
 def _bound_joining(timeout: float) -> None:
     """Configures TensorFlow's coordination service as the strategy would, but limits how long it waits for a worker.
 
-    The registration barrier fails on all workers if one does not come. Without it, each would wait for an hour.
+    The registration barrier fails on all workers if one is missing. Without it, each would wait for an hour.
     """
     spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(

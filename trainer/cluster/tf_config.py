@@ -1,4 +1,4 @@
-"""TF_CONFIG: the processes of a job, which one this is, and its port. Without TensorFlow: mistakes show at once."""
+"""TF_CONFIG: the processes of a job, which one this is, and its port. Without TensorFlow, to report mistakes early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.config.meaning import MULTIWORKER, PARAMETER_SERVER
 from trainer.config.run import ClusterFlags
 
 VARIABLE = "TF_CONFIG"
-HOSTS_FLAG = "--worker_hosts"  # in place of the variable
+HOSTS_FLAG = "--worker_hosts"  # replaces the variable
 _MAX_PORT = 65535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
 _FLAGS = {"chief": "--chief_host", "worker": "--worker_hosts", "ps": "--ps_hosts"}
@@ -53,9 +53,9 @@ class Cluster:
 
     Attributes:
       workers: `host:port` of each worker.
-      rank: rank of this process among all; 0 is the chief, which writes checkpoints, logs and lines.
+      rank: rank of this process; rank 0 is the chief, which writes checkpoints, logs and lines.
       ps: `host:port` of each parameter server.
-      chief_address: address of a chief that has a job of its own; None if worker 0's process is the chief.
+      chief_address: address of a chief that is not a worker; None if worker 0's process is the chief.
       source: origin of the cluster: TF_CONFIG, or a flag.
     """
 
@@ -103,7 +103,7 @@ class Cluster:
 
     @property
     def names(self) -> list[str]:
-        """The names of all processes in messages, by rank."""
+        """Names of all processes for messages, by rank."""
         return list(map(self.name, self.tasks))
 
     @property
@@ -137,14 +137,14 @@ ALONE = Cluster()
 
 
 def of(flags: ClusterFlags, strategy: str) -> Cluster | None:
-    """Returns the cluster that flags give, or else the environment's TF_CONFIG; None if neither does.
+    """Returns the cluster given by flags, or by TF_CONFIG in the environment; None if neither gives one.
 
     Args:
-      flags: the flags.
+      flags: flags that may name the cluster.
       strategy: multiworker or parameter_server.
 
     Raises:
-      UsageError: both do, or it cannot be used; or neither does, for parameter servers.
+      UsageError: both give one, or it cannot be used; or parameter servers lack one.
     """
     if flags.given:
         return parse(of_flags(flags, strategy), strategy, HOSTS_FLAG)
@@ -186,8 +186,8 @@ def parse(text: str, strategy: str = MULTIWORKER, source: str = VARIABLE) -> Clu
       source: origin of the text, for messages.
 
     Raises:
-      UsageError: it is not JSON, lacks the cluster, a job or the task, has another kind of task or an index outside of
-        the job, or has an address that is not host:port or occurs twice.
+      UsageError: the text is not JSON, lacks the cluster, a job or the task, has an unknown task type or an index
+        outside the job, or has an address that is not host:port or occurs twice.
     """
     try:
         content = json.loads(text)
@@ -208,7 +208,7 @@ def parse(text: str, strategy: str = MULTIWORKER, source: str = VARIABLE) -> Clu
     workers, servers = (tuple(jobs.get(job, ())) for job in (WORKER, PS))
     chief = jobs[CHIEF][0] if CHIEF in jobs else None
     tasks, mine = Cluster(workers, 0, servers, chief).tasks, Task(kind, index)
-    # Worker 0 is not among them if its process is the chief.
+    # Worker 0 is not listed if its process is the chief.
     return Cluster(workers, tasks.index(mine) if mine in tasks else 0, servers, chief, source)
 
 
@@ -274,7 +274,7 @@ def _check_different(jobs: dict[str, list[str]], source: str) -> None:
 
 
 def _machine(host: str) -> str:
-    """Returns `localhost` for any name of this machine, the shortest form of an address, and other names unchanged."""
+    """Returns `localhost` for any name of this machine, an address in its shortest form, and other names unchanged."""
     host = host.strip("[]").rstrip(".").lower()
     own = socket.gethostname().lower()
     if host in ("localhost", "ip6-localhost", own, own.partition(".")[0]):
@@ -303,7 +303,7 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
       strategy: value of --strategy; with multiworker, every process is a worker.
 
     Raises:
-      UsageError: they do not say which process this is, or the environment has a different TF_CONFIG.
+      UsageError: the flags do not determine which process this is, or the environment has a different TF_CONFIG.
     """
     hosts = flags.hosts
     lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}
@@ -324,13 +324,13 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
     if index is not None and index >= count:
         raise UsageError(f"--task_index={index}: --job_name={job} has {count}, numbered from 0")
     text = text_of(jobs, Task(job, index or 0))
-    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # if equal, set by an earlier run in this process
+    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # an equal one was set by an earlier run in this process
         raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
     return text
 
 
 def text_of(jobs: Mapping[str, Sequence[str]], task: Task) -> str:
-    """Returns the TF_CONFIG of a process, given host:port of each process, by job."""
+    """Returns the TF_CONFIG of a process, given each process's host:port by job."""
     return json.dumps({"cluster": jobs, "task": {"type": task.job, "index": task.index}})
 
 
@@ -349,7 +349,7 @@ def listen(address: str, name: str, source: str) -> socket.socket:
       source: origin of the address, for messages.
 
     Raises:
-      UsageError: the port is in use, or may not be used.
+      UsageError: the port is in use or not permitted.
     """
     try:
         return bound(split_address(address)[1])
@@ -364,7 +364,7 @@ def listen(address: str, name: str, source: str) -> socket.socket:
 
 
 def bound(port: int) -> socket.socket:
-    """Returns a socket that listens on a port of all of this machine's addresses. Raises OSError."""
+    """Returns a socket that listens on a port on all of this machine's addresses. Raises OSError."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
@@ -376,7 +376,7 @@ def unusable_port(address: str, name: str, source: str, reason: str) -> UsageErr
 
 
 def free_port() -> int:
-    """Returns a port of this machine that was free just now."""
+    """Returns a port that is currently free on this machine."""
     with socket.socket() as one:
         one.bind(("", 0))
         port: int = one.getsockname()[1]

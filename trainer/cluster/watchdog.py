@@ -1,4 +1,4 @@
-"""Notices that another worker no longer responds: a thread ends collective operations that wait for too long.
+"""Notices that another worker no longer responds: a thread aborts collective operations that wait too long.
 
 TensorFlow can itself limit the time of each collective operation, with two threads that sleep until the limit even if
 the operation ended long before: short steps leave tens of thousands of them behind. Here one thread watches all
@@ -19,8 +19,8 @@ from trainer.cluster.stops import Stops
 from trainer.cluster.tf_config import Cluster
 from trainer.runtime import context
 
-_TICK = 0.5  # seconds between looks, unless the timeout needs more
-_LOOKS = 10  # least number within the timeout
+_TICK = 0.5  # seconds between checks, unless the timeout needs more frequent ones
+_LOOKS = 10  # minimum number of checks within the timeout
 _MISSED = 5.0  # after a stop this long, TensorFlow may have missed this worker's heartbeats
 
 
@@ -29,12 +29,12 @@ class Watchdog:
 
     Only the time that operations wait counts, not compiling, reading, saving or computing here, however long that
     takes. Operations count themselves, when they begin and when they end, in two variables in host memory. If one has
-    begun and not ended, and neither count changes for the timeout, all operations are ended, with
-    tf.errors.DeadlineExceededError for whoever waits for their results.
+    begun and not ended, and neither count changes within the timeout, all operations are aborted, and waiting for their
+    results raises tf.errors.DeadlineExceededError.
     """
 
     def __init__(self, timeout: float, cluster: Cluster) -> None:
-        """Only starts watching once there are operations to watch; see `watch`.
+        """Watches nothing until there are operations to watch; see `watch`.
 
         Args:
           timeout: timeout in seconds.
@@ -45,13 +45,13 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-        """Watches a strategy's sums and gathers; call it before any of them is traced."""
+        """Watches a strategy's reductions and gathers; call it before any of them is traced."""
         with tf.device("CPU:0"):
             self._begun, self._ended = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         extended = strategy.extended
         for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
             for launcher in operations._launchers:  # one per local device
-                # All reductions and gathers of tf.distribute are made of this.
+                # All reductions and gathers of tf.distribute are built on this.
                 launcher.all_reduce = self._counted(launcher.all_reduce)
                 launcher._all_gather = self._counted(launcher._all_gather)
         self._stops = Stops()
@@ -65,7 +65,7 @@ class Watchdog:
         """Ends the thread, which must not call TensorFlow while the interpreter is exiting.
 
         Raises:
-          LostError: in place of an error about another worker, if this one was stopped before.
+          LostError: this worker had been stopped; replaces an error about another worker.
         """
         self._over.set()
         if not self._thread:
@@ -96,7 +96,7 @@ class Watchdog:
         tick, before = min(_TICK, self._timeout / _LOOKS), (0, 0)
         waited = 0.0
         while not self._over.wait(tick):
-            # During a longer gap this process was stopped, or its machine slept: it was not waiting then.
+            # A longer gap means that this process was stopped or its machine slept, so it was not waiting.
             passed = min(self._stops.tick(min(self._timeout, _MISSED)), 2 * tick)
             counts = int(self._ended.numpy()), int(self._begun.numpy())
             waited = waited + passed if counts == before and counts[0] < counts[1] else 0.0

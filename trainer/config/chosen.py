@@ -1,6 +1,6 @@
-"""What a run trains that names neither a model nor a task: the data set's images and their number decide.
+"""Defaults for a run that names neither model nor task: the data set's images and their number decide.
 
-A network for the image size, AdamW, and a batch size and a number of epochs that take a few minutes on two cores:
+They are a network for the image size, AdamW, and a batch size and epochs that take a few minutes on two cores:
 
 | images | model |
 |---|---|
@@ -33,24 +33,24 @@ from trainer.run_folder import RunFolder
 
 _TRAIN = "train"  # the default of --train_split
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's augmentation crops to 24x24
-_LENET_SIDE = 12  # pixels: the least that its layers work with
+_LENET_SIDE = 12  # pixels: the minimum for its layers
 _SIDE = 32  # pixels
 # (upper bound on training images, batch size, epochs): few images get small batches, so that there are enough updates.
 _SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
-_INSTEAD = {"epochs": "train_steps", "eval_split": "eval_data_dir"}  # flags that are not chosen beside another
+_INSTEAD = {"epochs": "train_steps", "eval_split": "eval_data_dir"}  # {flag: flag that replaces it, if given}
 CHOSEN = ("model", "resize", "optimizer", "global_batch_size", "epochs", "train_split", "eval_split")
 
 
 def decides(given: Mapping[str, Any]) -> bool:
-    """Returns whether the data set decides, given {flag: value} of the user's own flags: they name nothing to train.
+    """Returns whether the data set decides, since the user's own flags, {flag: value}, name nothing to train.
 
-    The classic programs of parameter servers keep the defaults of the flags.
+    Classic parameter-server command lines keep the flags' defaults.
     """
     return given.get("strategy") != PARAMETER_SERVER and not {"model", "task", "ps_hosts"} & set(given)
 
 
 def run_beside(data_dir: str) -> str | None:
-    """Returns the default of --model_dir: `DATA-run`, here for a data set in a store; None for several data sets.
+    """Returns the default of --model_dir: `DATA-run`, in this folder for remote data; None for several data sets.
 
     Args:
       data_dir: value of --data_dir.
@@ -67,15 +67,15 @@ def run_beside(data_dir: str) -> str | None:
 
 
 def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {flag: value} of the flags that the data set decides; none if its records are no images with labels.
+    """Returns {flag: value} as decided by the data set; empty unless its records are images with labels.
 
     Args:
-      data_dir: value of --data_dir. Several data sets decide nothing, nor does a folder that cannot be read: what is
-        wrong with it is said when it is needed.
-      given: {flag: value} of the user's own flags, which are left out.
+      data_dir: value of --data_dir. Several data sets decide nothing, nor does a folder that cannot be read, which is
+        reported when it is needed.
+      given: {flag: value} of the user's own flags, which are left out of the result.
 
     Raises:
-      UsageError: the labels are not classes, for which there is no model to choose.
+      UsageError: the labels are not classes, so there is no model to choose.
     """
     try:
         sources = parse_sources(data_dir)
@@ -92,7 +92,7 @@ def chosen(data_dir: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_classes(data_dir: str, made: Manifest) -> None:
-    """Raises UsageError if a data set's labels are not those that our own models are for."""
+    """Raises UsageError if a data set's labels are not classes, as our own models need."""
     if "label" in made.features and not made.features["label"].is_class:
         raise UsageError(
             f"--data_dir={data_dir}: its labels are not a class per image: give a Task with loss and metrics of its "
@@ -101,23 +101,23 @@ def require_classes(data_dir: str, made: Manifest) -> None:
 
 
 def of_run(folder: RunFolder, given: Collection[str], names: Collection[str]) -> list[str]:
-    """Returns the same flags of a run that exists, as arguments, without those that are given.
+    """Returns an existing run's values of the flags that data sets decide, as arguments, unless the user gave them.
 
     Args:
-      folder: the run's folder, with its config.
+      folder: folder of the run, with its config.
       given: names of the user's own flags.
       names: names of all flags.
     """
     stored = {flag.partition("=")[0].removeprefix("--"): flag for flag in file.flags(folder.config, names)}
     without = {*given, *[other for other, flag in _INSTEAD.items() if flag in given]}
-    # Beside a task the default model is stored, too, but its defaults, such as an average of the weights, did not hold.
+    # With a task, the default model is stored too, but its defaults, such as averaged weights, did not apply.
     if stored.get("task") and stored.get("model") == f"--model={ModelFlags.model}" and "ema" not in stored:
         without.add("model")
     return [flag for name, flag in stored.items() if name in (*CHOSEN, "task") and name not in without]
 
 
 def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[str, Any]:
-    """Returns the model, and the image size unless the user or a recipe decides on it."""
+    """Returns the model, and the image size unless the user or a recipe determines it."""
     height, width, channels = made.features["image"].shape
     found: dict[str, Any] = {}
     if resize:
@@ -135,7 +135,7 @@ def _of_images(made: Manifest, resize: str | None, augment: str | None) -> dict[
 
 
 def _of_splits(made: Manifest, given: str | None) -> dict[str, Any]:
-    """Returns the optimizer, batch size and number of epochs, and the splits where the flags' defaults do not fit."""
+    """Returns the optimizer, batch size and number of epochs, and splits to replace flag defaults that do not fit."""
     largest = max(made.splits, key=lambda name: made.splits[name].num_examples)
     usual, _ = of_folds(made) or (largest, "")
     trained = given or (_TRAIN if _TRAIN in made.splits else usual)

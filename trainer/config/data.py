@@ -1,4 +1,4 @@
-"""Flags for the data that are trained and evaluated on, and for their order."""
+"""Flags for training and evaluation data, and for the order of examples."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _GRAPHS = "workers read with TensorFlow's own operations, which"
 
 @dataclasses.dataclass(frozen=True)
 class DataFlags:
-    """What is trained and evaluated on."""
+    """Data to train and evaluate on."""
 
-    # On a resume the order compares the data themselves. An evaluation trains nothing.
+    # On resume, comparing the orders compares the data. An evaluation trains nothing.
     data_dir: str = flag(
         text="the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'",
         shapes_training=False,
         per_machine=True,
         first=True,
     )
-    train_split: str = flag("train", "what to train on; slices such as train[1000:] work", shapes_training=False)
+    train_split: str = flag("train", "split to train on; slices such as train[1000:] work", shapes_training=False)
     eval_split: str | None = flag(
         None,
-        "what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)",
+        "split to evaluate on; 'none' for no evaluation (None: test, or validation, or the only split left)",
         shapes_training=False,
         replay="none",
     )
     eval_data_dir: str | None = flag(
         None,
-        "folder of another data set to evaluate on, of the same classes and image shape (None: --data_dir)",
+        "folder of another data set to evaluate on, with the same classes and image shape (None: --data_dir)",
         shapes_training=False,
         per_machine=True,
         reads=True,
@@ -56,15 +56,15 @@ class DataFlags:
     augment: str = order_flag("augment", "none", by_model=True, first=True)
     augment_on: str = flag(
         AUTO,
-        "host: in the input; device: in the replicas' steps; both: the input keeps pixels uint8, the steps make floats "
-        "of them; auto: both where replicas are on GPUs and the recipe makes floats, else host",
+        "host: in the input; device: in the replicas' steps; both: the input keeps uint8 pixels, the steps make floats "
+        "of them; auto: both if replicas are on GPUs and the recipe makes floats, otherwise host",
         known=(AUTO, *request.PLACES),
         option=True,
         used_in="training",
     )
     eval_copies: int = flag(
         1,
-        "evaluations and predictions take the mean over so many copies of an image: itself, and others augmented as in "
+        "evaluations and predictions average over this many copies of an image: itself, and others augmented as in "
         "training",
         least=1,
         most=request.MOST_COPIES,
@@ -90,7 +90,7 @@ class DataFlags:
     )
     cache_bytes: int | None = flag(
         None,
-        "that the copies may take (None: nine tenths of what the disk has left)",
+        "bytes that the copies may take (None: nine tenths of the free disk space)",
         least=1,
         shapes_training=False,
         per_machine=True,
@@ -98,7 +98,7 @@ class DataFlags:
     )
 
     def __post_init__(self) -> None:
-        """Writes out a size that is one number, as checkpoints store and compare it; checks the values."""
+        """Expands a single number in --resize to HxW, as checkpoints store and compare it; checks the values."""
         if isinstance(self.resize, str):
             object.__setattr__(self, "resize", values.both_sides(self.resize))
         check_all(
@@ -111,12 +111,12 @@ class DataFlags:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What is trained on: the sources of a mixture, or the single data set."""
+        """Training data: the sources of a mixture, or a single data set."""
         return sources_of(parse_sources(self.data_dir), self.train_split)
 
     @property
     def evaluated(self) -> str:
-        """What is evaluated on: a folder, or several, as --data_dir names them."""
+        """Evaluation data: a folder, or several in the form of --data_dir."""
         return self.eval_data_dir or self.data_dir
 
     @property
@@ -127,9 +127,9 @@ class DataFlags:
 
 @dataclasses.dataclass(frozen=True)
 class OrderFlags:
-    """Which examples are in the batch of which step."""
+    """The order of examples: which ones are in each step's batch."""
 
-    shapes_training: ClassVar[bool] = False  # a checkpoint compares the order that these result in
+    shapes_training: ClassVar[bool] = False  # the resulting order is compared with the checkpoint's
 
     global_batch_size: int = order_flag("global_batch_size", 100, by_model=True, first=True)
     virtual_replicas: int | None = flag(
@@ -141,17 +141,17 @@ class OrderFlags:
     )
     cpu_threads: int = flag(
         8,
-        "of an operation on CPUs under --virtual_replicas: kernels split sums by it, not by the cores",
+        "threads of an operation on CPUs with --virtual_replicas: kernels split sums by this number, not by the cores",
         least=1,
         most=1024,
     )
-    # Keras, and so NumPy, take seeds below 2^32.
-    seed: int = order_flag("seed", 0, text="of the weights, the order and the augmentations", least=0, below=1 << 32)
+    # Keras, like NumPy, accepts seeds below 2^32.
+    seed: int = order_flag("seed", 0, text="seed of weights, order and augmentations", least=0, below=1 << 32)
     streams: int | None = order_flag("streams")
     shuffle_bytes: int = order_flag("shuffle_bytes", sharding.SHUFFLE_BYTES)
     remainder: str = order_flag("remainder", "pad", used_in="training")
     prefetch: int = flag(
-        2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
+        2, "batches prefetched for each replica", least=0, most=1024, parameter_server="a batch is made with its step"
     )
     classes: str | None = order_flag("classes")
     where: str | None = order_flag("where", used_in="training")

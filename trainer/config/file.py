@@ -1,4 +1,4 @@
-"""A config as a YAML file: flags by name, in groups or not."""
+"""A config as a YAML file: flags by name, optionally in groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import yaml
 
 
-# Values that YAML and the command line read differently: tag, pattern, and the characters that they may begin with.
+# Values that YAML and the command line read differently: tag, pattern, and possible first characters.
 _RESOLVED = (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("merge", "<<", "<"),
@@ -28,7 +28,7 @@ _RESOLVED = (
 
 
 def _loader() -> type[yaml.SafeLoader]:
-    """Returns a loader that leaves numbers and dates as texts, to be read as the types of the flags."""
+    """Returns a loader that leaves numbers and dates as text, so that each flag's type determines how they are read."""
     import yaml  # noqa: PLC0415, 0.04 s, which most command lines need not wait for
 
     class Texts(yaml.SafeLoader):
@@ -40,17 +40,17 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
-    """Replaces --config=FILE by the flags in that file, which come first, so that the other arguments override them.
+    """Replaces --config=FILE with the flags in that file, which come first, so that the other arguments override them.
 
     Args:
-      arguments: the command line, without the program.
+      arguments: command-line arguments without the program.
       names: names of all flags.
 
     Returns:
-      The arguments without --config and --dump_config, and whether --dump_config was among them.
+      Arguments without --config and --dump_config, and whether --dump_config was given.
 
     Raises:
-      UsageError: the file cannot be read, or has something other than flags.
+      UsageError: the file cannot be read, or contains something other than flags.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", nargs="?", const="", action="append", default=[])
@@ -68,7 +68,7 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
 
 
 def text_of(groups: dict[str, dict[str, Any]]) -> str:
-    """Returns the text of a config file with flags by group; those that are None are left out."""
+    """Returns the text of a config file with flags by group; values of None are left out."""
     import yaml  # noqa: PLC0415, as in `_loader`
 
     values = {
@@ -88,11 +88,11 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     """Yields the flags of a file as arguments: `--learning_rate=0.1`.
 
     Args:
-      path: the file.
+      path: path of the file.
       names: names of all flags.
 
     Raises:
-      UsageError: it cannot be read, or has something other than flags.
+      UsageError: the file cannot be read, or contains something other than flags.
     """
     import yaml  # noqa: PLC0415, as in `_loader`
 
@@ -114,16 +114,16 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
 
 
 def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
-    """Raises UsageError if a group or a flag is given twice: YAML would silently take the last one.
+    """Raises UsageError if a group or a flag is given twice: YAML would silently use the last one.
 
-    `seen` has the line of each flag that other groups give; flags of this group are added.
+    `seen` maps flags in other groups to their lines; this group's flags are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`
 
     if not isinstance(tree, MappingNode):
         return
     keys = [(key.value, key.start_mark.line + 1, value) for key, value in tree.value if isinstance(key.value, str)]
-    merges = any(name == "<<" for name, _, _ in keys)  # a group may override what is merged into it
+    merges = any(name == "<<" for name, _, _ in keys)  # a group may override values merged into it
     here: dict[str, int] = {}
     for name, line, value in (key for key in keys if key[0] != "<<"):
         is_group = isinstance(value, MappingNode)
@@ -143,7 +143,7 @@ def _names_in(content: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str], mistakes: Mistakes) -> Iterator[str]:
-    if isinstance(value, dict):  # a group, which may have the name of a flag
+    if isinstance(value, dict):  # a group, which may share its name with a flag
         for inner, part in value.items():
             yield from _flag(path, str(inner), part, names, mistakes)
         return

@@ -1,4 +1,4 @@
-"""What a flag of the trainer means to those who know no flag by name; checks that groups share."""
+"""What each trainer flag means, for code that must not know flags by name; checks that flag groups share."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ _Said = TypeVar("_Said")
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """What a flag means; None: what the attribute of that name of its group says, if there is one.
+    """What a flag means; for None, its group's attribute of the same name applies, if there is one.
 
     Attributes:
-      shapes_training: whether a resumed run tells that it differs from the checkpoint's; None in the end: yes.
-      ends: whether it says where a run ends, on which some schedules depend.
-      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
-      per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
-        resulting clusters.
-      by_model: whether `trainer.config.model` has other defaults for some models and optimizers.
-      writes: kind of the path at which the run writes. It must be on this machine and, on a cluster, on a volume; a
-        folder must be apart from the data.
-      reads: whether it is a path that every process reads, and that a cluster must have.
-      logs_rows: whether its folder gets something of each row, for which steps run one by one: all workers give it or
-        none, and waiting for input is not measured.
-      draws: whether it draws for TensorBoard, whenever scalars are written.
-      of_topology: whether it says which processes and devices train, so that whoever uses the model elsewhere takes the
+      shapes_training: whether a resumed run reports a value that differs from the checkpoint's; None everywhere means
+        yes.
+      ends: whether it determines where a run ends, which affects some schedules.
+      per_machine: whether workers may have different values, such as for a folder mounted in different places.
+      per_process: whether it determines which process of a job this is: `trainer.launch` sets it, and workers compare
+        the resulting clusters.
+      by_model: whether some models and optimizers have their own defaults in `trainer.config.model`.
+      writes: kind of path that the run writes to. The path must be on this machine and, on a cluster, on a volume; a
+        folder must be separate from the data.
+      reads: whether it is a path that every process reads, so a cluster must provide it.
+      logs_rows: whether something about each row is logged to its folder, so that steps run one by one: all workers
+        give it or none, and waiting for input is not measured.
+      draws: whether it adds TensorBoard summaries, which are only written along with scalars.
+      of_topology: whether it determines which processes and devices train, so that other uses of the model take the
         default.
-      replay: value with which `trainer.replay` makes steps again; ...: the run's.
-      compiled: what a compiled model has of its own instead, so that the flag would be ignored: an optimizer, a loss.
-      option: whether it is an argument of `input_fn` of the same name; or the name of that.
-      of_run: flag of `trainer.run` whose value it replaces, if it is of a command that takes a run.
-      used_in: `training` or `evaluation`, if it is an argument of that input alone.
-      parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
+      replay: value with which `trainer.replay` repeats steps; `...` for the run's value.
+      compiled: part of a compiled model that replaces the flag, which would be ignored: an optimizer, a loss.
+      option: whether it is an argument of `input_fn`; the argument's name if that differs.
+      of_run: flag of `trainer.run` whose value it replaces, in commands that use a run.
+      used_in: `training` or `evaluation` if only that input has the argument.
+      parameter_server: reason why it cannot be given with --strategy=parameter_server; or {excluded value: reason}.
     """
 
     shapes_training: bool | None = None
@@ -63,12 +64,12 @@ class Meaning:
 
 
 def flag(default: Any = dataclasses.MISSING, text: str = "", **said: Any) -> Any:
-    """Returns a field that is a flag of the trainer.
+    """Returns a dataclass field for a trainer flag.
 
     Args:
-      default: its value if it is not given; without a default it is required.
+      default: default value; a flag without one is required.
       text: help text.
-      **said: what it means, by the attributes of `Meaning`; and the options of `pipeline.commands.flags.flag`.
+      **said: attributes of `Meaning`, and options of `pipeline.commands.flags.flag`.
     """
     names = [field.name for field in dataclasses.fields(Meaning) if field.name in said]
     meaning = Meaning(**{"per_machine": "writes" in said, **{name: said.pop(name) for name in names}})
@@ -77,12 +78,12 @@ def flag(default: Any = dataclasses.MISSING, text: str = "", **said: Any) -> Any
 
 
 def order_flag(name: str, default: Any = None, **changes: Any) -> Any:
-    """Returns a field for a flag that `pipeline.order_flags` declares.
+    """Returns a dataclass field for a flag that `pipeline.order_flags` declares.
 
     Args:
-      name: the flag's name.
-      default: its value if it is not given.
-      **changes: to its declaration, and what it means to the trainer: as for `flag`.
+      name: name of the flag.
+      default: default value.
+      **changes: changes to its declaration, and its meaning to the trainer, as for `flag`.
     """
     said = flags.flags_of(OrderFlags)[name].field.metadata
     declared = {key: said[key] for key in ("text", "known", "unset")} | said["bounds"]
@@ -90,7 +91,7 @@ def order_flag(name: str, default: Any = None, **changes: Any) -> Any:
 
 
 def fields(config: Any, meaning: str | None = None) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
-    """Yields each flag of a config, or each that has a meaning, as its group, which is an instance, and its field."""
+    """Yields (group instance, field) of each flag in a config, optionally only of flags with a certain meaning."""
     for group in (getattr(config, field.name) for field in dataclasses.fields(config)):
         for field in dataclasses.fields(group):
             if meaning is None or field.metadata[meaning]:
@@ -98,13 +99,13 @@ def fields(config: Any, meaning: str | None = None) -> Iterator[tuple[Any, datac
 
 
 def given(config: Any, meaning: str) -> dict[str, Any]:
-    """Returns the values, by name, of the flags of a config that have a meaning and are given."""
+    """Returns {name: value} of the flags in a config that have a certain meaning and are given."""
     values = {field.name: getattr(group, field.name) for group, field in fields(config, meaning)}
     return {name: value for name, value in values.items() if value}
 
 
 def options(config: Any, used_in: str) -> dict[str, Any]:
-    """Returns the arguments of `input_fn` that flags of a config give, in `training` or in `evaluation`."""
+    """Returns the arguments of `input_fn` from a config's flags, for `training` or `evaluation`."""
     found = dict[str, Any]()
     for group, field in fields(config, "option"):
         if field.metadata["used_in"] in (None, used_in):
@@ -114,35 +115,35 @@ def options(config: Any, used_in: str) -> dict[str, Any]:
 
 
 def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
-    """Returns whether a flag shapes what is trained, whatever the other flags are."""
+    """Returns whether a flag affects training regardless of other flags."""
     return _said(group, field, "shapes_training", True)
 
 
 def compiled(group: Any, field: dataclasses.Field[Any]) -> str:
-    """Returns the part of a compiled model that replaces a flag; empty if the flag applies to it, too."""
+    """Returns the part of a compiled model that replaces a flag; empty if the flag still applies."""
     return _said(group, field, "compiled", "")
 
 
 def elsewhere(kind: type) -> dict[str, Any]:
-    """Returns the default of each flag of a config, a class, that says which processes and devices train."""
+    """Returns a config class's defaults for the flags that determine which processes and devices train."""
     found = flags.flags_of(kind).values()
     return {one.name: one.field.default for one in found if _said(one.group, one.field, "of_topology", False)}
 
 
 def in_replay(kind: type) -> dict[str, Any]:
-    """Returns the values with which `trainer.replay` makes a run's steps again, of the flags that do not shape them."""
+    """Returns the values that `trainer.replay` gives to flags which do not affect a run's steps."""
     found = {one.name: one.field.metadata["replay"] for one in flags.flags_of(kind).values()}
     return {**elsewhere(kind), **{name: value for name, value in found.items() if value is not ...}}
 
 
 def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: _Said) -> _Said:
-    """Returns a flag's own metadata, or else its group's."""
+    """Returns a flag's own metadata, or its group's if it has none."""
     said: _Said | None = field.metadata.get(meaning)
     return getattr(group, meaning, default) if said is None else said
 
 
 def check_parameter_server(config: Any) -> None:
-    """Raises UsageError if a flag has a value that its field rules out with parameter servers."""
+    """Raises UsageError if a flag has a value that its field excludes with parameter servers."""
     with flags.Mistakes() as mistakes:
         for group, field in fields(config):
             with mistakes.noted():
@@ -156,15 +157,15 @@ def check_parameter_server(config: Any) -> None:
 
 
 def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "data_dir") -> None:
-    """Raises UsageError if a folder for output is a data set's folder, lies in it, or holds it.
+    """Raises UsageError if an output folder is a data set's folder, lies in it, or contains it.
 
     Links and `..` are resolved. Data at a URL cannot clash.
 
     Args:
-      name: flag for the output.
-      path: its value; None: not given.
+      name: name of the output flag.
+      path: value of the output flag; None if not given.
       data_dir: value of --data_dir: a folder, or several with weights; None if not given.
-      flag: flag that gives `data_dir`.
+      flag: name of the flag for `data_dir`.
     """
     if not data_dir:
         return
@@ -183,7 +184,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "
 
 
 def check_local(group: object, *names: str, what: str = "folder") -> None:
-    """Raises UsageError if a named field is empty, or is a URL, which only data sets may be; None is allowed."""
+    """Raises UsageError if a named field is empty or a URL, which only data sets may be; None is allowed."""
     for name in names:
         value = getattr(group, name)
         if value is not None and not value.strip():

@@ -1,6 +1,6 @@
-"""Flags for what is trained, and how its weights change: model or task, optimizer, learning rate, gradients.
+"""Flags for what to train and how to update its weights: model or task, optimizer, learning rate, gradients.
 
-The defaults of each optimizer stand at the end, with their sources; those of a model beside it (`trainer/models`).
+Each optimizer's defaults are at the end, with their sources; each model's are next to it (`trainer/models`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trainer.config.meaning import flag
 if TYPE_CHECKING:
     import keras
 
-IMAGENET = "imagenet"  # value of --initialize_from: the weights that Keras has for a model of keras.applications
+IMAGENET = "imagenet"  # value of --initialize_from: Keras' weights for a model of keras.applications
 _WEIGHT_FILES = (".h5", ".keras")
 COMPILING = ("auto", "on", "off")
 _SWITCHED = {"true": "on", "false": "off"}
 PRECISIONS = ("float32", "bfloat16", "float16")
-# Three names for keras.optimizers.SGD, then those of Keras.
+# Three names for keras.optimizers.SGD, then Keras' own names.
 OPTIMIZERS = (
     *("sgd", "momentum", "nesterov"),
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam"),
@@ -41,15 +41,15 @@ WITH_MOMENTUM = ("momentum", "nesterov")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 _ENDING = ("cosine", "linear")  # schedules that depend on the last step
 _OF_ALL_WEIGHTS = ("use_ema", "global_clipnorm", "gradient_accumulation_steps")  # arguments of Keras' optimizers
-_EPOCHS = 1e9  # more than any training has
+_EPOCHS = 1e9  # more than any training needs
 _FLOAT32 = 3.4e38  # the largest value of a weight
 
 
 def compiling(value: Any) -> str:
-    """Returns the value of --jit_compile; it was a switch in earlier versions, whose checkpoints and files hold that.
+    """Returns the value of --jit_compile, which is a boolean in checkpoints and files from earlier versions.
 
     Raises:
-      ValueError: it is neither a text nor a switch.
+      ValueError: the value is not a known text or a boolean.
     """
     text = _SWITCHED.get(str(value).lower(), value)
     if not isinstance(text, str):
@@ -58,28 +58,28 @@ def compiling(value: Any) -> str:
 
 
 def dtype_policy(precision: str) -> str:
-    """Returns Keras' dtype policy for a --precision."""
+    """Returns Keras' dtype policy for a value of --precision."""
     return precision if precision == "float32" else f"mixed_{precision}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFlags:
-    """What is trained, and how it computes."""
+    """The model to train, and how it computes."""
 
     model: str = flag(
         "mlp",
-        "a built-in one, such as lenet, resnet20, fast_cifar; keras:NAME, of keras.applications; or "
-        "my_package.module:function, which makes one",
+        "a built-in model, such as lenet, resnet20, fast_cifar; keras:NAME from keras.applications; or "
+        "my_package.module:function, which returns a model",
         unset="the data set's images decide; with --task, mlp with --optimizer=momentum --learning_rate=0.01",
         first=True,
     )
     task: str | None = flag(
-        None, "my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own"
+        None, "my_package.module:Class, a subclass of trainer.Task with your own model, loss and metrics"
     )
     initialize_from: str | None = flag(
         None,
-        "weights to begin with: a model_dir, a checkpoint in it, a .h5, .weights.h5 or .keras file; or imagenet, for "
-        "those of Keras for --model=keras:NAME",
+        "initial weights: a model_dir, a checkpoint in it, a .h5, .weights.h5 or .keras file; or imagenet, for "
+        "Keras' own for --model=keras:NAME",
         reads=True,
     )
     dropout: float = flag(
@@ -94,10 +94,10 @@ class ModelFlags:
         by_model=True,
     )
     class_weight: str | None = flag(
-        None, "factors of the losses of a class's rows in training, such as 0:1,3:2.5; 1 for other classes"
+        None, "factors for the losses of each class in training, such as 0:1,3:2.5; 1 for other classes"
     )
     eval_flip: bool = flag(
-        False, "evaluations and exports take the mean of the outputs for an image and its mirror image", by_model=True
+        False, "evaluations and exports average the outputs for an image and its mirror image", by_model=True
     )
     precision: str = flag(
         "float32",
@@ -107,7 +107,7 @@ class ModelFlags:
     )
     jit_compile: str = flag(
         "auto",
-        "XLA compiles a step to one program: on, off, or auto: on where the replicas are GPUs, but off "
+        "XLA compiles a step into one program: on, off, or auto: on if the replicas are GPUs, but off "
         "with --deterministic or --virtual_replicas",
         known=COMPILING,
         bare="on",
@@ -117,12 +117,12 @@ class ModelFlags:
     allow_model_change: bool = flag(
         False,
         "resume although the model's structure differs from the checkpoint's",
-        shapes_training=False,  # a changed model names its changes
+        shapes_training=False,  # changes of the model's structure are reported instead
     )
 
     @property
     def modules(self) -> list[str]:
-        """The full names of the user's modules behind --model and --task."""
+        """Full names of the user's modules that --model and --task refer to."""
         own = [name for name in (self.model, self.task or "") if ":" in name and built_in(name) is None]
         return [name.partition(":")[0] for name in own]
 
@@ -131,7 +131,7 @@ class ModelFlags:
 
     @property
     def class_weights(self) -> dict[int, float]:
-        """The factors of --class_weight by class numbers; empty if there are none."""
+        """Factors in --class_weight, by class number; empty if there are none."""
         if self.class_weight is None:
             return {}
         found: dict[int, float] = {}
@@ -160,21 +160,21 @@ class ModelFlags:
         family, colon, member = self.model.partition(":")
         if not colon:
             check_name("model", self.model, MODELS)
-        elif known is not None and known.sides and known.sides():  # empty without Keras, which a later check names
+        elif known is not None and known.sides and known.sides():  # empty without Keras, which a later check reports
             check_name(f"model={family}", member, known.sides())
         if self.dropout and not (known and known.takes_dropout):
             takers = ", ".join(name for name, known in MODELS.items() if known.takes_dropout)
-            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {takers} has")
+            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has no dropout; {takers} has")
         if self.initialize_from == IMAGENET and self.task is None and not (known and known.sides):
             raise UsageError(
-                f"--initialize_from={IMAGENET}: are Keras' weights for --model=keras:NAME; --model={self.model} needs "
-                "a file or a checkpoint of its own"
+                f"--initialize_from={IMAGENET}: these are Keras' weights for --model=keras:NAME; --model={self.model} "
+                "needs a file or a checkpoint of its own"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerFlags:
-    """How the weights change."""
+    """How weights are updated."""
 
     compiled: ClassVar[str] = "an optimizer"
 
@@ -184,11 +184,11 @@ class OptimizerFlags:
         by_model=True,
         first=True,
     )
-    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32, by_model=True, first=True)
-    momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
+    learning_rate: float = flag(0.01, "highest learning rate", above=0, most=_FLOAT32, by_model=True, first=True)
+    momentum: float = flag(0.9, "momentum of --optimizer=momentum and nesterov", least=0, below=1)
     schedule: str = flag(
         "exponential",
-        "of the rate: exponential (a staircase, or smooth), piecewise, cosine, linear or constant",
+        "schedule of the rate: exponential (a staircase, or smooth), piecewise, cosine, linear or constant",
         known=SCHEDULES,
         by_model=True,
     )
@@ -199,7 +199,7 @@ class OptimizerFlags:
         most=_FLOAT32,
         by_model=True,
     )
-    decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS, by_model=True)
+    decay_epochs: float = flag(1.0, "exponential: epochs per stair", above=0, below=_EPOCHS, by_model=True)
     decay_staircase: bool = flag(
         True, "exponential: the rate falls in stairs; false: smoothly, a little with each step"
     )
@@ -212,21 +212,21 @@ class OptimizerFlags:
     )
     weight_decay: float = flag(
         0.0,
-        "decoupled, times the rate; not of biases and norms (variables of less than two axes)",
+        "decoupled weight decay, times the rate; not for biases and norms (variables with fewer than two axes)",
         least=0,
         most=_FLOAT32,
         by_model=True,
     )
     clip_norm: float | None = flag(
         None,
-        "the most that the norm of all gradients together may be, after they are summed",
+        "largest global norm of the gradients, after they are summed",
         compiled="",
         above=0,
         most=_FLOAT32,
     )
     ema: float | None = flag(
         None,
-        "decay of an average of the weights, min(ema, (1 + step) / (10 + step)), such as 0.999; evaluations use the "
+        "decay of the weights' average, min(ema, (1 + step) / (10 + step)), such as 0.999; evaluations use the "
         "average; 0: none",
         compiled="",
         least=0,
@@ -248,7 +248,7 @@ class OptimizerFlags:
 
     @property
     def ends(self) -> bool:
-        """Whether the rate depends on the step at which the training, or a phase of it, ends."""
+        """Whether the rate depends on the step at which training, or one of its phases, ends."""
         return not set(_ENDING).isdisjoint(self._schedules)
 
     @property
@@ -266,7 +266,7 @@ class OptimizerFlags:
         if self.phases and counts_once:
             raise UsageError(
                 f"--optimizer={self.optimizer} with {phases.FLAG}: {counts_once[0]} has one state for all weights, "
-                "frozen or not; use another optimizer, or leave it out (--clip_norm and --ema know phases)"
+                "frozen or not; use another optimizer, or leave it out (--clip_norm and --ema support phases)"
             )
 
     def _check_optimizer(self) -> None:
@@ -276,19 +276,19 @@ class OptimizerFlags:
     def _check_stairs(self) -> None:
         if (self.schedule == "piecewise") != bool(self.stairs):
             raise UsageError(
-                f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
+                f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: only the piecewise schedule "
                 "takes the epochs at which its stairs begin, such as --decay_at=91,136"
             )
 
     def _check_smooth(self) -> None:
         if not self.decay_staircase and self.schedule != "exponential":
             raise UsageError(
-                f"--decay_staircase=false with --schedule={self.schedule}: the exponential schedule alone has stairs "
+                f"--decay_staircase=false with --schedule={self.schedule}: only the exponential schedule has stairs "
                 "to leave out; use --schedule=exponential, or leave it out"
             )
 
     def __str__(self) -> str:
-        """The optimizer, its highest rate and how that changes: `momentum 0.05 exponential`."""
+        """The optimizer, its highest rate and its schedule: `momentum 0.05 exponential`."""
         parts = [f"{self.optimizer} {self.learning_rate:g} {self.schedule}"]
         if self.warmup_epochs:
             parts.append(f"warm-up {self.warmup_epochs:g} epochs")
@@ -300,30 +300,30 @@ class OptimizerFlags:
 
     @property
     def stairs(self) -> list[float]:
-        """The epochs of --decay_at, ascending."""
+        """The epochs in --decay_at, ascending."""
         try:
             found = [float(part) for part in self.decay_at.split(",")] if self.decay_at else []
         except ValueError:
             raise UsageError(
-                f"--decay_at={self.decay_at}: must be numbers with commas between, such as 91,136"
+                f"--decay_at={self.decay_at}: must be numbers separated by commas, such as 91,136"
             ) from None
         if found != sorted(set(found)) or not all(0 < epoch < _EPOCHS for epoch in found):
-            raise UsageError(f"--decay_at={self.decay_at}: must be numbers above 0 that ascend")
+            raise UsageError(f"--decay_at={self.decay_at}: must be ascending numbers above 0")
         return found
 
 
 def is_weight_file(source: str | None) -> bool:
-    """Returns whether a value of --initialize_from names a file of Keras' weights, not a run or a checkpoint of it."""
+    """Returns whether a value of --initialize_from names a Keras weight file rather than a run or a checkpoint."""
     return source is not None and (source == IMAGENET or source.endswith(_WEIGHT_FILES))
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstWeights:
-    """The file of weights that a run began with, which its checkpoints name.
+    """The weight file that a run began with, named in its checkpoints.
 
     Attributes:
-      name: its name, without the folder.
-      sha256: digest of its bytes, in hexadecimal.
+      name: name without the folder.
+      sha256: digest of the content, in hexadecimal.
     """
 
     name: str
@@ -331,16 +331,16 @@ class FirstWeights:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> FirstWeights:
-        """Returns those of a file.
+        """Returns the identity of a file.
 
         Raises:
-          OSError: it cannot be read.
+          OSError: the file cannot be read.
         """
         with open(path, "rb") as file:
             return cls(os.path.basename(path), hashlib.file_digest(file, "sha256").hexdigest())
 
     def __str__(self) -> str:
-        """Such as `notop.h5 (SHA-256 0a1b2c3d4e5f...)`."""
+        """Text such as `notop.h5 (SHA-256 0a1b2c3d4e5f...)`."""
         return f"{self.name} (SHA-256 {self.sha256[:12]}...)"
 
 
@@ -348,7 +348,7 @@ def name_of_code(flag: str, given: Any) -> str:
     """Returns the name by which `pipeline.files.code.load_code` finds a function or class.
 
     Raises:
-      UsageError: it is local to a function, so that it has none.
+      UsageError: it is local to a function and therefore has no such name.
     """
     module, name = given.__module__, given.__qualname__
     if module == "__main__":
@@ -361,16 +361,16 @@ def name_of_code(flag: str, given: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A built-in model; or several, of which a user names one: `keras:NAME`.
+    """A built-in model, or a family of them from which the user picks one: `keras:NAME`.
 
     Attributes:
-      build: function that makes it of the shape and dtype of images and the number of classes; and of `dropout` if it
-        takes that.
-      epochs: length of a training, without --train_steps and --epochs.
-      takes_dropout: whether it has --dropout.
-      defaults: values of flags, with the optimizer that it names, or momentum, where they differ from the flags' own.
-      sides: function that returns {name: height and width of its images} of several models; --resize has that size by
-        default, and `build` takes the name first, and `is_pretrained`, too. None: it is one model.
+      build: function that builds it from the shape and dtype of the images, the number of classes, and `dropout` if it
+        supports that.
+      epochs: length of training without --train_steps and --epochs.
+      takes_dropout: whether it supports --dropout.
+      defaults: flag values that differ from the flags' own defaults, for the optimizer named there, or momentum.
+      sides: function that returns {name: image height and width} for a family; that size is the default of --resize,
+        and `build` also gets the name, as its first argument, and `is_pretrained`. None for a single model.
     """
 
     build: Callable[..., keras.Model]
@@ -380,27 +380,27 @@ class Model:
     sides: Callable[[], Mapping[str, int]] | None = None
 
     def member(self, name: str) -> Model:
-        """Returns one of several models."""
+        """Returns one model of a family."""
         assert self.sides is not None
         side = self.sides().get(name)
         defaults = {**self.defaults, "resize": f"{side}x{side}"} if side else self.defaults
         return dataclasses.replace(self, build=functools.partial(self.build, name), defaults=defaults)
 
 
-# A user's model has the defaults of the flags: momentum 0.9 at a rate of 0.01, which "typically works for standard
+# A user's model gets the flags' defaults: momentum 0.9 at a rate of 0.01, which "typically works for standard
 # multi-layer neural networks" (Bengio 2012, "Practical recommendations for gradient-based training", 3.1).
 MODELS: Registry[Model] = Registry("trainer.models", Model, besides=("layers", "weight_files"))
 _OWN_EPOCHS = 20  # epochs for a user's model or task
 
 
 def epochs_of(name: str) -> int:
-    """Returns the default length of a training of a model."""
+    """Returns a model's default number of epochs."""
     known = built_in(name)
     return known.epochs if known else _OWN_EPOCHS
 
 
 def built_in(name: str | None) -> Model | None:
-    """Returns the built-in model that --model names, such as `lenet` or `keras:VGG16`; None if it names none."""
+    """Returns the built-in model named by --model, such as `lenet` or `keras:VGG16`; None for other names."""
     family, colon, member = (name or "").partition(":")
     if not colon:
         return MODELS.get(family)
@@ -409,33 +409,33 @@ def built_in(name: str | None) -> Model | None:
 
 
 # Defaults of an optimizer that replaces the model's own; the schedule stays the model's. In 150 steps on the digits
-# lenet reaches 0.92 to 0.97 with all of them but two (mlp: 0.94 to 0.97): ftrl starts with all weights at 0, so that it
-# only works for models of one layer; adafactor as of Keras 3.15 gives NaN if a filter has no gradient.
+# lenet reaches 0.92 to 0.97 with all but two of them (mlp: 0.94 to 0.97): ftrl starts with all weights at 0, so it only
+# works for one-layer models; adafactor, at least in Keras 3.15, gives NaN if a filter has no gradient.
 _MOMENTUM = ("momentum", "nesterov")
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
-    "adadelta": {"learning_rate": 1.0},  # Zeiler 2012, whose method has no rate
+    "adadelta": {"learning_rate": 1.0},  # Zeiler 2012; the method has no rate
     "adafactor": {"learning_rate": 0.01},  # Shazeer and Stern 2018: the largest relative step
-    "adagrad": {"learning_rate": 0.01},  # that of PyTorch; Duchi et al. 2011 name none
+    "adagrad": {"learning_rate": 0.01},  # PyTorch's default; Duchi et al. 2011 give none
     "adam": {"learning_rate": 0.001},  # Kingma and Ba 2015, algorithm 1
     "adamax": {"learning_rate": 0.002},  # Kingma and Ba 2015, algorithm 2
-    "adamw": {"learning_rate": 0.001, "weight_decay": 0.004},  # that of Keras; Loshchilov and Hutter 2019
-    "ftrl": {"learning_rate": 0.1},  # McMahan et al. 2013 tune it by the data
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.004},  # Keras' defaults; Loshchilov and Hutter 2019
+    "ftrl": {"learning_rate": 0.1},  # McMahan et al. 2013 tune it on their data
     "lamb": {"learning_rate": 0.01},  # on the digits, lenet reaches 0.82 with Keras' 0.001, and 0.97 with this
     "lion": {"learning_rate": 0.0003},  # Chen et al. 2023: 3 to 10 times smaller than adamw's
-    "muon": {"learning_rate": 0.001, "weight_decay": 0.004},  # that of Keras, which scales updates as large as adamw's
-    "nadam": {"learning_rate": 0.001},  # that of Keras; Dozat 2016
+    "muon": {"learning_rate": 0.001, "weight_decay": 0.004},  # Keras' defaults, with updates as large as adamw's
+    "nadam": {"learning_rate": 0.001},  # Keras' default; Dozat 2016
     "rmsprop": {"learning_rate": 0.001},  # Hinton 2012, lecture 6e
-    "sgd": {"learning_rate": 0.1},  # that of the CIFAR-10 tutorial (cifar10.py)
+    "sgd": {"learning_rate": 0.1},  # as in the CIFAR-10 tutorial (cifar10.py)
 }
 
 
 def defaults_of(model: str | None, optimizer: str | None = None, augment: str | None = None) -> dict[str, Any]:
-    """Returns {flag: default} of a pair of model and optimizer, for flags that have another default there.
+    """Returns {flag: default} for flags whose default depends on the model and the optimizer.
 
-    A model's own image size is no default beside a recipe that decides the size.
+    The model's own image size is left out if a recipe determines the size.
 
     Args:
-      model: a name in MODELS; anything else, or None, is a user's model.
+      model: name in MODELS; anything else, or None, is a user's model.
       optimizer: value of --optimizer, with or without arguments; None for the model's own.
       augment: value of --augment; None if not given.
     """
@@ -450,8 +450,8 @@ def defaults_of(model: str | None, optimizer: str | None = None, augment: str | 
     if name in _MOMENTUM and own in _MOMENTUM:
         return {**of_model, "optimizer": name}
     if name in _MOMENTUM:
-        # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far (Sutskever et al. 2013) as by
-        # SGD. Ten times Adam's rate is the ratio of the flags' own defaults: 0.01 for momentum, 0.001 for Adam.
+        # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far as with SGD (Sutskever et al.
+        # 2013). Ten times Adam's rate is the ratio of the flags' own defaults: 0.01 for momentum, 0.001 for Adam.
         factor = 0.1 if own == "sgd" else 10
         return {**of_model, "optimizer": name, "learning_rate": round(factor * of_model["learning_rate"], 6)}
     return {**of_model, "optimizer": name, **OPTIMIZER_DEFAULTS.get(name, {})}

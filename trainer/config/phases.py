@@ -1,4 +1,4 @@
-"""Phases of a training, `--phases`: what is frozen, how fast the rest learns, and its images, by the step."""
+"""Phases of training (`--phases`): what is frozen, how fast the rest learns, and on which images, from a step on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.request import parse_size
 from pipeline.segments import Segment
 
 FLAG = "--phases"
-BASE, NOTHING = "base", "none"  # values of `freeze`; any other names layers
+BASE, NOTHING = "base", "none"  # values of `freeze`; anything else names layers
 _PACE = ("learning_rate", "schedule")
 KEYS = ("freeze", *_PACE, "resize", "augment")
 _STORED = "phases"  # in the content of a checkpoint's record
@@ -26,17 +26,17 @@ _MOST = 3.4e38  # the largest float32
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What holds from a step until the next phase. What a phase does not say is as in the one before.
+    """Settings that apply from a step until the next phase. Unset ones stay as in the previous phase.
 
     Attributes:
-      start: its first step: the number of updates before it.
-      freeze: `base`, `none`, or patterns of names of layers with + between.
-      learning_rate: highest rate; None: --learning_rate.
+      start: first step: the number of updates before the phase.
+      freeze: `base`, `none`, or patterns of layer names, joined by +.
+      learning_rate: highest rate; None for --learning_rate.
       schedule: schedule of the rate; None for --schedule.
-      since: first step of the phase from which the schedule, with its warm-up, is counted: the last that gives a rate
-        or a schedule.
-      resize: size of the images that are trained on, such as `128x128`; None for that of the run.
-      augment: their recipe; None for --augment.
+      since: step from which the schedule and its warm-up are counted: the first step of the latest phase that sets a
+        rate or a schedule.
+      resize: size of the training images, such as `128x128`; None for the run's.
+      augment: augmentation recipe; None for --augment.
     """
 
     start: int = 0
@@ -48,17 +48,17 @@ class Phase:
     augment: str | None = None
 
     def __str__(self) -> str:
-        """Its step and what holds: `step 150: freeze=none, learning_rate=0.0001`."""
+        """The step and the settings: `step 150: freeze=none, learning_rate=0.0001`."""
         given = {name: getattr(self, name) for name in KEYS}
         return f"step {self.start}: {', '.join(f'{name}={value}' for name, value in given.items() if value)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """The phases of a run; without --phases there is one, which changes nothing.
+    """The phases of a run; without --phases there is a single one that changes nothing.
 
     Attributes:
-      each: phases in their order; the first begins at step 0.
+      each: phases in order; the first begins at step 0.
       skips: (first, end) of steps that make no update.
     """
 
@@ -67,16 +67,16 @@ class Phases:
 
     @classmethod
     def of(cls, text: str, steps_per_epoch: int, last_step: int, skips: Intervals = ()) -> Self:
-        """Returns the phases of a flag's value.
+        """Parses a value of --phases.
 
         Args:
-          text: the value; empty: there is one phase.
+          text: value of the flag; empty for a single phase.
           steps_per_epoch: T.
           last_step: step at which training ends.
           skips: (first, end) of steps that make no update.
 
         Raises:
-          UsageError: they do not begin with step 0, or overlap, or one begins when training has ended.
+          UsageError: the phases do not begin with step 0 or overlap, or one begins after training has ended.
         """
         phase, found = Phase(), list[Phase]()
         parsed = [(one, one.first_step(steps_per_epoch, FLAG), options_of(one)) for one in segments.parse(text)]
@@ -91,17 +91,17 @@ class Phases:
 
     @property
     def are_given(self) -> bool:
-        """Whether there are any of --phases."""
+        """Whether --phases was given."""
         return self.each != Phases.each
 
     @property
     def starts(self) -> list[int]:
-        """The first steps."""
+        """First steps of all phases."""
         return [one.start for one in self.each]
 
     @property
     def of_images(self) -> bool:
-        """Whether one has other images than the run."""
+        """Whether a phase changes the images."""
         return any(one.resize or one.augment for one in self.each)
 
     def number_at(self, step: int) -> int:
@@ -109,20 +109,20 @@ class Phases:
         return bisect.bisect_right(self.starts, step) - 1
 
     def at(self, step: int) -> str:
-        """Returns the phase of the update that follows a global step, in words: `phase 2 of 3, from step 150: ...`."""
+        """Describes the phase of the update that follows a global step: `phase 2 of 3, from step 150: ...`."""
         number = self.number_at(step)
         return f"phase {number + 1} of {len(self.each)}, from {self.each[number]}"
 
     def next_after(self, step: int) -> float:
-        """Returns the first step of the next phase, infinity if there is none."""
+        """Returns the first step of the next phase; infinity if there is none."""
         return min((start for start in self.starts if start > step), default=math.inf)
 
     def paced_until(self, since: int) -> int | None:
-        """Returns the step at which a schedule that is counted from a step ends; None: with the training."""
+        """Returns the step at which a schedule that began at a step ends; None for the end of training."""
         return min((one.since for one in self.each if one.since > since), default=None)
 
     def updates_of(self, numbers: Sequence[int]) -> Intervals:
-        """Returns (first, end) of the steps of some phases, by index, without those that make no update."""
+        """Returns (first, end) of the steps of some phases, given by index, without steps that make no update."""
         starts, found = [*self.starts, 1 << 62], list[tuple[int, int]]()
         for first, end in ((starts[number], starts[number + 1]) for number in numbers):
             for skipped, until in self.skips:
@@ -137,10 +137,10 @@ class Phases:
         return {_STORED: [dataclasses.asdict(one) for one in self.each]} if self.are_given else {}
 
     def changes(self, stored: Mapping[str, Any], step: int) -> tuple[str, str]:
-        """Describes how they differ from a checkpoint's: in phases that began before a step, and in later ones.
+        """Describes differences from a checkpoint's phases: in phases that began before a step, and in later ones.
 
         Args:
-          stored: the content of the checkpoint's record.
+          stored: content of the checkpoint's record.
           step: step of the checkpoint.
         """
         was, now = ([one for one in each if _changes(one, each)] for each in (_of_content(stored).each, self.each))
@@ -153,7 +153,7 @@ class Phases:
         return f"the phase that begins at step {first} was {at[0]}, is {at[1]}", ""
 
     def ends_otherwise(self, stored: Mapping[str, Any], step: int) -> bool:
-        """Returns whether a schedule that began before a step ends elsewhere than by the phases of a checkpoint."""
+        """Returns whether a schedule that began before a step has a different end than with a checkpoint's phases."""
         ends = (
             {one.since: each.paced_until(one.since) for one in each.each if one.since < step}
             for each in (_of_content(stored), self)
@@ -169,19 +169,17 @@ NO_PHASES = Phases()
 
 
 def options_of(segment: Segment) -> dict[str, Any]:
-    """Returns the values that a phase gives, by the names of `Phase`.
+    """Returns the values that a phase sets, by field of `Phase`.
 
     Raises:
-      UsageError: a key is unknown or there twice, or a value cannot work.
+      UsageError: a key is unknown or given twice, or a value is invalid.
     """
     found = dict[str, Any]()
     for part in segment.parts:
         name, is_given, value = (text.strip() for text in part.partition("="))
         where = f"{FLAG}: {segment.start!r}"
         if not part:
-            raise UsageError(
-                f"{where}: gives nothing; write a step and what holds from there on, such as 0: freeze=base"
-            )
+            raise UsageError(f"{where}: sets nothing; write a step and its settings, such as 0: freeze=base")
         if name not in KEYS:
             raise unknown(f"{where}: key", name, KEYS)
         if name in found or not (is_given and value):
@@ -204,7 +202,7 @@ def _rate(where: str, text: str) -> float:
 
 
 def _size(where: str, text: str) -> str:
-    size = values.both_sides(text)  # as checkpoints store it, and compare it
+    size = values.both_sides(text)  # as checkpoints store and compare it
     parse_size(size, f"{where}: resize")
     return size
 
@@ -218,7 +216,7 @@ _READ = {"learning_rate": _rate, "resize": _size, "augment": _recipe}
 
 
 def _changes(phase: Phase, each: Sequence[Phase]) -> bool:
-    """Returns whether a phase says something else than the one before."""
+    """Returns whether a phase differs from the previous one."""
     at = each.index(phase)
     return not at or dataclasses.replace(each[at - 1], start=phase.start) != phase
 

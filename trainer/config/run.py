@@ -1,4 +1,4 @@
-"""Flags for where a run computes and writes: strategy, processes, folder."""
+"""Flags that determine where a run computes and writes: strategy, processes, folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.run_folder import RunFolder
 STRATEGIES = ("one_device", "mirrored", MULTIWORKER, "central_storage", PARAMETER_SERVER)
 OF_ONE_PROCESS = tuple(one for one in STRATEGIES if one not in (MULTIWORKER, PARAMETER_SERVER))
 JOBS = ("ps", "worker", "chief")
-# Ways to sum gradients over replicas, with the strategies that have them.
+# Ways to sum gradients over replicas, with the strategies that support them.
 ALL_REDUCE = {
     "auto": STRATEGIES,
     "nccl": ("mirrored", MULTIWORKER),
     "ring": (MULTIWORKER,),
     "hierarchical_copy": ("mirrored",),
 }
-_SECONDS = 10**9  # 31 years; with more, the clocks of TensorFlow and of threads overflow
+_SECONDS = 10**9  # 31 years; larger values overflow the clocks of TensorFlow and of threads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RunFlags:
     )
     fresh: bool = flag(
         False,
-        "start over: remove the run that is in --model_dir; refused where other files lie there, too",
+        "start over: remove the run in --model_dir; refused if other files are there, too",
         replay=False,
     )
     strategy: str = flag(
@@ -50,7 +50,7 @@ class RunFlags:
         first=True,
     )
     num_replicas: int | None = flag(
-        None, "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024, of_topology=True
+        None, "the first N GPUs, or N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024, of_topology=True
     )
     all_reduce: str = flag(
         "auto",
@@ -59,15 +59,13 @@ class RunFlags:
         known=tuple(ALL_REDUCE),
         of_topology=True,
     )
-    join_timeout: float = flag(
-        600.0, "seconds that a worker waits at the start until all are there", above=0, most=_SECONDS
-    )
+    join_timeout: float = flag(600.0, "seconds that a worker waits for all others at the start", above=0, most=_SECONDS)
     collective_timeout: float = flag(
-        120.0, "seconds at most until a worker that does not answer counts as lost", above=0, most=_SECONDS
+        120.0, "seconds at most until a worker that does not respond counts as lost", above=0, most=_SECONDS
     )
     deterministic: bool = flag(
         False,
-        "op determinism of TensorFlow: the same bits from run to run on GPUs, too; may be slower",
+        "TensorFlow's op determinism: the same bits from run to run, also on GPUs; may be slower",
         parameter_server="the order in which workers' gradients are applied is not determined",
     )
     log_keys: str | None = flag(
@@ -152,25 +150,25 @@ class ClusterFlags:
 
     @property
     def given(self) -> bool:
-        """Whether they name a cluster."""
+        """Whether the flags name a cluster."""
         return self.worker_hosts is not None
 
     @staticmethod
     def hosts(text: str | None) -> list[str]:
-        """Returns the addresses of a flag."""
+        """Returns the addresses in a flag."""
         return [host.strip() for host in text.split(",")] if text else []
 
 
 @dataclasses.dataclass(frozen=True)
 class AggregationFlags:
-    """How the gradients of workers come together, with --strategy=parameter_server."""
+    """How workers' gradients are combined with --strategy=parameter_server."""
 
     of_topology: ClassVar[bool] = True
 
-    sync: bool = flag(False, "a step is the mean of several workers' gradients; else each gradient is a step by itself")
+    sync: bool = flag(False, "a step is the mean of several workers' gradients; otherwise each one is its own step")
     replicas_to_aggregate: int | None = flag(
         None,
-        "M: a step takes the first M of the workers' gradients and drops late ones (None: those of all workers)",
+        "M: a step takes the first M of the workers' gradients and drops late ones (None: all workers' gradients)",
         least=1,
         needs="sync",
     )

@@ -1,4 +1,4 @@
-"""Flags for how long a run trains, and for how often something happens in it: every N steps, epochs or seconds."""
+"""Flags for how long a run trains, and how often it does something: every N steps, epochs or seconds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import flag
 
-Every: TypeAlias = int | str  # the value of a flag: a number of steps, or the text of an interval: `1 epoch`, `30s`
+Every: TypeAlias = int | str  # value of a flag: a number of steps, or an interval as text: `1 epoch`, `30s`
 FORMS = "steps, epochs or a time, such as 100, '1 epoch', '0.5 epochs', 30s, 5m or 2h"
 _TEXT = re.compile(r"(?P<amount>[+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _STEPS, _EPOCHS = ("", "step", "steps"), ("epoch", "epochs")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-_MOST = {"epoch": 10**9, **{unit: 10**9 // seconds for unit, seconds in _SECONDS.items()}}  # 31 years, as other clocks
+_MOST = {"epoch": 10**9, **{unit: 10**9 // seconds for unit, seconds in _SECONDS.items()}}  # 31 years, as for clocks
 
 
 class Period(NamedTuple):
-    """An interval in a training whose steps per epoch are known.
+    """How often something is due, once the number of steps per epoch is known.
 
     Attributes:
-      steps: number of steps between two times; with a fraction, the next whole step after it counts. 0: not by steps.
-      seconds: since the last time; 0: not by the clock.
+      steps: number of steps in between; a fraction is rounded up to the next whole step. 0 if steps do not matter.
+      seconds: seconds since the last time; 0 if the clock does not matter.
       soonest: shortest wait of a clock that slows down: each wait is as long as the training so far, from `soonest` up
-        to `seconds`. 0: each is `seconds`.
+        to `seconds`. 0 if each wait is `seconds`.
     """
 
     steps: Fraction | int = 0
@@ -36,25 +36,25 @@ class Period(NamedTuple):
     soonest: float = 0.0
 
     def next_after(self, step: int) -> float:
-        """Returns the next step at which it is due, infinity if there is none."""
+        """Returns the next step at which it is due; infinity if there is none."""
         return math.ceil((step // self.steps + 1) * self.steps) if self.steps else math.inf
 
     def is_due(self, step: int) -> bool:
-        """Whether a step, from 1 on, is one of its steps."""
+        """Whether it is due at a step, counted from 1."""
         return self.next_after(step - 1) == step
 
     def wait_after(self, seconds: float) -> float:
-        """Returns how long to wait by the clock after it was done this many seconds into the training."""
+        """Returns the seconds until it is due by the clock again, after it was done this many seconds into training."""
         return min(self.seconds, max(self.soonest, seconds)) if self.soonest else self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """What a flag such as --eval_every says.
+    """The interval given by a flag such as --eval_every.
 
     Attributes:
-      amount: number of units; 0: never.
-      unit: `step`, `epoch`, or one of time: `s`, `m`, `h`.
+      amount: number of units; 0 for never.
+      unit: `step`, `epoch`, or a unit of time: `s`, `m`, `h`.
     """
 
     amount: Fraction
@@ -62,10 +62,10 @@ class Interval:
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Returns the interval of a flag's value or text: 100, 1e3, `1 epoch`, `0.5 epochs`, `30s`.
+        """Parses a flag's value or text: 100, 1e3, `1 epoch`, `0.5 epochs`, `30s`.
 
         Raises:
-          ValueError: it is none; the message says what it must be.
+          ValueError: it is not an interval; the message shows valid forms.
         """
         text = str(given) if type(given) in (int, float, str) else ""  # nor a bool
         found = _TEXT.fullmatch(text.strip())
@@ -80,27 +80,27 @@ class Interval:
 
     @classmethod
     def value_of(cls, given: Any) -> Every:
-        """Returns the value of a flag for what a user gives: a number of steps, or one text for each interval.
+        """Normalises what a user gives to a flag's value: a number of steps, or the same text for equal intervals.
 
         Raises:
-          ValueError: as `of`.
+          ValueError: as for `of`.
         """
         interval = cls.of(given)
         return int(interval.amount) if interval.unit == "step" or not interval.amount else str(interval)
 
     @property
     def is_time(self) -> bool:
-        """Whether it is by the clock."""
+        """Whether the interval is in units of time."""
         return self.unit in _SECONDS and self.amount > 0
 
     def period(self, steps_per_epoch: int) -> Period:
-        """Returns the interval in a training of T steps per epoch."""
+        """Returns the interval as a period, given T steps per epoch."""
         if self.unit in _SECONDS:
             return Period(seconds=float(self.amount * _SECONDS[self.unit]))
         return Period(self.amount * (steps_per_epoch if self.unit == "epoch" else 1))
 
     def __str__(self) -> str:
-        """The text of it, as --dump_config and config.yaml have it."""
+        """The interval as in --dump_config and config.yaml."""
         number = str(int(self.amount)) if self.amount.denominator == 1 else str(float(self.amount))
         if self.unit in _SECONDS:
             return f"{number}{self.unit}"
@@ -111,29 +111,29 @@ def period_of(every: Every, steps_per_epoch: int, seconds: float = 0.0, soonest:
     """Returns the period of a flag's value.
 
     Args:
-      every: the value.
+      every: value of the flag.
       steps_per_epoch: T.
-      seconds: time after which it is due as well; 0: by `every` alone.
-      soonest: shortest wait by that clock; see `Period`.
+      seconds: time after which it is due as well; 0 for `every` alone.
+      soonest: shortest wait by this clock; see `Period`.
     """
     period = Interval.of(every).period(steps_per_epoch)
     return period._replace(seconds=seconds, soonest=soonest) if seconds else period
 
 
 MODES = ("auto", "max", "min")
-# With these, a run that is killed in its first minutes loses a minute or half of what it has computed, and later five
-# minutes at most. It costs a long run three saves in its first five minutes, which a large model can bear.
+# With these, a run that is killed in its first minutes loses a minute or half of its work, and later at most five
+# minutes. A long run pays with three saves in its first five minutes, which even a large model can afford.
 CHECKPOINT_SECS, FIRST_CHECKPOINT_SECS = 300.0, 60.0
-_LOOP = 10**6  # steps: a signal waits for the end of a loop
+_LOOP = 10**6  # steps; a signal waits for the end of a loop
 _WITH_SERVERS = "is not supported; use --strategy=one_device or mirrored"
 _INTERVAL: dict[str, Any] = {"least": 0, "parse": Interval.value_of, "metavar": "interval"}
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """How long to train, and what happens every N steps."""
+    """How long to train, and what to do every N steps."""
 
-    shapes_training: ClassVar[bool] = False  # except the last step, if a schedule ends there
+    shapes_training: ClassVar[bool] = False  # except for the last step, if a schedule ends there
 
     # These bounds are beyond any training; their products fit into 64 bits.
     train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12, ends=True)
@@ -145,37 +145,35 @@ class StepFlags:
         ends=True,
         first=True,
     )
-    steps_per_loop: int = flag(
-        20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP
-    )
+    steps_per_loop: int = flag(20, "steps per call of a tf.function; a signal waits for its end", least=1, most=_LOOP)
     log_every: Every = flag(
         100, "a line every N steps, or every '1 epoch', '0.5 epochs', 30s, 5m; 0: none", **_INTERVAL
     )
-    summary_every: Every = flag(100, "scalars for TensorBoard, likewise; 0: none, not even of evaluations", **_INTERVAL)
+    summary_every: Every = flag(100, "scalars for TensorBoard, likewise; 0: none, evaluations included", **_INTERVAL)
     eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", replay=0, **_INTERVAL)
-    checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: none but the one at the end", **_INTERVAL)
-    summary_secs: float = flag(0.0, "scalars also after N seconds without; 0: by --summary_every alone", least=0)
+    checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: only at the end", **_INTERVAL)
+    summary_secs: float = flag(0.0, "scalars also after N seconds without any; 0: by --summary_every alone", least=0)
     checkpoint_secs: float | None = flag(
         None,
-        "a checkpoint also after N seconds without; 0: by --checkpoint_every alone (None: after 60 in the first "
+        "a checkpoint also after N seconds without one; 0: by --checkpoint_every alone (None: after 60 in the first "
         "minutes, then after 300, unless --checkpoint_every is 0 or a time)",
         least=0,
     )
     log_epochs: bool | None = flag(
-        None, "a line per epoch: its loss and metrics, those of its evaluation (None: unless --train_steps is given)"
+        None, "a line per epoch with its loss and metrics, and its evaluation (None: unless --train_steps is given)"
     )
-    max_to_keep: int = flag(5, "newest checkpoints kept, besides two that are an epoch apart", least=1)
+    max_to_keep: int = flag(5, "newest checkpoints to keep, besides two that are an epoch apart", least=1)
     keep_best: int = flag(
         0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0, replay=0
     )
     early_stopping: int = flag(
-        0, "evaluations without a better one after which training ends; 0: it does not", least=0, replay=0
+        0, "evaluations without improvement after which training ends; 0: never", least=0, replay=0
     )
     best_metric: str | None = flag(
-        None, "what makes an evaluation better (None: accuracy, or the loss if there is none)", needs="ranks"
+        None, "metric to rank evaluations by (None: accuracy, or the loss if there is none)", needs="ranks"
     )
     best_mode: str = flag(
-        "auto", "max or min of it is better; auto: min of a loss or an error, by its name", known=MODES, needs="ranks"
+        "auto", "which is better, max or min; auto: min for a loss or an error, by its name", known=MODES, needs="ranks"
     )
 
     def __post_init__(self) -> None:
@@ -194,13 +192,13 @@ class StepFlags:
         for name in ("summary", "checkpoint"):
             every, seconds = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs")
             is_time = False
-            with contextlib.suppress(ValueError):  # `check` tells
+            with contextlib.suppress(ValueError):  # `check` reports it
                 is_time = Interval.of(every).is_time
             if seconds and is_time:
                 raise UsageError(f"--{name}_every={every} and --{name}_secs={seconds:g}: give one of them")
 
     def period(self, name: str, steps_per_epoch: int) -> Period:
-        """Returns how often it is time for a `log` line, a `summary`, an `eval`uation or a `checkpoint`, given T."""
+        """Returns the period of `log` lines, `summary` scalars, `eval`uations or `checkpoint`s, given T."""
         every, seconds, soonest = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0), 0.0
         if seconds is None:  # --checkpoint_secs was not given
             interval = Interval.of(every)
@@ -210,7 +208,7 @@ class StepFlags:
 
     @property
     def when_saved(self) -> str:
-        """When checkpoints are saved, in words: `every 1000 steps, at least every 300 s (the first after 60 s)`."""
+        """Text on when checkpoints are saved: `every 1000 steps, at least every 300 s (the first after 60 s)`."""
         every, period = Interval.of(self.checkpoint_every), self.period("checkpoint", 1)
         said = [f"every {every}"] if every.amount and not every.is_time else []
         if period.seconds:
@@ -220,30 +218,30 @@ class StepFlags:
 
     @property
     def logs_epochs(self) -> bool:
-        """Whether there is a line for each epoch."""
+        """Whether a line is printed for each epoch."""
         return self.train_steps is None if self.log_epochs is None else self.log_epochs
 
     @property
     def ranks(self) -> bool:
-        """Whether evaluations are compared."""
+        """Whether evaluations are ranked."""
         return bool(self.keep_best or self.early_stopping)
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputFlags:
-    """What a run writes and measures, besides its weights."""
+    """What a run writes and measures in addition to its weights."""
 
     shapes_training: ClassVar[bool] = False
 
     histogram_every: Every = flag(
         0,
-        "histograms of all weights and summed gradients for TensorBoard, as --log_every says it; 0: none",
+        "histograms of all weights and summed gradients for TensorBoard, at intervals as in --log_every; 0: none",
         draws=True,
         **_INTERVAL,
     )
     activation_every: Every = flag(
         0,
-        "histograms of what each layer returns, and its share of zeros, for TensorBoard, likewise; 0: none",
+        "histograms of each layer's outputs, and their share of zeros, for TensorBoard, likewise; 0: none",
         draws=True,
         parameter_server=_WITH_SERVERS,
         **_INTERVAL,
@@ -278,14 +276,14 @@ class OutputFlags:
         "started)",
         per_machine=True,
     )
-    log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")
+    log_device_placement: bool = flag(False, "TensorFlow logs the device of each operation")
 
     def __post_init__(self) -> None:
         check_all(lambda: check(self), lambda: self.profiled)
 
     @property
     def profiled(self) -> tuple[int, int] | None:
-        """START and STOP of --profile."""
+        """START and STOP in --profile."""
         if self.profile is None:
             return None
         start, _, stop = self.profile.partition(":")

@@ -42,9 +42,9 @@ _DESCRIPTION = (
     "those of the command line override; --dump_config prints them all, as such a file, and ends. --model_dir "
     "alone resumes the run that is there with its flags."
 )
-_GIVEN = "_given"  # attribute, not a field: the flags that `TrainConfig.of` was given
-_OF_DATA = "_of_data"  # attribute, not a field: the flags that `parse` took from the data set
-_INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
+_GIVEN = "_given"  # attribute, not a field: flags given to `TrainConfig.of`
+_OF_DATA = "_of_data"  # attribute, not a field: flags that `parse` took from the data set
+_INT64 = (1 << 63) - 1  # range of TensorFlow's integers
 _DECIDING = (
     *("data_dir", "model_dir", "task", "augment", "train_steps", "eval_data_dir", "strategy", "ps_hosts"),
     *chosen.CHOSEN,
@@ -101,7 +101,7 @@ class TrainConfig:
             if os.path.commonpath([folder, weights]) == folder:
                 raise UsageError(
                     f"--initialize_from={start} with --fresh: lies in --model_dir={self.run.model_dir}, which is "
-                    "emptied before; use another --model_dir"
+                    "emptied first; use another --model_dir"
                 )
 
     def _check_ranked(self) -> None:
@@ -114,13 +114,13 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **flags: Any) -> TrainConfig:
-        """Returns the config of some flags: `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
+        """Makes a config from flags: `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
 
         Args:
-          **flags: by name, without the dashes; data_dir and model_dir are required, and may be of pathlib.
+          **flags: values by name, without dashes; data_dir and model_dir are required and may be pathlib paths.
 
         Raises:
-          UsageError: an unknown flag, a missing one, or a value that cannot work.
+          UsageError: a flag is unknown or missing, or a value is invalid.
         """
         flags = aliases.renamed(flags, flags_of(cls))
         with Mistakes() as mistakes:
@@ -136,10 +136,10 @@ class TrainConfig:
         return config
 
     def with_code(self, **names: str) -> TrainConfig:
-        """Returns the config with a user's model or task, whose defaults apply to flags that were not given.
+        """Returns the config with a user's model or task; its defaults apply to flags that were not given.
 
         Args:
-          **names: `model` and `task`, each as module:name.
+          **names: value of `model` or `task`, each as module:name.
 
         Raises:
           UsageError: a value cannot work.
@@ -151,17 +151,17 @@ class TrainConfig:
 
     @property
     def of_data(self) -> str:
-        """The flags that the data set decided, for the first line of a run; empty if it decided none."""
+        """The flags that the data set determined, for a run's first line; empty if there are none."""
         flags = vars(self).get(_OF_DATA, {})
         return f"chosen for {self.data.data_dir}: " + " ".join(f"--{n}={v}" for n, v in flags.items()) if flags else ""
 
     @property
     def repeats_on_gpus(self) -> bool:
-        """Whether a run on GPUs has TensorFlow's op determinism, so that it can be repeated to the bit."""
+        """Whether a run on GPUs uses TensorFlow's op determinism and can be repeated bit for bit."""
         return bool(self.run.deterministic or self.order.virtual_replicas)
 
     def with_mode(self, jit_compile: str) -> TrainConfig:
-        """Returns the config with another value of --jit_compile."""
+        """Returns the config with this value of --jit_compile."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, jit_compile=jit_compile))
 
     @classmethod
@@ -178,11 +178,11 @@ class TrainConfig:
 
     @classmethod
     def of_stored(cls, groups: Mapping[str, Mapping[str, Any]], **flags: Any) -> TrainConfig:
-        """Returns the config of flags by group, as a checkpoint stores them, without flags that this version lacks.
+        """Makes a config from flags by group, as stored in a checkpoint; drops flags that this version lacks.
 
         Args:
-          groups: stored by this version or an earlier one.
-          **flags: other values for some flags.
+          groups: flags stored by this version or an earlier one.
+          **flags: values to use instead of the stored ones.
 
         Raises:
           UsageError: a value cannot work.
@@ -193,31 +193,33 @@ class TrainConfig:
         return config
 
     def last_step(self, steps_per_epoch: int) -> int:
-        """Returns the global step at which training ends, given T."""
+        """Returns the global step at which training ends, given T steps per epoch."""
         epochs = self.steps.epochs or epochs_of(self.model.model)
         return self.steps.train_steps or epochs * steps_per_epoch
 
     def gradients_of_step(self, num_workers: int) -> int:
-        """Returns the number of gradients in a step of a job with parameter servers.
+        """Returns the number of gradients per step in a job with parameter servers.
 
         Raises:
-          UsageError: there are fewer workers than that, or they cannot share the batch equally.
+          UsageError: there are fewer workers, or they cannot share the batch equally.
         """
         flags, rows = self.aggregation, self.order.global_batch_size
         if not flags.sync:
             return 1
         needed = flags.replicas_to_aggregate or num_workers
         if needed > num_workers:
-            raise UsageError(f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give as many at most")
+            raise UsageError(
+                f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give no more than that"
+            )
         if rows % needed:
             raise UsageError(
-                f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part "
+                f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient covers an equal part "
                 f"of the batch; give a multiple of {needed}, or another --replicas_to_aggregate"
             )
         return needed
 
     def _check_given(self) -> None:
-        """Raises UsageError for values that a user must not give, but that an earlier run may have stored."""
+        """Raises UsageError for values that users must not give but an earlier run may have stored."""
         check_all(
             *(functools.partial(self._check_written, *flag) for flag in fields(self, "writes")),
             *(self._check_evaluated, self._check_compared, self._check_drawn),
@@ -285,7 +287,7 @@ class TrainConfig:
         number, rows = self.aggregation.replicas_to_aggregate, self.order.global_batch_size
         if number and rows % number:
             raise UsageError(
-                f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient is of an equal part "
+                f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient covers an equal part "
                 "of the global batch; give a multiple"
             )
 
@@ -308,7 +310,7 @@ class TrainConfig:
         in_turns = turns and all(sum(weight > 0 for _, weight in weights) == 1 for _, weights in turns)
         if len(self.data.sources) > 1 and not in_turns:
             raise UsageError(
-                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step is of one data set; use "
+                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: a step uses one data set; give "
                 "--strategy=multiworker for steps of several, or --mixture_schedule with one weight above 0 from each "
                 "step on"
             )
@@ -323,14 +325,14 @@ class TrainConfig:
 
 
 def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) -> list[str]:
-    """Returns `--learning_rate was 0.05, is 0.01` for each changed flag that shapes the training.
+    """Returns `--learning_rate was 0.05, is 0.01` for each changed flag that affects training.
 
     Args:
-      stored: another run's flags by group, of this version or an earlier one; flags that it lacks are not compared.
+      stored: another run's flags by group, from this version or an earlier one; missing flags are not compared.
       config: this run's flags.
     """
     before = aliases.stored(stored)
-    if "jit_compile" in before:  # a switch in earlier versions
+    if "jit_compile" in before:  # a boolean in earlier versions
         before["jit_compile"] = compiling(before["jit_compile"])
     shaping = [
         (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
@@ -350,14 +352,14 @@ def _text(value: Any) -> str:
 
 
 def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainConfig:
-    """Returns the config of the command line, with the defaults of the model and the optimizer that it names.
+    """Parses the command line, with the defaults of the model and the optimizer that it names.
 
     Args:
-      argv: the arguments; None: the process's own.
-      unsettled: flags whose value is not known yet: what depends on them is not checked.
+      argv: command-line arguments; None for the process's own.
+      unsettled: flags whose value is not known yet; nothing that depends on them is checked.
 
     Raises:
-      UsageError: unknown flags, missing ones, values that cannot work, or not together: it tells all of them.
+      UsageError: flags are unknown, missing, invalid or incompatible; the message lists all of them.
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
@@ -369,7 +371,7 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
     model = named.model or of_data.get("model", ModelFlags.model)
     optimizer = named.optimizer or of_data.get("optimizer")
     defaults = {**defaults_of(None if named.task and not named.model else model, optimizer, named.augment), **of_data}
-    if named.ps_hosts:  # it means nothing under another strategy
+    if named.ps_hosts:  # it has no meaning with another strategy
         defaults = {**defaults, "strategy": PARAMETER_SERVER}
     config = commandline.parse(
         "trainer.run",
@@ -389,10 +391,10 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
 
 
 def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
-    """Returns the values of some flags of the command line as texts, even if other flags are wrong.
+    """Returns the text of some flags on the command line, even if other flags are wrong.
 
     Raises:
-      UsageError: the file of --config cannot be used.
+      UsageError: the file given by --config cannot be used.
     """
     return {name: value for name, value in vars(_values_of(_arguments(argv)[0], *names)).items() if value is not None}
 
@@ -400,11 +402,11 @@ def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
 def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     """Returns the arguments, preceded by the flags in --config, and whether --dump_config is among them.
 
-    If neither data nor a file are given, the stored flags of the run in --model_dir come first, except for this
+    If neither data nor a file is given, the stored flags of the run in --model_dir come first, except for this
     process's place in its cluster.
     """
     given = commandline.with_folder(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
-    aliases.check_arguments(given)  # before those of a file are added, which may use the other name
+    aliases.check_arguments(given)  # before a file's flags are added, which may use the other name
     given = aliases.arguments(given, flags_of(TrainConfig))
     arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
     named = _values_of(arguments, *_DECIDING)
@@ -430,7 +432,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
 
 
 def _led(folder: RunFolder) -> list[str]:
-    """Returns the stored flags of a run as arguments, whose relative paths lead to where they led when it began."""
+    """Returns the stored flags of a run as arguments; relative paths still point to where they did when it began."""
     stored = list(file.flags(folder.config, flags_of(TrainConfig)))
     values = {name.removeprefix("--"): value for name, _, value in (one.partition("=") for one in stored)}
     order: dict[str, Any] = {}
@@ -449,10 +451,10 @@ def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
 
 
 def _as_flag(flag: Flag, given: Any) -> Any:
-    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's."""
+    """Converts a value to its flag's type as stored in checkpoints: paths to text, NumPy numbers to Python's."""
     kinds = (flag.kind, types.NoneType) if flag.is_optional else (flag.kind,)
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
-    numpy = sys.modules.get("numpy")  # whoever made a value of its types has loaded it
+    numpy = sys.modules.get("numpy")  # a value of NumPy's type can only exist if it is loaded
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if parse := flag.field.metadata.get("parse"):

@@ -1,4 +1,4 @@
-"""Flags of the commands that work with a trained model: trainer.evaluate, trainer.export, trainer.predict."""
+"""Flags of commands that use a trained model: trainer.evaluate, trainer.export, trainer.predict."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COPIES = "take the mean over so many copies of an image: itself, and others aug
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFlags:
-    """A trained model. Flags that are not given come from its run.
+    """The trained model. Flags that are not given come from its run.
 
     Attributes:
-      needs_split: whether a split has to be named if the run evaluated none; else it is the one that was trained on.
+      needs_split: whether a split must be named if the run evaluated none; if not, the training split is used.
     """
 
     needs_split: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class CheckpointFlags:
         meaning={"of_run": "cache_dir"},
     )
     cache_bytes: int | None = flag(
-        None, "that the copies may take (None: the run's)", least=1, meaning={"of_run": "cache_bytes"}
+        None, "bytes that the copies may take (None: the run's)", least=1, meaning={"of_run": "cache_bytes"}
     )
 
     @property
@@ -56,7 +56,7 @@ class CheckpointFlags:
 
     @property
     def of_run(self) -> dict[str, Any]:
-        """The values of flags of `trainer.run`, by name, that differ from the run's."""
+        """Flags of `trainer.run`, by name, with values to use instead of the run's."""
         values = {field.metadata["of_run"]: getattr(self, field.name) for field in fields_with(self, "of_run")}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -70,7 +70,7 @@ class CheckpointFlags:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(CheckpointFlags):
-    """What is evaluated, and where the results go. Data flags default to the run's."""
+    """What to evaluate, and where to write the results. Data flags default to the run's."""
 
     needs_split: ClassVar[bool] = True
 
@@ -80,7 +80,7 @@ class EvaluateConfig(CheckpointFlags):
         least=1,
         meaning={"of_run": "global_batch_size"},
     )
-    mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
+    mistakes: int = flag(24, "number of worst mistakes to keep and draw", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
     eval_copies: int | None = flag(None, _COPIES, least=1, most=MOST_COPIES, meaning={"of_run": "eval_copies"})
@@ -88,7 +88,7 @@ class EvaluateConfig(CheckpointFlags):
     limit: str | None = order_flag("limit", unset="the run's --eval_limit", of_run="eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
     interval: float = flag(
-        10.0, "seconds between two looks for new checkpoints, with --continuous", above=0, needs="continuous"
+        10.0, "seconds between checks for new checkpoints, with --continuous", above=0, needs="continuous"
     )
 
     def __post_init__(self) -> None:
@@ -107,9 +107,9 @@ class EvaluateConfig(CheckpointFlags):
             )
 
 
-EXPORT = "export.json"  # describes the exported files, beside them
+EXPORT = "export.json"  # describes the exported files next to it
 ARRAYS = ".npz"
-_OUTPUTS = (".jsonl", ".csv", ARRAYS)  # endings of files of predictions
+_OUTPUTS = (".jsonl", ".csv", ARRAYS)  # suffixes of prediction files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,16 +117,16 @@ class Format:
     """A kind of exported file.
 
     Attributes:
-      write: function that writes a `Served` model, or a `Parsed` one if it holds parsers, to a path; its third argument
-        is the number of rows of a batch, for static shapes.
-      file: its name in the folder of the export.
-      installed: what to install beside Python to use it, for README.md.
-      imported: and what to import.
-      program: and what to do with the pixels.
-      libraries: modules that it needs in addition to TensorFlow.
-      any_size: whether it takes images of any size; else of the model's size alone.
-      is_static: whether it takes batches of one number of rows alone.
-      holds_parser: whether it can hold the parser of a task that parses records.
+      write: function that writes a `Served` model (or a `Parsed` one if `holds_parser`) to a path; the third argument
+        is the number of rows in a batch, for static shapes.
+      file: file name in the export's folder.
+      installed: packages to install in addition to Python, for README.md.
+      imported: imports of the program in README.md.
+      program: code of that program for the pixels.
+      libraries: modules needed in addition to TensorFlow.
+      any_size: whether it takes images of any size; otherwise only of the model's size.
+      is_static: whether it only takes batches with a fixed number of rows.
+      holds_parser: whether it can contain the parser of a task that parses records.
     """
 
     write: Callable[[Any, pathlib.Path, int], None]
@@ -140,7 +140,7 @@ class Format:
     holds_parser: bool = False
 
     def rows(self, batch: int) -> int | None:
-        """Returns the number of rows that it takes; None: any number."""
+        """Returns the fixed number of rows per batch; None for any number."""
         return batch if self.is_static else None
 
 
@@ -150,23 +150,23 @@ FORMATS: Registry[Format] = Registry("trainer.exporting.formats", Format)
 
 @dataclasses.dataclass(frozen=True)
 class _Required:
-    output: str = flag(text="folder to make; one that is there is not touched")
+    output: str = flag(text="folder to create; an existing one is not touched")
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(CheckpointFlags, _Required):
-    """What is exported, and how it is compared with the model. Data flags default to the run's."""
+    """What to export, and how to compare it with the model. Data flags default to the run's."""
 
     format: str | None = flag(
         None,
-        "of saved_model, keras, onnx and stablehlo, with commas between; only saved_model holds a task's parser",
+        "any of saved_model, keras, onnx and stablehlo, comma-separated; only saved_model can hold a task's parser",
         unset=_FORMATS,
     )
-    stablehlo_batch: int = flag(1, "images that the StableHLO program takes: its shapes are static", least=1)
-    examples: int = flag(200, "of the split, on which each file is compared with the trained model", least=1)
+    stablehlo_batch: int = flag(1, "images per batch of the StableHLO program, whose shapes are static", least=1)
+    examples: int = flag(200, "examples of the split on which each file is compared with the trained model", least=1)
     tolerance: float | None = flag(
         None,
-        "most that a probability may differ by (None: 1e-4; 0.02 if --precision is not float32, or JPEGs are cropped)",
+        "largest difference of a probability (None: 1e-4; 0.02 if --precision is not float32, or JPEGs are cropped)",
         above=0,
     )
 
@@ -180,22 +180,22 @@ class ExportConfig(CheckpointFlags, _Required):
 
     def _check_new(self) -> None:
         if os.path.lexists(self.output):
-            raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
+            raise UsageError(f"--output={self.output}: already exists; give a new folder")
 
     @property
     def of_run(self) -> dict[str, Any]:
-        """As for `CheckpointFlags`, but without copies: an exported program computes each image once."""
+        """Flags as in `CheckpointFlags`, but without copies: an exported program computes each image once."""
         return {**super().of_run, "eval_copies": 1}
 
     @property
     def formats(self) -> list[str]:
-        """The formats, each once, in the given order."""
+        """The formats in the given order, without duplicates."""
         return list(dict.fromkeys(name.strip() for name in (self.format or _FORMATS).split(",")))
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictConfig:
-    """Which model is asked, about which images or records, and where the answers go."""
+    """Which model predicts, for which images or records, and where the predictions go."""
 
     inputs: list[str] = flag(
         text="image files, and folders of them; TFRecord files, and folders of data sets, if the run's task parses "
@@ -206,18 +206,18 @@ class PredictConfig:
     )
     model_dir: str | None = flag(None, f"folder of a run of {name_of('trainer.run')}; it may be training")
     exported: str | None = flag(
-        None, f"instead: what {name_of('trainer.export')} wrote, its folder or one of the files in it"
+        None, f"instead of a run: the folder that {name_of('trainer.export')} wrote, or one of the files in it"
     )
     checkpoint: str | None = flag(
-        None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)", needs="model_dir"
+        None, "checkpoint of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)", needs="model_dir"
     )
     weights: str | None = flag(
         None,
-        "of the run: raw, or ema: the average over the steps (None: the average if it kept one)",
+        "weights of the run: raw, or ema: the average over the steps (None: the average if it kept one)",
         known=WEIGHTS,
         needs="model_dir",
     )
-    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
+    data_dir: str | None = flag(None, "folder of the run's data set, if that has moved", needs="model_dir")
     eval_copies: int | None = flag(None, _COPIES, least=1, most=MOST_COPIES, needs="model_dir")
     split: str | None = flag(
         None, "split of the data sets, or a part of one, such as test[:100]", unset="the only one that they have"
@@ -225,7 +225,7 @@ class PredictConfig:
     top: int | None = flag(
         None,
         "classes per image or record, the most likely ones",
-        unset="3; where it may have several, all above 0.5",
+        unset="3; if it may have several, all above 0.5",
         least=1,
     )
     output: str | None = flag(
@@ -233,10 +233,10 @@ class PredictConfig:
         "file for the answers: FILE.jsonl or FILE.csv for classes and numbers; FILE.npz for all outputs for records, "
         "of any shape (None: classes and numbers are printed)",
     )
-    batch_size: int = flag(64, "images or records that are computed at once", least=1)
+    batch_size: int = flag(64, "images or records per batch", least=1)
 
     def __post_init__(self) -> None:
-        """Takes the model from the inputs if it is the first of them; checks the values, alone and together."""
+        """Takes the model from the inputs if it comes first there; checks the values and their combinations."""
         if self.model_dir is None and self.exported is None and self.inputs:
             first, *others = self.inputs
             kind = "exported" if os.path.isfile(os.path.join(first, EXPORT)) else "model_dir"
@@ -247,7 +247,7 @@ class PredictConfig:
 
     def _check_inputs(self) -> None:
         if not self.inputs:
-            raise UsageError("INPUT is missing: give image files, or folders of them; TFRecords to a task that parses")
+            raise UsageError("INPUT is missing: give image files, folders of them, or TFRecords for a task that parses")
 
     def _check_model(self) -> None:
         if (self.model_dir is None) == (self.exported is None):

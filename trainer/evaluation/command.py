@@ -1,4 +1,4 @@
-"""Runs `trainer.evaluate` once its flags are checked, on one checkpoint or on each that a run saves."""
+"""Runs `trainer.evaluate` with checked flags, on one checkpoint or on each one that a run saves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
       found: checkpoints to choose from; unused with --continuous.
 
     Raises:
-      PipelineError: whatever a user can cause.
+      PipelineError: any error that a user can cause.
     """
     evaluation = _Evaluation(config)
     with failures.in_one_line(1):
@@ -60,10 +60,10 @@ class _Evaluation:
         self._evaluate()
 
     def evaluate(self, found: Record, missed: Sequence[int] = ()) -> None:
-        """Evaluates a checkpoint; `missed` are the steps of earlier ones that were removed unseen.
+        """Evaluates a checkpoint; `missed` has the steps of earlier ones that were removed before they were seen.
 
         Raises:
-          UnreadableError: it is damaged or was removed.
+          UnreadableError: the checkpoint is damaged or was removed.
         """
         if self._made is None:
             self._take(build(found, self._config))
@@ -116,18 +116,18 @@ def follow(
     """Calls `evaluate` with each checkpoint in step order; returns after the last one of the run.
 
     The folder is only read, and need not exist yet. Damaged checkpoints are skipped. If the run starts over or goes
-    back, checkpoints that it rewrites are evaluated again. Checkpoints that it removed before they were read are
-    missed: their steps follow from its --checkpoint_every, and a line names them and what helps.
+    back, checkpoints that it rewrites are evaluated again. Checkpoints removed before they were read are missed: their
+    steps follow from the run's --checkpoint_every, and a line names them with a remedy.
 
     Args:
       folder: folder of the run.
-      interval: seconds between looks for new checkpoints.
+      interval: seconds between checks for new checkpoints.
       evaluate: function called with each checkpoint, and the steps missed since the previous one.
       say: function that prints a line for the user.
       sleep: function that waits for a number of seconds.
 
     Raises:
-      DataError: the folder existed and is gone.
+      DataError: the folder existed but is gone.
     """
     path, looked_at, latest = folder.path, dict[int, int](), ""
     missed = _Missed(say)
@@ -155,7 +155,7 @@ def follow(
 class _Missed:
     """The steps of checkpoints that a run removed before they were evaluated.
 
-    A run that saves by the clock also saves at other steps; only those seen in the folder are known.
+    A run that saves by the clock saves at further steps, which are only known if they were seen in the folder.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
@@ -166,7 +166,7 @@ class _Missed:
 
     def before(self, found: Record) -> list[int]:
         """Returns the missed steps between a checkpoint and the one evaluated before it."""
-        first = min(self._latest, found.step)  # not after this one, if the run started over or went back
+        first = min(self._latest, found.step)  # at most this one, if the run started over or went back
         saved = _due(_period(found), first, found.step)
         return sorted(({*saved} - self._damaged | self._removed) - {found.step})
 
@@ -194,7 +194,7 @@ class _Missed:
             self._say(f"{text}{helps if is_first else ''}")
 
     def say_end(self) -> None:
-        """Prints how many were missed, if any."""
+        """Prints how many checkpoints were missed, if any."""
         if self._count:
             everything = self._evaluated + self._count
             self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
@@ -205,7 +205,7 @@ def _steps_flag(found: Record, name: str) -> Any:
 
 
 def _period(found: Record) -> Period:
-    """Returns the period of a run's saves; empty if it is in epochs whose length its checkpoint does not tell."""
+    """Returns the period of a run's saves; empty if it is in epochs and the checkpoint lacks their length."""
     epoch = found.content.get("remembered", {}).get("epoch") or {}
     return period_of(_steps_flag(found, "checkpoint_every") or 0, epoch.get("steps_per_epoch") or 0)
 
@@ -239,7 +239,7 @@ def _found(folder: pathlib.Path) -> dict[int, int]:
     found = {}
     for step in files.steps_in(folder):
         path = files.path_of(folder, step)
-        with contextlib.suppress(FileNotFoundError):  # removed in between
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             found[step] = path.with_name(f"{path.name}.index").stat().st_mtime_ns
     return found
 

@@ -34,7 +34,7 @@ class Judgement:
     Attributes:
       evaluation: loss and metrics of its task.
       report: classes and mistakes; None if the model's outputs are not one number per class.
-      images: one image per mistake in the report, as stored, or as fed to the model if records can only be read
+      images: images of the report's mistakes, as stored, or as fed to the model if records can only be read
         sequentially.
     """
 
@@ -121,7 +121,7 @@ class _Pass:
       split: split to read.
       batches: batches of the split, as fed to the model.
       has_keys: whether the features are a dict with keys.
-      prefix: prefix of keys if there are several splits, which may have equal ones.
+      prefix: prefix of keys if there are several splits, whose keys may clash.
     """
 
     split: ResolvedRequest
@@ -187,7 +187,7 @@ class Tally:
         if logits.ndim != 2 or logits.shape[1] != len(self._names):
             raise UsageError(
                 f"the model gives outputs of shape {logits.shape[1:]}, which are not one logit for each of the "
-                f"{len(self._names)} classes; a confusion matrix needs these"
+                f"{len(self._names)} classes; a confusion matrix needs them"
             )
         bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if bad.size:
@@ -200,7 +200,7 @@ class Tally:
         np.add.at(self._matrix, (labels, predictions), 1)
         self._loss += float(losses.sum())
         for i in np.flatnonzero(predictions != labels).tolist():
-            rank = (float(losses[i]), -int(records[i]))  # with equal losses the earlier record counts as worse
+            rank = (float(losses[i]), -int(records[i]))  # if losses are equal, the earlier record counts as worse
             if len(self._kept) == self._worst and (not self._kept or rank <= self._kept[0][0]):
                 continue
             key = None if keys is None else _text(keys[i])
@@ -211,7 +211,7 @@ class Tally:
             push(self._kept, entry)  # type: ignore[arg-type]  # mypy joins the two types to `object`
 
     def report(self) -> Report:
-        """Returns the report on the examples that were added, at least one."""
+        """Returns the report on the added examples; there must be at least one."""
         mistakes = tuple(mistake for _, mistake, _ in self._sorted())
         return Report(self._names, self._matrix.copy(), self._loss / int(self._matrix.sum()), mistakes)
 
@@ -300,12 +300,12 @@ class Report:
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """Share of each class's examples that were classified correctly, float64 (classes,); NaN without examples."""
+        """Share of each class's examples that were classified correctly, float64 (classes,); NaN if it has none."""
         return _shares(self.correct, self.support)
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """Share of the examples predicted as each class that belong to it, float64 (classes,); NaN without any."""
+        """Share of the examples predicted as each class that belong to it, float64 (classes,); NaN if there is none."""
         return _shares(self.correct, self.matrix.sum(axis=0))
 
     @property

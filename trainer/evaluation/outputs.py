@@ -47,18 +47,18 @@ def say(trained: Trained, judgement: Judgement) -> None:
 
 
 def say_line(trained: Trained, judgement: Judgement) -> None:
-    """Prints the results in one line, and in a line for each source if there are several."""
+    """Prints the results in one line, plus a line for each source if there are several."""
     for line in judgement.evaluation.lines:
         print(f"step {trained.record.step}, {line}", flush=True)
 
 
 def say_json(trained: Trained, judgement: Judgement, more: Mapping[str, Any]) -> None:
-    """Prints the results as a line of JSON, with the fields of `more`."""
+    """Prints the results as a line of JSON that includes the fields in `more`."""
     print(json.dumps({**to_json(trained, judgement), **more}), flush=True)
 
 
 def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str, Any]) -> list[str]:
-    """Writes the report, with the fields of `more`, and pictures if there are classes; returns the files' paths.
+    """Writes the report, with the fields in `more`, and pictures if there are classes; returns the files' paths.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -91,11 +91,11 @@ RIGHT = (24, 100, 171)  # blue for right, red for wrong: distinguishable with an
 WRONG = (201, 42, 42)
 
 # Confusion matrix.
-_BAR = 68  # pixels on a side for the bars of the shares
+_BAR = 68  # pixels per side for the bars of recall and precision
 _WRITTEN = 26  # pixels: smallest cell with room for a number
 _FULL = _BAR - 8  # length of a bar of 100%
 _THICK = 22  # largest thickness of a bar with text on it
-_ABSENT = (241, 243, 245)  # row of a class without examples
+_ABSENT = (241, 243, 245)  # row colour of a class without examples
 _FRAME = (206, 212, 218)
 _SIDE = 1200  # pixels on a side of the matrix for many classes
 _MOST_CELL, _LEAST_CELL = 60, 2  # pixels
@@ -103,8 +103,8 @@ _MOST_NAME, _LEAST_NAME = 180, 56  # pixels
 _MARGIN = 28
 _MATRIX_HEAD = 78
 _AXIS = 22  # for the axis label
-_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, below an uncut title
-_LISTED = 12  # confusions, if cells have no numbers
+_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, but the title must not be cut
+_LISTED = 12  # number of confusions listed if cells have no numbers
 _LINE = 20
 
 # Mistakes.
@@ -116,7 +116,7 @@ _MISTAKES_HEAD = 64
 
 
 def confusion_matrix(report: Report, title: str) -> Image.Image:
-    """Returns the confusion matrix: a row per label, a column per prediction, and the names of the classes."""
+    """Returns a picture of the confusion matrix: a row per label, a column per prediction, and class names."""
     count = len(report.class_names)
     cell = max(_LEAST_CELL, min(_MOST_CELL, _SIDE // count))
     size = max(10, min(15, cell - 2))
@@ -147,7 +147,7 @@ def _draw_head(pen: ImageDraw.ImageDraw, report: Report, title: str, room: int) 
 
 
 def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
-    """Writes the class names, or only every second or so if rows are lower than a line of text."""
+    """Writes the class names, but skips some if rows are lower than a line of text."""
     pen = ImageDraw.Draw(sheet)
     columns = Image.new("L", (names, grid.side + 2 * size), 0)  # rotated below
     turned = ImageDraw.Draw(columns)
@@ -179,7 +179,7 @@ def _draw_list(pen: ImageDraw.ImageDraw, report: Report, listed: list[Confusion]
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """The cells of a confusion matrix, recall at the right of each row and precision below each column.
+    """The cells of a confusion matrix, with recall to the right of each row and precision below each column.
 
     Attributes:
       report: report with the numbers.
@@ -201,7 +201,7 @@ class _Grid:
         return 1 if self.cell >= 8 else 0
 
     def middle(self, number: int) -> float:
-        """Returns the distance of a class's middle from the first cell's edge in pixels."""
+        """Returns the distance in pixels between a class's middle and the first cell's edge."""
         return (number + 0.5) * self.cell - 0.5
 
     def draw(self, pen: ImageDraw.ImageDraw) -> None:

@@ -1,1 +1,1 @@
-"""A trained model in files that need none of our code: raw images, or records, in, probabilities and names out."""
+"""Exports a trained model to files without our code: raw images or records in, probabilities and names out."""

@@ -1,4 +1,4 @@
-"""What `trainer.predict` does once its flags are checked: it asks a model, and prints or writes the answers."""
+"""Runs `trainer.predict` with checked flags: it runs a model, and prints or writes the predictions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from trainer.exporting import inputs
 from trainer.exporting.inputs import ImageFile, Record, RecordFile
 from trainer.exporting.predictions import FILE, PROBLEM, RECORD, Prediction, Predictor
 
-CLASS_NAMES = "class_names"  # array beside those of the outputs
-_MOST_NAMED = 3  # files in an error
+CLASS_NAMES = "class_names"  # array next to those of the outputs
+_MOST_NAMED = 3  # files named in an error
 
 
 def run(config: PredictConfig, paths: Sequence[str]) -> None:
-    """Prints or writes the predictions that the flags ask for.
+    """Prints or writes the requested predictions.
 
     Args:
-      config: the flags.
-      paths: image files; none if records are given.
+      config: flags of the command.
+      paths: image files; empty if records are given.
 
     Raises:
-      PipelineError: whatever a user can cause. If some files cannot be read, the others have been answered before.
+      PipelineError: any error that a user can cause. Unreadable files are only reported after the others' predictions.
     """
     with failures.in_one_line(1):
         if config.exported is not None:
@@ -72,7 +72,7 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
         if are_records:
             raise UsageError(
                 f"{first}: has records, but {predictor.name} takes images; give image files "
-                f"({to_run('trainer.evaluate')} tells how right it is on a data set)"
+                f"({to_run('trainer.evaluate')} evaluates it on a data set)"
             )
         if is_arrays or config.split is not None:
             flag = f"--split={config.split}" if config.split is not None else f"--output={config.output}"
@@ -84,7 +84,7 @@ def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> No
             "TFRecord files, or the folder of a data set and --split"
         )
     if not are_records and config.split is not None:
-        raise UsageError(f"--split={config.split}: is of data sets, not of image files; leave it out")
+        raise UsageError(f"--split={config.split}: is for data sets, not for image files; leave it out")
     if not is_arrays:
         predictor.check_table(f"give --output=FILE{ARRAYS}, which gets all as arrays")
 
@@ -113,7 +113,7 @@ def _told(
 ) -> list[Prediction]:
     """Prints a line for each prediction, or writes them to --output; returns the failures of unreadable files.
 
-    The file is replaced as a whole or stays as it was. `images` is their number; None: the predictions are of records.
+    The file is replaced as a whole or stays as it was. `images` is the number of images; None if they are records.
     """
     bad, what = list[Prediction](), "record" if images is None else "image"
     if config.output is None:
@@ -158,7 +158,7 @@ def _jsonl_line(one: Prediction) -> bytes:
 
 
 def _csv_line(count: int, one: Prediction) -> bytes:
-    """Returns a line of a table with `count` columns for the answer."""
+    """Returns a CSV line with `count` columns for the prediction."""
     cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
     cells += [f"{value:.9g}" for row in one.numbers.values() for value in row]
     cells += [""] * (count - len(cells))
@@ -170,11 +170,11 @@ def _csv_line(count: int, one: Prediction) -> bytes:
 def _csv(cells: Sequence[str]) -> bytes:
     row = io.StringIO()
     csv.writer(row, lineterminator="\n").writerow(cells)
-    return row.getvalue().encode("utf-8", "backslashreplace")  # a file's name need not be valid text
+    return row.getvalue().encode("utf-8", "backslashreplace")  # a file name need not be valid text
 
 
 class _Column(NamedTuple):
-    """The rows of an output so far: their bytes, and the type and shape of each."""
+    """The rows of an output so far: their bytes, type and shape."""
 
     content: IO[bytes]
     dtype: np.dtype[Any]
@@ -182,16 +182,16 @@ class _Column(NamedTuple):
 
 
 class ArrayFile:
-    """An .npz file with an array for each output of a model, whose first axis is that of the records.
+    """An .npz file with an array for each output of a model, with records along the first axis.
 
-    `record` has their numbers, and `file` says in which file or split. `class_names` has the names by class number.
+    `record` has the records' numbers, and `file` the file or split of each. `class_names` has names by class number.
 
     Attributes:
       rows: number of records so far.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Begins a file, which `write` makes."""
+        """Begins without records; `write` creates the file."""
         self.rows = 0
         self._path, self._files, self._numbers = path, list[str](), list[int]()
         self._columns, self._open = dict[str, _Column](), contextlib.ExitStack()
@@ -203,18 +203,16 @@ class ArrayFile:
         self._open.close()
 
     def add(self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Adds the outputs for some records, (rows, ...) each; texts are left out, as of class names.
+        """Adds the outputs for some records, (rows, ...) each; text such as class names is left out.
 
         Raises:
-          UsageError: an output has another shape than for the records before, or the name of an array of its own.
+          UsageError: an output's shape differs from that of earlier records, or its name is reserved for another array.
         """
         for name, values in outputs.items():
             if values.dtype == object:
                 continue
             if name in (FILE, RECORD, CLASS_NAMES):
-                raise UsageError(
-                    f"the output {name!r} has the name of an array beside the outputs; give it another name"
-                )
+                raise UsageError(f"the output {name!r} has the name of another array in the file; rename it")
             if name not in self._columns:
                 made = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115, closed with the stack
                 content = self._open.enter_context(made)
@@ -223,8 +221,8 @@ class ArrayFile:
             if column.shape != values.shape[1:]:
                 place = f"{records[0].of.name}, record {records[0].number}"
                 raise UsageError(
-                    f"the output {name!r} is {values.shape[1:]} from {place} on, and {column.shape} before; an array "
-                    "has one shape: give files of records with outputs of one shape"
+                    f"the output {name!r} has shape {values.shape[1:]} from {place} on, {column.shape} before, but an "
+                    "array has a single shape; give files whose records have outputs of the same shape"
                 )
             column.content.write(np.ascontiguousarray(values).data)
         self._files += [record.of.name for record in records]
@@ -232,7 +230,7 @@ class ArrayFile:
         self.rows += len(records)
 
     def write(self, class_names: Sequence[str]) -> None:
-        """Writes the file, which is replaced as a whole or stays as it was."""
+        """Writes the file; an existing one is replaced as a whole or stays as it was."""
         with write.replaced(self._path) as file, zipfile.ZipFile(file, "w") as arrays:
             small = {FILE: np.array(self._files, str), RECORD: np.array(self._numbers, np.int64)}
             if class_names:

@@ -1,4 +1,4 @@
-"""What `trainer.export` does once its flags are checked: it writes files, reloads them elsewhere, and compares."""
+"""Runs `trainer.export` with checked flags: writes files, reloads them in another process, and compares outputs."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
 
 _TOLERANCE = 1e-4
-_MOST_OUTPUT = 256 << 20  # 256 MiB of outputs for the examples
+_MOST_OUTPUT = 256 << 20  # 256 MiB: limit on the examples' outputs
 _ROWS = 32  # records per batch
 _NO_PYTHON = "an exported program runs without it"
-_ROUGH_TOLERANCE = 0.02  # for models that compute in less than float32, and JPEGs that are decoded in part
+_ROUGH_TOLERANCE = 0.02  # for models that compute in less than float32, and partially decoded JPEGs
 
 
 def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
     """Exports the first checkpoint that can be read.
 
     Args:
-      config: the flags.
-      found: the checkpoints to choose from.
+      config: flags of the command.
+      found: checkpoints to choose from.
 
     Raises:
-      PipelineError: whatever a user can cause; then nothing is left in --output.
+      PipelineError: any error that a user can cause; nothing is then left in --output.
     """
     with failures.in_one_line(1):
         trained = build_first(found, config, print)
@@ -59,7 +59,7 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
         model = parsed(trained, _NO_PYTHON) if trained.takes_records else served(trained)
         print(trained)
         if (copies := trained.record.config().data.eval_copies) > 1:
-            print(f"note: exported programs take no mean over copies of an image (--eval_copies={copies} of the run)")
+            print(f"note: exported programs do not average over copies of an image (--eval_copies={copies} of the run)")
         print(model.in_words)
         output = pathlib.Path(config.output)
         with named(f"--output={output}", "cannot be written"):
@@ -98,7 +98,7 @@ def _write_all(
     helps = "; a parser that draws in evaluations, too, must draw in training alone" if trained.parses else ""
     what, count = "a probability" if model.class_names else "an output", len(next(iter(expected.values())))
     for name, difference in largest_differences(files, expected, model, modules):
-        if not difference <= tolerance:  # NaN is no less
+        if not difference <= tolerance:  # NaN must fail, too
             raise DataError(
                 f"--format={name}: {what} of the reloaded file differs by {difference:.2g} from the trained "
                 f"model's, more than --tolerance={tolerance:g}; nothing is exported{helps}"
@@ -120,10 +120,10 @@ def _write_all(
 
 
 def _tolerance(trained: Trained, model: Served | Parsed) -> float:
-    """Returns how far the outputs of a file may be from the model's.
+    """Returns how far a file's outputs may be from the model's.
 
-    If a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates colours
-    without their neighbours. An exported model gets an image that was decoded as a whole.
+    If a recipe crops JPEGs, the input decodes only that part of each, and libjpeg interpolates colours at its border
+    without their neighbours. An exported model gets a fully decoded image.
     """
     in_part = False
     if not trained.parses:
@@ -143,7 +143,7 @@ def _formats(config: ExportConfig, trained: Trained) -> list[str]:
         return [name for name in config.formats if FORMATS[name].holds_parser]
     if "onnx" in config.formats and trained.config.model.precision == "bfloat16":
         raise UsageError(
-            "--format=onnx: the model computes in bfloat16 (--precision), in which ONNX Runtime has no convolution; "
+            "--format=onnx: the model computes in bfloat16 (--precision), for which ONNX Runtime has no convolution; "
             "leave onnx out, or train in float32 or float16"
         )
     return config.formats
@@ -156,18 +156,18 @@ def _about(
     if isinstance(model, Parsed):
         takes: dict[str, Any] = {
             "records": {
-                "needs": list(model.needs),  # features that each must have
+                "needs": list(model.needs),  # features that each record must have
                 "outputs": model.kinds,
                 "image": model.image and dataclasses.asdict(model.image),  # how image files become records
             }
         }
     else:
         takes = {
-            "image_size": model.core_shape[:2],  # height, width: what the model gets
+            "image_size": model.core_shape[:2],  # height, width of the model's input
             "preprocessing": {
                 "resize": trained.config.data.resize,
                 "distort": trained.config.data.augment,
-                "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
+                "fits": model.fitting is not None,  # whether images of other sizes are cropped and stretched to it
                 "pixel_rule": dataclasses.asdict(trained.pixel_rule),  # how files become images
             },
         }
@@ -195,7 +195,7 @@ class File:
 
     Attributes:
       path: path of the file.
-      batches: batches that it is given; rows beyond the expected ones are copies.
+      batches: batches to feed it; rows beyond the expected ones are copies.
     """
 
     path: pathlib.Path
@@ -203,14 +203,13 @@ class File:
 
 
 def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bool, rows: int | None) -> list[NDArray]:
-    """Returns stored images as batches that a file takes.
+    """Returns stored images in batches that a file accepts.
 
     Args:
-      served: the model.
+      served: model to export.
       images: images of the split, (height, width, channels) each.
-      any_size: whether the file takes images of any size; else they are fitted.
-      rows: size of each batch if the file takes no other number, so that the last one ends with copies; None: any
-        number.
+      any_size: whether the file accepts images of any size; otherwise they are fitted.
+      rows: fixed size of the batches; the last one is filled up with copies. None for any size.
     """
     if served.fitting and any_size:
         return [image[None] for image in images]
@@ -225,16 +224,17 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
 def largest_differences(
     files: Mapping[str, File], expected: Mapping[str, NDArray], served: Served | Parsed, modules: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
-    """Yields each format with the largest difference between its file's outputs and the expected ones.
+    """Yields each format with the largest difference between its file's outputs and the expected outputs.
 
     Args:
-      files: files by format; one process reads all of them, in this order.
-      expected: outputs by name, (n, ...) each. Differences of those that exceed 1 are relative to the largest.
-      served: model whose class names they give.
-      modules: modules of the user, whose layers they may have.
+      files: files by format; a single process reads them in this order.
+      expected: outputs by name, (n, ...) each. If an output exceeds 1, its differences are relative to its largest
+        value.
+      served: model whose class names the files return.
+      modules: user's modules, whose layers the files may contain.
 
     Raises:
-      DataError: a file cannot be read, or gives a class or a name other than its own probabilities say.
+      DataError: a file cannot be read, or returns a class or name that contradicts its own probabilities.
     """
     with tempfile.TemporaryDirectory(prefix="trainer-export-") as scratch:
         said = _read(files, pathlib.Path(scratch), len(served.class_names), modules)
@@ -262,12 +262,12 @@ def _largest_difference(
         if not np.array_equal(found["class"][:count], classes) or not np.array_equal(
             found.get("class_name", names)[:count], names
         ):
-            raise DataError(f"--format={kind}: the reloaded file gives other classes than its probabilities say")
-    return float(np.max(differences))  # NaN if one is
+            raise DataError(f"--format={kind}: the reloaded file gives classes that contradict its probabilities")
+    return float(np.max(differences))  # NaN if one of them is
 
 
 def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, modules: Sequence[str]) -> str:
-    """Has a process write the answers of all files, up to the first that it cannot read; returns its error."""
+    """Has a process write the outputs of all files, up to the first one that it cannot read; returns its error."""
     for kind, file in files.items():
         np.savez(scratch / f"{kind}.images.npz", *file.batches)
     named = [text for kind, file in files.items() for text in (kind, str(file.path))]
@@ -304,7 +304,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
 
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
-    """Returns the trained model's probabilities for the first images of the split, fed as the run feeds them."""
+    """Returns the trained model's probabilities for the split's first images, fed as in the run."""
     probabilities = tf.function(lambda features: trained.probabilities(trained.forward()(features)), autograph=False)
     rows = _real_rows(make_dataset(trained.split.request), lambda batch: probabilities(batch[0]), count)
     return np.stack(list(rows))
@@ -313,12 +313,12 @@ def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
 def parsed_examples(
     trained: Trained, count: int, model: Parsed
 ) -> tuple[list[NDArray[np.object_]], dict[str, NDArray]]:
-    """Returns the first records of the split, in batches, and the model's outputs for them, fed as the run feeds them.
+    """Returns the split's first records in batches, with the model's outputs for them, fed as in the run.
 
     Args:
-      trained: the model.
+      trained: trained model.
       count: number of records; fewer if the outputs are large, such as masks.
-      model: the same, as it is served.
+      model: served form of the model.
     """
     specs = {name: spec for name, spec in model.specs.items() if name not in ("class", "class_name")}
     count = min(count, max(1, _MOST_OUTPUT // sum(row_bytes(spec) for spec in specs.values())))
@@ -326,7 +326,7 @@ def parsed_examples(
     stored = dataclasses.replace(request, parse=tf.identity, augment=None, resize=None, label="label", eval_copies=1)
     records, found = list[bytes](), list[dict[str, NDArray]]()
     for (given, real), (features, *_) in zip(make_dataset(stored), make_dataset(request), strict=True):
-        rows = real.numpy() > 0  # neither padding nor skipped
+        rows = real.numpy() > 0  # without padding and skipped records
         records += given.numpy()[rows].tolist()
         outputs = compute(features)
         found.append({name: outputs[name].numpy()[rows] for name in specs})

@@ -1,4 +1,4 @@
-"""The formats that a model is exported to, by name: how each is written, and how a program uses it (README.md)."""
+"""The formats for exporting a model, by name: how each is written, and how a program uses it (README.md)."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _write_saved_model(served: Served | Parsed, path: pathlib.Path, batch: int) 
     served.save(path)
     if not served.class_names:
         return
-    extra = path / "assets.extra"  # where TensorFlow Serving expects what is not its own
+    extra = path / "assets.extra"  # where TensorFlow Serving expects files of other programs
     extra.mkdir()
-    lines = [" ".join(name.splitlines()) for name in served.class_names]  # a name of two lines would move all others
+    lines = [" ".join(name.splitlines()) for name in served.class_names]  # a line break in a name would shift the rest
     (extra / "class_names.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -58,7 +58,7 @@ def _write_saved_model(served: Served | Parsed, path: pathlib.Path, batch: int) 
     + _SAID.format(name="[0].decode()", best=""),
 )
 def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
-    """Writes Keras' own file; of a model of ours, it has Keras' layers and operations alone."""
+    """Writes Keras' own file; for our models, it only contains Keras' layers and operations."""
     del batch
     probabilities = served.core.output
     numbers = keras.ops.cast(keras.ops.argmax(probabilities, axis=-1), "int64")
@@ -80,7 +80,7 @@ def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
     libraries=("tf2onnx", "onnxruntime"),
 )
 def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
-    """Writes an ONNX file by tf2onnx, with the class names in its metadata, too."""
+    """Writes an ONNX file with tf2onnx; its metadata also contain the class names."""
     del batch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,8 +120,8 @@ def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
 def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes a StableHLO program with the weights inside, as a portable artifact: for XLA, IREE, OpenXLA and JAX.
 
-    It is main(uint8 images) -> (probabilities, class), of `batch` rows, since its shapes are static. It is written in
-    the oldest version of StableHLO that TensorFlow can write, so that older tools read it, too.
+    It is main(uint8 images) -> (probabilities, class), with `batch` rows, since its shapes are static. It uses the
+    oldest version of StableHLO that TensorFlow can write, so that older tools can read it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415, which only this needs
 
@@ -139,7 +139,7 @@ def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
 
 
 def without_locations(program: str) -> str:
-    """Returns the text of an MLIR program without `loc(...)`, which names files of the machine that made it."""
+    """Returns the text of an MLIR program without `loc(...)`, which names files on the machine that produced it."""
     lines = [line for line in program.splitlines() if not line.startswith("#loc")]
     return "\n".join(map(_without_location, lines)) + "\n"
 
@@ -159,8 +159,8 @@ def _without_location(line: str) -> str:
     return "".join([*kept, line[end:]])
 
 
-README = "README.md"  # beside the files: what they take and give, and for each a program that runs in their folder
-_PHOTO = "photo.png"  # what the programs look at
+README = "README.md"  # next to the files: their inputs and outputs, and for each a program to run in the folder
+_PHOTO = "photo.png"  # input of the programs
 _IMAGE = """\
 {standard}import numpy as np
 import PIL.Image{upright}
@@ -169,18 +169,18 @@ import PIL.Image{upright}
 image = {opened}.convert("{mode}"){resized}
 pixels = np.asarray(image, np.uint8).reshape(1, image.height, image.width, {channels})
 """
-_RESIZED = ".resize(({width}, {height}))  # or cut it, as your images need it"
+_RESIZED = ".resize(({width}, {height}))  # or crop it, as your images need"
 
 
 def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upright: bool = False) -> str:
     """Returns the content of README.md.
 
     Args:
-      name: the model and its step, in words.
+      name: text with the model and its step.
       model: model that was exported.
       formats: formats of the files.
-      batch: images that a StableHLO program takes.
-      upright: whether photographs must be turned as their EXIF data say, as the training's were.
+      batch: number of images per batch of a StableHLO program.
+      upright: whether photographs must be turned upright by their EXIF data, as in training.
     """
     opened = f'PIL.Image.open("{_PHOTO}")'
     height, width, channels = model.core_shape

@@ -1,4 +1,4 @@
-"""What `trainer.predict` is given: image files and folders of them, or TFRecord files and splits of data sets."""
+"""Inputs of `trainer.predict`: image files and folders of them, or TFRecord files and splits of data sets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pipeline.read.shards import check_present
 from pipeline.records import framing
 from pipeline.records.stream import records_of
 
-_MOST_NAMED = 3  # files in an error
+_MOST_NAMED = 3  # files named in an error
 
 
 def image_files(given: Sequence[str]) -> list[str]:
-    """Returns the given files, and those in given folders whose names end like an image's, sorted.
+    """Returns the given files, and files in given folders with an image's suffix, sorted.
 
-    A given file that is missing is among them: its answer says so, and the others have theirs.
+    It includes given files that are missing: their predictions say so, and do not affect the others.
 
     Raises:
-      DataError: none of the given files and folders are there, a folder cannot be listed, or there is no image.
+      DataError: none of the given files and folders exist, a folder cannot be listed, or there is no image.
     """
     found, others = list[str](), list[str]()
     if given and not any(map(os.path.exists, given)):
@@ -69,11 +69,11 @@ class RecordFile:
     """Records `start` to `stop` - 1 of a file.
 
     Attributes:
-      name: what the records are numbered in: the file, or `folder:split` of a data set.
-      first: number there of the record `start`.
-      file: the file.
-      compression: its compression: `GZIP`, `ZLIB`, or empty.
-      start, stop: range of the records; a stop of None is the end.
+      name: source in which records are numbered: a file, or `folder:split` for a data set.
+      first: number of the record `start` in it.
+      file: file to read.
+      compression: compression of the file: `GZIP`, `ZLIB`, or empty.
+      start, stop: range of the records; None as the stop means the end.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RecordFile:
         """Yields the records.
 
         Raises:
-          DataError: the file cannot be read, or a record is cut or corrupt.
+          DataError: the file cannot be read, or a record is truncated or corrupt.
         """
         found = itertools.islice(records_of(self.file, self.compression), self.start, self.stop)
         for number, (offset, content) in enumerate(found):
@@ -96,11 +96,11 @@ class RecordFile:
 
 @dataclasses.dataclass(frozen=True)
 class ImageFile(RecordFile):
-    """An image file, as the one record that a model takes for it.
+    """An image file, presented as a single record.
 
     Attributes:
-      read: function that returns the record for the file at a path, or why it cannot be read.
-      bad: list that gets (path, reason) of a file that cannot be read.
+      read: function that returns the record for the file at a path, or the reason why it cannot be read.
+      bad: list to which (path, reason) is added if the file cannot be read.
     """
 
     read: Callable[[str], bytes | str] = str
@@ -112,7 +112,7 @@ class ImageFile(RecordFile):
         return cls(path, 0, folder(path), "", read=read, bad=bad)
 
     def records(self) -> Iterator[Record]:
-        """Yields the record; none if the file cannot be read."""
+        """Yields the record; nothing if the file cannot be read."""
         content = self.read(self.name)
         if isinstance(content, str):
             self.bad.append((self.name, content))
@@ -125,10 +125,10 @@ class Record:
     """A serialized record.
 
     Attributes:
-      of: the file that has it.
-      index: its number among those of `of`, from 0.
-      offset: bytes from the beginning of the file, before compression.
-      content: its bytes.
+      of: file that contains it.
+      index: index in `of`, from 0.
+      offset: offset in bytes in the uncompressed file.
+      content: bytes of the record.
     """
 
     of: RecordFile
@@ -138,7 +138,7 @@ class Record:
 
     @property
     def number(self) -> int:
-        """Its number in the file or split that was given."""
+        """Number of the record in the given file or split."""
         return self.of.first + self.index
 
     def error(self, reason: str) -> DataError:
@@ -153,15 +153,15 @@ def are_records(given: Sequence[str]) -> bool:
 
 
 def record_files(given: Sequence[str], split: str | None = None) -> list[RecordFile]:
-    """Returns the files of records at some paths.
+    """Returns the record files at some paths.
 
     Args:
-      given: TFRecord files, compressed or not, and folders of data sets, or URLs of these.
-      split: split of the data sets, or a part of one; None: they have only one.
+      given: TFRecord files, compressed or not, and data set folders, or their URLs.
+      split: split of the data sets, or a part of one; None if they have only one.
 
     Raises:
-      DataError: a file is not there, or not one of records; or a data set is invalid.
-      UsageError: there is no such split, or none is given and there are several.
+      DataError: a file does not exist or is not a record file, or a data set is invalid.
+      UsageError: the split does not exist, or none is given and there are several.
     """
     found = list[RecordFile]()
     for path in given:
@@ -178,7 +178,7 @@ def record_files(given: Sequence[str], split: str | None = None) -> list[RecordF
             raise DataError("is not a TFRecord file", path=path)
         found.append(RecordFile(path, 0, folder(path), framing.packing_of(start[: framing.HEADER]) or ""))
     if split is not None and not any(map(_is_data_set, given)):
-        raise UsageError(f"--split={split}: is of a data set, not of TFRecord files; leave it out, or give its folder")
+        raise UsageError(f"--split={split}: is for data sets, not for TFRecord files; leave it out, or give a folder")
     return found
 
 
@@ -205,7 +205,7 @@ def _is_data_set(path: str) -> bool:
 
 
 def _start_of(path: str) -> bytes | None:
-    """Returns the first bytes of a file of records; None: it is another one, or cannot be read."""
+    """Returns the first bytes of a record file; None if it is another kind of file or cannot be read."""
     try:
         with opened(path) as file:
             start = file.read(framing.START)

@@ -1,4 +1,4 @@
-"""The model of a task that parses records, as it is served: serialized records in, the model's outputs out, by name."""
+"""The served model of a task that parses records: serialized records in, the model's outputs out, by name."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ for records in tf.data.TFRecordDataset("records.tfrecord").batch(32):
 
 @dataclasses.dataclass(frozen=True)
 class ImageFeature:
-    """The feature of records that holds the image, by which image files become records.
+    """The record feature that holds the image, needed to turn image files into records.
 
     Attributes:
       name: name of the feature.
-      shape: (height, width, channels) of each image; None for a size that varies.
+      shape: (height, width, channels) of each image; None for a varying size.
       is_raw: whether it holds pixels instead of a file.
-      pixel_rule: rule by which image files become pixels.
+      pixel_rule: rule for decoding image files.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ImageFeature:
 
     @classmethod
     def of(cls, manifest: Manifest) -> ImageFeature:
-        """Returns that of a data set."""
+        """Returns the image feature of a data set."""
         image = manifest.features["image"]
         return cls(image.named("image"), image.shape, image.encoding == "raw", manifest.pixels)
 
@@ -83,12 +83,12 @@ class Parsed:
     Attributes:
       outputs: function from features to outputs.
       serve: function from records, string (rows,), to outputs.
-      serve_features: function from the tensors of the features to outputs; its arguments have the features' names.
-      class_names: names by class number, no two alike; empty: the outputs are not one number per class. If a row may
-        have several classes, the outputs have no `class`.
-      needs: features that every record must have, as far as the graph tells.
+      serve_features: function from feature tensors to outputs; its arguments have the features' names.
+      class_names: unique names by class number; empty if the outputs are not one number per class. If a row may have
+        several classes, the outputs have no `class`.
+      needs: features that every record must have, according to the graph.
       held: variables and tables that the functions use.
-      image: feature of the image; None if the task parses the records.
+      image: image feature; None if the task parses the records.
     """
 
     outputs: Callable[[Any], Outputs]
@@ -107,12 +107,12 @@ class Parsed:
 
     @property
     def kinds(self) -> dict[str, list[Any]]:
-        """The type and the shape of a row of each output, as export.json has them: [dtype, *sides]."""
+        """Type and shape of a row of each output in the form used by export.json: [dtype, *sides]."""
         return {name: [spec.dtype.name, *spec.shape[1:].as_list()] for name, spec in self.specs.items()}
 
     @property
     def in_words(self) -> str:
-        """What it takes and gives, as a line."""
+        """Inputs and outputs in one line of text."""
         needs = f" with {', '.join(self.needs)}" if self.needs else ""
         return f"in: serialized examples{needs}, or features; out: {self._outputs_in_words()}"
 
@@ -120,7 +120,7 @@ class Parsed:
         return ", ".join(f"{quote}{name}{quote} ({kind_of_row(spec)})" for name, spec in self.specs.items())
 
     def answers(self, records: Any) -> dict[str, Any]:
-        """Returns the outputs by name, as NumPy arrays, for records, bytes (rows,).
+        """Returns {name: output} as NumPy arrays, for records given as bytes (rows,).
 
         Raises:
           tf.errors.OpError: a record cannot be parsed.
@@ -135,7 +135,7 @@ class Parsed:
         tf.saved_model.save(program, str(path), signatures=signatures)
 
     def readme(self, name: str) -> str:
-        """Returns the content of README.md; `name` is that of the model and its step."""
+        """Returns the content of README.md; `name` names the model and its step."""
         specs = self.serve_features.input_signature
         features = ", ".join(f"`{spec.name}` ({kind_of_row(spec)})" for spec in specs)
         needs = "Records need the features that it reads"
@@ -145,28 +145,28 @@ class Parsed:
 
 
 def row_bytes(spec: tf.TensorSpec) -> int:
-    """Returns the bytes of a row of a tensor, sides of unknown length taken as 1."""
+    """Returns the number of bytes per row of a tensor, counting sides of unknown length as 1."""
     size: int = spec.dtype.size * math.prod(side or 1 for side in spec.shape[1:].as_list())
     return size
 
 
 def kind_of_row(spec: tf.TensorSpec) -> str:
-    """Returns the type and shape of a row of a tensor in words, such as `float32 32x32x4`, `float32 ?x4`, `int64`."""
+    """Returns the type and shape of a tensor's rows as text, such as `float32 32x32x4`, `float32 ?x4`, `int64`."""
     return f"{spec.dtype.name} {'x'.join('?' if side is None else str(side) for side in spec.shape[1:])}".rstrip()
 
 
 def parsed(trained: Trained, no_python: str = "") -> Parsed:
-    """Returns the model of a task that parses records, as it is served.
+    """Returns the served model of a task that parses records.
 
-    A feature that only the labels, or sample weights, are made of may be missing in a record, if the task parses it by
-    `tf.io.parse_example` outside of loops and of functions of TensorFlow, as most do.
+    Features used only for labels or sample weights may be missing from records if the task parses them with
+    `tf.io.parse_example` outside loops and TensorFlow functions, as most tasks do.
 
     Args:
-      trained: the model.
-      no_python: reason why the parser may not call Python; "": it may.
+      trained: trained model.
+      no_python: reason why the parser may not call Python; empty if it may.
 
     Raises:
-      UsageError: the parser needs batches of one size, or calls Python where it may not.
+      UsageError: the parser needs batches of a fixed size, or calls Python although it may not.
     """
     names = told_apart(classes_of(trained.model, trained.state.task.data) or ())
     outputs = functools.partial(_outputs, trained, names, None)
@@ -187,7 +187,7 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
         return answer(_features(traced, graph, records))
 
     given = named(traced.structured_outputs, FEATURES)
-    arguments = [re.sub(r"\W", "_", name) for name in given]  # as signatures need them
+    arguments = [re.sub(r"\W", "_", name) for name in given]  # as required by signatures
     if len(set(arguments)) < len(arguments):
         arguments = [f"{FEATURES}_{number}" for number in range(len(arguments))]
     specs = [tf.TensorSpec(t.shape, t.dtype, name) for t, name in zip(given.values(), arguments, strict=True)]
@@ -207,22 +207,22 @@ def parsed(trained: Trained, no_python: str = "") -> Parsed:
 
 
 def parser_of(trained: Trained) -> Callable[..., Any]:
-    """Returns the task's parser in an evaluation, unchecked: (records, keys) -> features."""
+    """Returns the task's parser for evaluations, without checks: (records, keys) -> features."""
     assert trained.split.request.parse is not None
     user = UserFunction.of("Task.parse", trained.split.request.parse)
 
     def parse(records: tf.Tensor, keys: tf.Tensor) -> Any:
         found = Supervised.of(user.unchecked(records, *([keys] if user.takes_keys else []), training=False))
-        assert found is not None  # `data_spec_of` has refused others
+        assert found is not None  # `data_spec_of` has rejected anything else
         return found.x
 
     return parse
 
 
 def _traced(trained: Trained, no_python: str) -> Any:
-    """Returns a concrete function from records to features: the task's parser in an evaluation.
+    """Returns a concrete function from records to features: the task's parser for evaluations.
 
-    Each record counts as record 0 of epoch 0, so that its answer depends on no other record.
+    Each record counts as record 0 of epoch 0, so that its outputs do not depend on other records.
     """
     assert trained.split.request.parse is not None
     checked = UserFunction.of("Task.parse", trained.split.request.parse, no_python=no_python)
@@ -234,7 +234,7 @@ def _traced(trained: Trained, no_python: str) -> Any:
         ).get_concrete_function(_RECORDS)
     except UsageError as error:
         raise (error.advised(_ANY_ROWS) if error.__cause__ else error) from None
-    # Traced without the checks, whose graph is a function inside the graph, in which `_without_unused` finds nothing.
+    # Traced without checks: their graph is a function inside the graph, where `_without_unused` would find nothing.
     parse = parser_of(trained)
     return tf.function(lambda records: parse(records, keys_of(records)), autograph=False).get_concrete_function(
         _RECORDS
@@ -267,7 +267,7 @@ def _traced_images(trained: Trained, model: keras.Model, fitting: Fitting | None
 
 
 def _in_shares(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function that makes a probability of each output, each class by itself."""
+    """Returns a function that turns each output into an independent class probability."""
     done = gives_probabilities(model, keras.activations.sigmoid)
     return lambda outputs: tf.cast(outputs if done else tf.sigmoid(outputs), tf.float32)
 
@@ -282,10 +282,10 @@ def _of_images(
 
 
 def _without_unused(traced: Any) -> tuple[Any, tuple[str, ...]]:
-    """Returns the part of a graph that its outputs need, and the features that it requires.
+    """Returns the part of a graph that the outputs need, and the features that it requires.
 
-    TensorFlow's op that parses examples fails for each missing feature, also if nothing uses it, as the label's. Those
-    that nothing uses get a default, which makes them optional.
+    TensorFlow's op that parses examples fails on any missing feature, even an unused one such as the label. Unused
+    features get a default, which makes them optional.
     """
     whole = traced.graph.as_graph_def()
     nodes = {node.name: node for node in whole.node}
@@ -306,13 +306,13 @@ def _without_unused(traced: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def _relaxed(node: Any, nodes: Mapping[str, Any], used: set[tuple[str, int]], kept: dict[str, Any]) -> list[str]:
-    """Gives defaults to the unused features of a node that parses examples; returns the others that have none.
+    """Gives defaults to the unused features of a node that parses examples; returns the used ones without a default.
 
     Args:
-      node: a ParseExampleV2, of inputs (serialized, names, sparse keys, dense keys, ragged keys, defaults ...), and of
+      node: ParseExampleV2 node with inputs (serialized, names, sparse keys, dense keys, ragged keys, defaults ...) and
         outputs (3 for each sparse feature, then one for each dense one, ...).
-      nodes: all nodes by name.
-      used: (node, output) of the tensors that are used.
+      nodes: nodes of the graph by name.
+      used: (node, output) of the used tensors.
       kept: nodes of the new graph by name; defaults are added.
     """
     constants = [nodes[text.partition(":")[0]] for text in node.input[3:]]
@@ -336,7 +336,7 @@ def _relaxed(node: Any, nodes: Mapping[str, Any], used: set[tuple[str, int]], ke
 
 
 def _features(traced: Any, graph: Any, records: tf.Tensor) -> Any:
-    """Returns the features of records, by the part of a graph that `_without_unused` returned."""
+    """Returns the features of records, using the graph from `_without_unused`."""
     captured = map(tf.compat.v1.get_default_graph().capture, traced.captured_inputs)  # variables and tables
     given = {inner.name: value for inner, value in zip(traced.inputs, [records, *captured], strict=True)}
     wanted = [tensor.name for tensor in traced.outputs]
@@ -355,7 +355,7 @@ def _tables(traced: Any) -> list[Any]:
 def _outputs(
     trained: Trained, names: Sequence[str], shares: Callable[[tf.Tensor], tf.Tensor] | None, features: Any
 ) -> Outputs:
-    """Returns the outputs for features: of classes as for images, others as they are."""
+    """Returns the outputs for features: in the form used for images if they are classes, otherwise unchanged."""
     outputs = trained.forward()(features)
     if shares:
         return {"probabilities": shares(outputs)}
@@ -368,10 +368,10 @@ def named(structure: Any, one: str, known: Sequence[str] = ()) -> dict[str, tf.T
     """Returns the tensors of a structure by name, in the order of `tf.nest.flatten`.
 
     Args:
-      structure: a tensor, which is called `one`; a dict, whose keys are the names; or another one, of which `known` are
-        the names, or else `one` with a number.
-      one: the name.
-      known: names; none if their number is not that of the tensors.
+      structure: single tensor, named `one`; dict, whose keys are the names; or anything else, with the names `known`,
+        or `one` with a number.
+      one: name for a single tensor.
+      known: names, ignored unless there is one for each tensor.
     """
     flat = tf.nest.flatten(structure)
     if isinstance(structure, Mapping) and len(structure) == len(flat):

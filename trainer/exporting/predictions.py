@@ -1,4 +1,4 @@
-"""Predictions for images or serialized records, by the model in a run's checkpoint or in an exported file."""
+"""Predictions for images or serialized records with the model in a run's checkpoint or an exported file."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from trainer.exporting.parsed import ImageFeature, parsed
 from trainer.exporting.served import Augmented, served
 from trainer.inference import Trained, build_first
 
-# The best first. A StableHLO program is not among them: it takes batches of one size alone.
-_READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
+# Best format first. StableHLO is missing because its programs only take batches of a fixed size.
+_READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # readers by format
 _AGAIN = f"export the run again ({to_run('trainer.export')})"
 _RULE = PixelRule()  # rule of data sets converted by this release
-_OF_TENSORFLOW = tf.errors.OpError, UnicodeDecodeError  # the latter for messages with bytes of a record in them
+_OF_TENSORFLOW = tf.errors.OpError, UnicodeDecodeError  # the latter if a message contains bytes of a record
 NOT_CLASSES = "its outputs are not one number per class"
 NOT_A_TABLE = "its outputs are arrays, not classes or a few numbers"
-FILE, RECORD, PROBLEM = "file", "record", "problem"  # what answers have beside the outputs
-_TOP = 3  # classes per image or record, where each has one
-_LIKELY = 0.5  # probability above which it has a class, where it may have several
+FILE, RECORD, PROBLEM = "file", "record", "problem"  # columns of predictions besides the outputs
+_TOP = 3  # classes shown if an image or record has one class
+_LIKELY = 0.5  # probability above which a class is shown if there may be several
 _BATCH = 64  # files or records that `predict` reads at a time
 
 
 class Predictor:
-    """A model that is ready to classify images; or to answer for serialized records, if the run's task parses these.
+    """A model ready to classify images, or to predict for serialized records if the run's task parses them.
 
         from trainer import Predictor
 
@@ -59,10 +59,10 @@ class Predictor:
         print(parsing.outputs(list_of_serialized_examples))  # {name: array}
 
     Attributes:
-      name: what it is, in one line.
-      class_names: names by class number; of a model of records empty if its outputs are not one number per class.
-      image_shape: (height, width, channels) that the model gets; None: it takes records.
-      pixel_rule: rule by which files become pixels: turned upright or not, and by which DCT, as in training.
+      name: description of the model in one line.
+      class_names: names by class number; empty for a model of records whose outputs are not one number per class.
+      image_shape: (height, width, channels) of the model's images; None if it takes records.
+      pixel_rule: rule for decoding files as in training: whether they are turned upright, and which DCT is used.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class Predictor:
         image: ImageFeature | None = None,
         kinds: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Makes a predictor of its parts; `of_run` and `of_export` find them.
+        """Makes a predictor from its parts; `of_run` and `of_export` find them.
 
         Args:
-          name: what it is.
+          name: description of the model.
           class_names: names by class number.
-          image_shape: (height, width, channels) that the model gets; None: it takes records.
-          compute: function that returns the probabilities, float32 (n, classes), of images, uint8 (n, height, width,
+          image_shape: (height, width, channels) of the model's images; None if it takes records.
+          compute: function that returns the probabilities, float32 (n, classes), for images, uint8 (n, height, width,
             channels); or the outputs by name, (n, ...) each, for records, bytes (n,).
-          fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
-            `beam_jobs.convert --resize` does it.
-          pixel_rule: rule by which files become pixels, that of the data set that the model was trained on.
-          image: feature with the image in the records that it takes; None: it takes images, or records of other kinds.
-          kinds: (dtype, *sides) of a row of each output for records, as export.json has them.
+          fit: function that brings an image of any size to the model's size as the run's input did; None to stretch
+            images like `beam_jobs.convert --resize`.
+          pixel_rule: rule for decoding files, the same as for the training data.
+          image: image feature of the records that the model takes; None if it takes images, or records of other kinds.
+          kinds: (dtype, *sides) of each output's rows for records, as in export.json.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
         self.pixel_rule = pixel_rule
@@ -101,9 +101,9 @@ class Predictor:
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """Numbers in each row of a table, by output; None for a single one.
+        """Number of values per table row, by output; None for a single value.
 
-        Empty if the outputs are classes, or one of them is no number and no vector of a known length.
+        Empty if the outputs are classes, or one of them is neither a number nor a vector of known length.
         """
         kinds = {name: (tf.as_dtype(kind), sides) for name, (kind, *sides) in self._kinds.items()}
         if self.class_names or any(
@@ -114,18 +114,18 @@ class Predictor:
         return {name: sides[0] if sides and sides[0] != 1 else None for name, (_, sides) in kinds.items()}
 
     def check_table(self, advice: str) -> None:
-        """Raises UsageError if its answers are neither classes nor numbers, or a number has the name of a column.
+        """Raises UsageError if predictions are neither classes nor numbers, or an output has the name of a column.
 
         Args:
-          advice: what to do about it.
+          advice: advice for the error.
         """
         if not self.class_names and not self.columns:
             raise UsageError(f"{self.name}: {NOT_A_TABLE}; {advice}")
         if taken := self.columns.keys() & {FILE, RECORD, PROBLEM}:
-            raise UsageError(f"{self.name}: the output {min(taken)!r} has the name of a column beside it; {advice}")
+            raise UsageError(f"{self.name}: the output {min(taken)!r} has the name of another column; {advice}")
 
     def most(self, top: int | None) -> int:
-        """Returns the most classes that an answer can have; `top` as for `predict`."""
+        """Returns the largest number of classes in a prediction; for `top` see `predict`."""
         return min(top or (len(self.class_names) if self.has_several else _TOP), len(self.class_names))
 
     @classmethod
@@ -142,14 +142,14 @@ class Predictor:
 
         Args:
           model_dir: folder of the run; it may be training.
-          checkpoint: `ckpt-400`, `400` or `best`; None: the newest.
-          weights: `raw`, or `ema` for the average over the steps; None: the average if the run kept one.
+          checkpoint: `ckpt-400`, `400` or `best`; None for the newest.
+          weights: `raw`, or `ema` for the average over the steps; None for the average if the run kept one.
           data_dir: folder of the run's data set if that has moved: the class names are in its manifest.
-          eval_copies: copies of each image over which the probabilities are averaged: itself, as without copies, and
-            others augmented by the run's recipe; None: the run's --eval_copies.
+          eval_copies: number of copies of each image to average over: the image itself, and others augmented by the
+            run's recipe; None for the run's --eval_copies.
 
         Raises:
-          PipelineError: there is no such checkpoint, or its model takes images and gives no classes.
+          PipelineError: the checkpoint does not exist, or its model takes images but does not classify them.
         """
         if eval_copies is not None:
             eval_copies = whole_number("eval_copies", eval_copies, 1)
@@ -159,9 +159,9 @@ class Predictor:
 
     @classmethod
     def of_trained(cls, trained: Trained, eval_copies: int | None = None) -> Predictor:
-        """Returns the model of a checkpoint; `eval_copies` as for `of_run`."""
+        """Returns the model of a checkpoint; for `eval_copies` see `of_run`."""
         if trained.takes_records:
-            dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # refuses copies of records
+            dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # rejects copies of records
             of_records = parsed(trained)
             names, kinds = of_records.class_names, of_records.kinds
             return cls(str(trained), names, None, of_records.answers, image=of_records.image, kinds=kinds)
@@ -173,11 +173,11 @@ class Predictor:
 
     @classmethod
     def of_export(cls, path: str | os.PathLike[str]) -> Predictor:
-        """Returns the model of what `trainer.export` wrote: its folder, or one of the files in it.
+        """Returns an exported model, given the folder that `trainer.export` wrote or one of the files in it.
 
         Raises:
-          DataError: there is no such export, or it is damaged.
-          UsageError: the file does not fit: it is a StableHLO program, or takes images that are cut already.
+          DataError: the export does not exist or is damaged.
+          UsageError: the file cannot be used: it is a StableHLO program, or takes images that are already cropped.
         """
         about, kind, file = _exported(pathlib.Path(path))
         if "records" in about:
@@ -185,7 +185,7 @@ class Predictor:
                 image = ImageFeature(**{**image, "pixel_rule": PixelRule(**image["pixel_rule"])})
             try:
                 compute = reading.program(str(file))
-            except Exception as error:  # whatever a damaged file leads to
+            except Exception as error:  # a damaged file may raise anything
                 raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
             kinds = about["records"].get("outputs")
             return cls(str(file), about["class_names"], None, compute, image=image, kinds=kinds)
@@ -195,7 +195,7 @@ class Predictor:
         any_size = height is None
         if not any_size and about["preprocessing"]["fits"]:
             raise UsageError(
-                f"{file}: takes images that are cut to {height}x{width} already, as --augment and --resize of the run "
+                f"{file}: takes images already cropped to {height}x{width}, as --augment and --resize of the run "
                 "do it; export a saved_model, which does it itself"
             )
         shape = (*about["image_size"], channels) if any_size else (height, width, channels)
@@ -208,23 +208,24 @@ class Predictor:
             asked.append(batch)
             try:
                 return np.asarray(next(answers)["probabilities"], np.float32)
-            except Exception as error:  # each library raises its own, and what a damaged file leads to
+            except Exception as error:  # each library has its own errors, and a damaged file may raise anything
                 raise DataError(f"cannot be loaded and run: {line_of(error)}", path=file) from None
 
-        # A file that takes any size gets images as they are, one size at a time.
+        # A file that accepts any size gets images unchanged, one size at a time.
         fit = (lambda image: image) if any_size else None
-        rule = PixelRule(**about["preprocessing"].get("pixel_rule", {}))  # earlier exports say nothing of it
+        rule = PixelRule(**about["preprocessing"].get("pixel_rule", {}))  # missing in earlier exports
         return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
 
     def probabilities(self, pictures: Sequence[NDArray[np.uint8]] | Sequence[bytes]) -> NDArray[np.float32]:
-        """Returns the probabilities of images, or of records: float32 (n, classes).
+        """Returns the probabilities for images or records, float32 (n, classes).
 
         Args:
-          pictures: uint8 (height, width, channels) each, of any size; with the channels of `image_shape`. Serialized
-            records if the model takes these.
+          pictures: images, uint8 (height, width, channels) each, of any size, with the channels of `image_shape`; or
+            serialized records if the model takes these.
 
         Raises:
-          UsageError: one has another type, or other channels; or the model's outputs are not one number per class.
+          UsageError: an image has the wrong type or number of channels, or the model's outputs are not one number per
+            class.
           DataError: an exported file cannot be loaded and run, or a record cannot be parsed.
         """
         if self.image_shape is None:
@@ -245,8 +246,8 @@ class Predictor:
         """Returns the model's outputs by name, (n, ...) each, for n serialized records.
 
         They are `probabilities`, float32 (n, classes), `class`, int64 (n,), and `class_name`, bytes (n,), if the model
-        gives a number per class. Others are as the model gives them: by the keys of a dict, or the names that Keras has
-        for several; one alone is `outputs`.
+        outputs a number per class. Other outputs are unchanged, named by their dict keys, or by Keras if there are
+        several; a single output is named `outputs`.
 
         Raises:
           UsageError: the model takes images, or a record is not bytes.
@@ -262,7 +263,7 @@ class Predictor:
     def _of_records(
         self, records: Sequence[bytes], error_of: Callable[[int, str], DataError]
     ) -> dict[str, NDArray[Any]]:
-        """Returns the outputs for records; `error_of` makes the error for one of them, given its number."""
+        """Returns the outputs for records; `error_of` makes the error for one of them from its number."""
         try:
             found: dict[str, NDArray[Any]] = self._compute(np.array(records, object))
             return found
@@ -275,7 +276,7 @@ class Predictor:
             raise DataError(f"{self.name}: {root_cause(message_of(error))[1]}") from None
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Returns the probabilities of fitted images; images of one size are computed together."""
+        """Returns the probabilities for fitted images; images of the same size are computed together."""
         found = np.zeros((len(fitted), len(self.class_names)), np.float32)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, picture in enumerate(fitted):
@@ -287,13 +288,14 @@ class Predictor:
     def predict(
         self, paths: Iterable[str | os.PathLike[str]], top: int | None = None, split: str | None = None
     ) -> list[Prediction]:
-        """Returns the predictions for image files, or for the records of TFRecord files and data sets, in their order.
+        """Returns the predictions for image files, or for records in TFRecord files and data sets, in order.
 
         Args:
-          paths: paths of the files; for a model of records, of data sets, too. A `Prediction` says why an image cannot
-            be read.
-          top: number of the most likely classes to return for each; None: 3, or all above 0.5 if it may have several.
-          split: split of the data sets, or a part of one; None: they have only one.
+          paths: paths of files; for a model of records, also of data sets. The `Prediction` for an unreadable image has
+            the reason.
+          top: number of most likely classes to return for each; None for 3, or for all above 0.5 if there may be
+            several.
+          split: split of the data sets, or a part of one; None if they have only one.
 
         Raises:
           DataError: an exported file cannot be loaded and run, or a record cannot be read.
@@ -317,16 +319,16 @@ class Predictor:
             yield [Prediction(path, (), why) if isinstance(why, str) else next(answers) for path, why in read]
 
     def _of_contents(self, good: Sequence[tuple[str, Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs for the contents of image files, as `read` returns them: (path, content) of each."""
+        """Returns the outputs for image files, given (path, content) of each as returned by `read`."""
         contents = [content for _, content in good]
         if self.image_shape is not None:
             return {"probabilities": self._of_fitted(contents)}
         return self._of_records(contents, lambda number, reason: DataError(reason, path=good[number][0]))
 
     def _record_of(self, file: bytes) -> bytes:
-        """Returns the record for the content of an image file: an Example with its image alone.
+        """Returns the record for the content of an image file: an Example that contains only the image.
 
-        An image of another size than those of the data set is stretched to it, if they have one.
+        If all images of the data set have the same size, the image is stretched to it.
         """
         assert self.image is not None
         height, width, channels = self.image.shape
@@ -338,10 +340,10 @@ class Predictor:
     def record_batches(
         self, files: Iterable[RecordFile], size: int
     ) -> Iterator[tuple[list[Record], dict[str, NDArray[Any]]]]:
-        """Yields `size` records at a time, with the outputs by name for them.
+        """Yields `size` records at a time, with {name: output} for them.
 
         Raises:
-          DataError: a record is cut, corrupt, or cannot be parsed.
+          DataError: a record is truncated or corrupt, or cannot be parsed.
         """
         left = itertools.chain.from_iterable(file.records() for file in files)
         while records := list(itertools.islice(left, size)):
@@ -351,13 +353,13 @@ class Predictor:
     def of_outputs(
         self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]], top: int | None
     ) -> list[Prediction]:
-        """Returns the predictions for records, given the outputs for them."""
+        """Returns the predictions for records, given their outputs."""
         return self._predictions([(one.of.name, one.number) for one in records], outputs, top)
 
     def _predictions(
         self, places: Sequence[tuple[str, int | None]], outputs: Mapping[str, NDArray[Any]], top: int | None
     ) -> list[Prediction]:
-        """Returns the predictions for rows of outputs, given the file and the number of the record of each."""
+        """Returns the predictions for rows of outputs, given each row's file and record number."""
         if not self.class_names:
             flat = {name: outputs[name].reshape(len(places), -1).tolist() for name in self.columns}
             return [
@@ -371,11 +373,11 @@ class Predictor:
         ]
 
     def read(self, path: str) -> Any:
-        """Returns the image of a file as the model takes it, as pixels or a record; as text, why it cannot be read."""
+        """Returns a file's image in the form that the model takes, pixels or a record; or why it cannot be read."""
         try:
             if self.image_shape is None:
                 return self._record_of(content_of(path))
-            # Fitted at once: a batch of photographs as they are would need gigabytes.
+            # Fitted right away: a batch of full-size photographs would need gigabytes.
             return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:
             return reason_of(error)
@@ -399,19 +401,19 @@ def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
     """Decodes an image file by the training data's rule: uint8 (height, width, channels).
 
     Args:
-      file: its content, in any format that a conversion reads.
+      file: content of the file, in any format that a conversion reads.
       channels: 1 or 3.
       rule: rule of the data set that the model was trained on.
 
     Raises:
-      BadImageError: it is no usable image; the message says why.
+      BadImageError: the content is not a usable image; the message says why.
     """
     opened = images.open_file(file)
     kind = images.kept_as(opened, file)
-    upright = rule.orientation == UPRIGHT or kind is None  # other formats were always decoded, and turned, when stored
+    upright = rule.orientation == UPRIGHT or kind is None  # other formats were always turned in conversion
     if kind != "jpeg" or rule.dct != FAST:
         return images.pixels(opened, channels, upright)
-    try:  # Pillow has no fast DCT
+    try:  # Pillow does not offer the fast DCT
         found: NDArray[np.uint8] = decode_file(tf.constant(file), channels, kind, FAST).numpy()
     except tf.errors.OpError as error:
         raise BadImageError(f"the image cannot be decoded: {root_cause(error.message)[1]}") from None
@@ -420,14 +422,14 @@ def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The classes, or the numbers, that a model gives an image or a record.
+    """The classes or numbers that a model predicts for an image or a record.
 
     Attributes:
-      path: path of its file; of a record of a data set `folder:split`.
-      best: (number, name, probability) of the most likely classes, the best first; empty if the file cannot be read,
-        or if it has none of several classes.
-      problem: why it cannot be read; None: it was.
-      record: number of the record in that file or split; None: it is an image.
+      path: path of the file; `folder:split` for a record of a data set.
+      best: (number, name, probability) of the most likely classes, best first; empty if the file cannot be read, or if
+        none of several possible classes applies.
+      problem: reason why it cannot be read; None if it was read.
+      record: number of the record in that file or split; None for an image.
       is_open: whether it may have several classes, or none.
       numbers: values of each output by name, if the outputs are not classes.
     """
@@ -440,7 +442,7 @@ class Prediction:
     numbers: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As a line: `photo.png: cat 0.983, dog 0.012`, or `voc:test, record 7: cat 0.983, dog 0.012`."""
+        """Text such as `photo.png: cat 0.983, dog 0.012`, or `voc:test, record 7: cat 0.983, dog 0.012`."""
         said = self.problem or ", ".join(f"{name} {probability:.3f}" for _, name, probability in self.best)
         if self.is_open and not said:
             said = f"no class above {_LIKELY}"
@@ -460,13 +462,13 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     except OSError:
         raise DataError(f"is not an export: there is no {EXPORT} in it", path=path, advice=_AGAIN) from None
     except (ValueError, LookupError, TypeError):
-        raise DataError("is not what this version writes", path=folder / EXPORT, advice=_AGAIN) from None
+        raise DataError("was not written by this version", path=folder / EXPORT, advice=_AGAIN) from None
     wanted = [name for name, file in made.items() if path in (folder, file)]
     if not wanted:
         raise DataError(f"is not one of the exported files: {', '.join(map(str, made.values()))}", path=path)
     kind = next((name for name in _READ if name in wanted), None)
     if kind is None:
-        raise UsageError(f"{path}: a StableHLO program is not asked here; export one of {', '.join(_READ)}")
+        raise UsageError(f"{path}: a StableHLO program cannot be used here; export one of {', '.join(_READ)}")
     if not made[kind].exists():
         raise DataError("is missing", path=made[kind], advice="copy the export again")
     return about, kind, made[kind]

@@ -2,12 +2,12 @@
 
     python -P reading.py FOLDER CLASSES MODULES FORMAT PATH [FORMAT PATH ...]
 
-The folder has the images for each format, FORMAT.images.npz, and gets the answers, FORMAT.answers.npz, one after
-another. It imports none of our code, to show that the files need none. The modules, separated by commas, are the
-user's, whose layers a `.keras` file may have.
+The folder contains the images for each format, FORMAT.images.npz; the outputs are added one after another as
+FORMAT.answers.npz. The program imports none of our code, to show that the files need none. The modules, separated by
+commas, are the user's: a `.keras` file may contain layers from them.
 """
 
-# ruff: noqa: PLC0415  # each format needs another library
+# ruff: noqa: PLC0415  # each format needs a different library
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved_model(path: str, batches: Batches, classes: int) -> Answers:
 
 
 def program(path: str) -> Callable[[np.ndarray[Any, Any]], dict[str, Any]]:
-    """Returns the function of a SavedModel from a batch, of images or of records, to its outputs."""
+    """Returns the function of a SavedModel from a batch of images or records to its outputs."""
     import tensorflow as tf
 
     model = tf.saved_model.load(path)
@@ -83,8 +83,8 @@ def stablehlo(path: str, batches: Batches, classes: int) -> Answers:
 
 
 def answer(kind: str, path: str, folder: str, classes: int) -> None:
-    """Reads one file, and writes its answers once they are complete."""
-    with np.load(os.path.join(folder, f"{kind}.images.npz"), allow_pickle=True) as stored:  # for records, bytes
+    """Reads one file, and writes its outputs once they are complete."""
+    with np.load(os.path.join(folder, f"{kind}.images.npz"), allow_pickle=True) as stored:  # records are bytes
         batches = [stored[name] for name in stored.files]
     read = {"saved_model": saved_model, "keras": keras, "onnx": onnx, "stablehlo": stablehlo}[kind]
     found = list(read(path, batches, classes))
@@ -93,12 +93,12 @@ def answer(kind: str, path: str, folder: str, classes: int) -> None:
     if names is not None:
         joined["class_name"] = np.array([n.decode() if isinstance(n, bytes) else n for n in names.tolist()])
     partial = os.path.join(folder, f"{kind}.partial.npz")
-    np.savez(partial, **joined)  # type: ignore[arg-type]  # mypy thinks of allow_pickle, which is not among the names
+    np.savez(partial, **joined)  # type: ignore[arg-type]  # mypy confuses the names with the argument allow_pickle
     os.replace(partial, os.path.join(folder, f"{kind}.answers.npz"))
 
 
 def _load_keras() -> None:
-    """Loads TensorFlow and Keras without the packages that they load if these are installed: a third of the time."""
+    """Loads TensorFlow and Keras without the optional packages that they import, which take a third of the time."""
     unused = [name for name in ("matplotlib", "sklearn", "jax") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]  # None: Python raises ImportError
     importlib.import_module("tensorflow")

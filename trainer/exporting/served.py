@@ -1,6 +1,6 @@
-"""The model as it is served: raw images in, probabilities and class names out, without a layer of ours.
+"""The served model: raw images in, probabilities and class names out, without layers of our own.
 
-The preprocessing of an evaluation is in Keras' own operations, so that an exported model loads without our code.
+Evaluation preprocessing is expressed in Keras' own operations, so that an exported model loads without our code.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LEAST_STD = 1e-3  # for a channel that never varies, as in `pipeline.augmentati
 
 @functools.singledispatch
 def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    """Does the same as `recipe.evaluate` for a batch of any size.
+    """Does what `recipe.evaluate` does, for a batch of any size.
 
     Args:
-      recipe: a named one.
-      images: uint8 (None, height, width, channels), static except for the number of rows.
+      recipe: named recipe.
+      images: images, uint8 (None, height, width, channels), static except for the number of rows.
       statistics: statistics of the training images.
 
     Raises:
@@ -66,8 +66,8 @@ def _user_augmented(recipe: UserAugmented, images: keras.KerasTensor, statistics
     shape = tuple(images.shape[1:])
     if not recipe.keeps_values(shape):
         raise UsageError(
-            "Task.augment: changes images in evaluations, too, and an export has no function of yours; let it return "
-            "them as they are where `training` is false, and put what the model needs into the model"
+            "Task.augment: changes images in evaluations, too, and an export cannot hold your function; let it return "
+            "them unchanged if `training` is false, and put what the model needs into the model"
         )
     return ops.cast(images, output_spec(recipe, shape).dtype.name)
 
@@ -126,10 +126,10 @@ def _floats(images: keras.KerasTensor) -> keras.KerasTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Fitting:
-    """Resizes raw images to the model's size, as the input does when it decodes them.
+    """Resizes raw images to the model's size as the input does when it decodes them.
 
     Attributes:
-      crop: part to take, and the size of the result.
+      crop: part to crop, and the size of the result.
       channels: number of channels of the images.
     """
 
@@ -137,7 +137,7 @@ class Fitting:
     channels: int
 
     def fit(self, images: tf.Tensor, key: int = 0) -> tf.Tensor:
-        """Returns uint8 (n, *crop.size, channels) of uint8 (n, height, width, channels); the key draws a crop."""
+        """Fits images, uint8 (n, height, width, channels) to (n, *crop.size, channels); the key seeds a random crop."""
         size, shape = self.crop.size, tf.shape(images)
         top, left, height, width = tf.unstack(self.crop.box(shape[1], shape[2], tf.constant(key, tf.uint64)))
         parts = images[:, top : top + height, left : left + width, :]
@@ -147,7 +147,7 @@ class Fitting:
         return tf.ensure_shape(fitted, (None, *size, self.channels))
 
     def fit_one(self, image: NDArray[np.uint8], key: int = 0) -> NDArray[np.uint8]:
-        """Returns `fit` of one image."""
+        """Returns the result of `fit` for one image."""
         return np.asarray(self.fit(tf.constant(image[None]), key))[0]
 
 
@@ -156,9 +156,9 @@ class Served:
     """A model of raw images.
 
     Attributes:
-      core: uint8 images (None, height, width, channels) to probabilities, float32 (None, classes).
-      fitting: brings images of any size to that of the core; None: all have it.
-      class_names: names by class number, no two alike.
+      core: model from uint8 images (None, height, width, channels) to probabilities, float32 (None, classes).
+      fitting: object that brings images of any size to the core's size; None if they all have it.
+      class_names: unique names by class number.
     """
 
     core: keras.Model
@@ -180,7 +180,7 @@ class Served:
         return f"in: uint8 images{fitted}; out: {outputs}"
 
     def fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns an image of any size in that of the core, as the run's input brings it there."""
+        """Returns an image of any size in the core's size, resized as in the run's input."""
         return self.fitting.fit_one(image) if self.fitting else resized(image, self.core_shape[:2])
 
     @functools.cached_property
@@ -200,37 +200,37 @@ class Served:
         archive.write_out(str(path), verbose=False)
 
     def spec(self, any_size: bool, rows: int | None = None) -> tf.TensorSpec:
-        """Returns the specification of the images: of any size if that is wanted and the model fits them."""
+        """Returns the specification of the images, of any size if requested and if the model fits them."""
         shape = (None, None, self.core_shape[2]) if any_size and self.fitting else self.core_shape
         return tf.TensorSpec((rows, *shape), tf.uint8, name="images")
 
     def outputs(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the outputs for images of the core's size, as `of_classes`."""
+        """Returns the outputs for images of the core's size, in the form of `of_classes`."""
         return of_classes(self.core(images, training=False), self.class_names)
 
 
 def of_classes(probabilities: tf.Tensor, names: Sequence[str]) -> dict[str, tf.Tensor]:
-    """Returns the given `probabilities`, float32 (n, classes), `class`, int64 (n,), and `class_name`, string (n,)."""
+    """Returns `probabilities`, float32 (n, classes), as given, `class`, int64 (n,), and `class_name`, string (n,)."""
     numbers = tf.argmax(probabilities, axis=-1)
     return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
 
 
 class Augmented:
-    """The mean of a model's probabilities over copies of images: each itself, and others augmented as in training.
+    """A model whose probabilities are averaged over copies of an image: itself, and others augmented as in training.
 
-    Every image counts as record 0 of epoch 0, so that its answer depends on no other image.
+    Every image counts as record 0 of epoch 0, so that its probabilities do not depend on other images.
     """
 
     def __init__(self, trained: Trained, model: Served, copies: int) -> None:
         """Prepares the augmentation.
 
         Args:
-          trained: the model, and the recipe that it was trained with.
-          model: the same, as it is served.
+          trained: trained model, with its training recipe.
+          model: served form of the model.
           copies: number of copies, 2 or more.
 
         Raises:
-          UsageError: the run augments nothing.
+          UsageError: the run has no augmentation.
         """
         dataclasses.replace(trained.split.request, eval_copies=copies)  # raises the error if nothing is augmented
         recipe = recipe_of(trained.split)
@@ -247,7 +247,7 @@ class Augmented:
         self._of_features = keras.Model(features, _probabilities(trained, features))
 
     def fit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the copies of an image before their augmentation: uint8 (copies, height, width, channels)."""
+        """Returns the copies of an image before augmentation, uint8 (copies, height, width, channels)."""
         evaluated = self._model.fit(image)
         if self._cropping is None:
             return np.stack([evaluated] * (1 + len(self._keys)))
@@ -255,9 +255,9 @@ class Augmented:
         return np.stack([evaluated, *(fitting.fit_one(image, key) for key in self._keys)])
 
     def probabilities(self, copies: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Returns the mean probabilities, float32 (n, classes), of the results of `fit`, stacked."""
+        """Returns the mean probabilities, float32 (n, classes), for stacked results of `fit`."""
         rows = len(copies)
-        more = (1 << (rows - 1).bit_length()) - rows  # few sizes of batches, of which each is traced and compiled
+        more = (1 << (rows - 1).bit_length()) - rows  # each batch size is traced and compiled: use few
         filled = np.concatenate([copies, np.repeat(copies[-1:], more, axis=0)])
         return np.asarray(self._means(tf.constant(filled)))[:rows]
 
@@ -273,10 +273,10 @@ class Augmented:
 
 
 def served(trained: Trained) -> Served:
-    """Returns a model as it is served.
+    """Returns the served form of a model.
 
     Raises:
-      UsageError: its outputs are not classes, or its inputs no images.
+      UsageError: its outputs are not classes, or its inputs are not images.
     """
     data = trained.state.task.data
     names = classes_of(trained.model, data)
@@ -290,13 +290,13 @@ def served(trained: Trained) -> Served:
 
 
 def model_of_images(trained: Trained) -> tuple[keras.Model, Fitting | None]:
-    """Returns the model of raw images, with its outputs as they are; and what brings images of any size to its own."""
+    """Returns the model from raw images to its unchanged outputs, and the `Fitting` for images of any size."""
     images, pixels, fitting = _input(trained)
     return keras.Model(images, _outputs(trained, pixels)), fitting
 
 
 def _input(trained: Trained) -> tuple[keras.KerasTensor, keras.KerasTensor, Fitting | None]:
-    """Returns raw images, what the model gets for them, and what brings images of any size to their size."""
+    """Returns raw images, the model's input made from them, and the `Fitting` for images of any size."""
     request, manifest, recipe = trained.split.request, trained.split.manifest, recipe_of(trained.split)
     assert recipe is not None
     channels = manifest.features["image"].shape[2] or 3
@@ -318,7 +318,7 @@ def _outputs(trained: Trained, pixels: keras.KerasTensor) -> Any:
     model = trained.model
     wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else "uint8"
     if pixels.dtype == "uint8" and wanted != "uint8":
-        pixels = ops.cast(pixels, wanted)  # as `Forward` does in training
+        pixels = ops.cast(pixels, wanted)  # like `Forward` in training
     core = without_own_layers(model)
     outputs = core(pixels)
     if not trained.state.eval_flip:
@@ -330,19 +330,19 @@ def _outputs(trained: Trained, pixels: keras.KerasTensor) -> Any:
 
 
 def told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names; the class number is added to a name that several classes have."""
+    """Returns the names, with the class number added to names that several classes share."""
     return tuple(name if list(names).count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
 
 
 def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | None:
-    """Returns how an evaluation brings images to the model's size; None: they have it already."""
+    """Returns how an evaluation resizes images to the model's size; None if they have it already."""
     if cropping := cropping_of(recipe):
         return Fitting(cropping.crop(training=False), channels)
     return Fitting(Stretched(request.size), channels) if request.size else None
 
 
 def without_own_layers(model: keras.Model) -> keras.Model:
-    """Returns a model with the same variables and outputs whose file loads without our code, or the user's own."""
+    """Returns a model without our own layers that shares all variables and outputs; the model itself if it has none."""
     if not any(isinstance(layer, ScalePixels | LocalResponseNorm) for layer in model.layers):
         return model
     if not isinstance(model, keras.Sequential):

@@ -15,7 +15,7 @@ from pipeline.registry import Registry
 _Flags = TypeVar("_Flags")
 # Sizes as written for Slurm and Kubernetes. M in 1500M is 1024^2 in Slurm and 1000^2 in Kubernetes.
 _MEMORY = re.compile(r"(?=.*[1-9])(\d+)([KMGT])(i?)", re.IGNORECASE | re.ASCII)
-# A job's name as checked by Kubernetes; it also names a service: RFC 1035.
+# A job name as Kubernetes checks it; it also names a service: RFC 1035.
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
@@ -25,7 +25,7 @@ _SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT"
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A size as written by a user.
+    """A size in a user's notation.
 
     Attributes:
       amount: number of units.
@@ -41,17 +41,17 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessFlags:
-    """The job's name on another scheduler, and what each of its processes gets there."""
+    """The job's name and its processes' resources on another scheduler."""
 
-    name: str | None = flag(None, "of the job, in lower-case letters, digits and hyphens (None: train)")
-    cpus: int | None = flag(None, "of each process", least=1, most=MOST_NUMBER)
+    name: str | None = flag(None, "job name, in lower-case letters, digits and hyphens (None: train)")
+    cpus: int | None = flag(None, "CPUs per process", least=1, most=MOST_NUMBER)
     memory: str | None = flag(
-        None, "of each process, such as 16Gi; or as the scheduler's users write it, such as 1500M"
+        None, "memory per process, such as 16Gi; or in the scheduler's own notation, such as 1500M"
     )
     port: int | None = flag(
-        None, "that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
+        None, "port that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
     )
-    env: list[str] | None = flag(None, "variable of each process", metavar="NAME=VALUE", repeated=True)
+    env: list[str] | None = flag(None, "environment variable for each process", metavar="NAME=VALUE", repeated=True)
 
     def __post_init__(self) -> None:
         check_all(
@@ -82,16 +82,16 @@ class ProcessFlags:
 
     @property
     def memory_of(self) -> Memory | None:
-        """Size given by --memory."""
+        """Size in --memory."""
         match = _MEMORY.fullmatch(self.memory or "")
         return Memory(int(match[1]), match[2].upper(), bool(match[3])) if match else None
 
 
 def pairs(flag: str, given: Sequence[str] | None, form: str, check: Any) -> dict[str, str]:
-    """Returns the values of a repeatable flag, by the names before `=`.
+    """Returns {name before `=`: value} from a repeatable flag.
 
     Raises:
-      UsageError: a value has no `=`, a name occurs twice, or `check` of the flag, name and text raises it.
+      UsageError: a value has no `=`, a name occurs twice, or `check`, called with flag, name and text, raises it.
     """
     found: dict[str, str] = {}
     for text in given or ():
@@ -118,7 +118,7 @@ def check_variable(flag: str, name: str, text: str) -> None:
 
 
 def check_local_only(flags: object, meaning: str, target: str) -> None:
-    """Raises UsageError if a flag with this meaning, which only --target=local knows, was given."""
+    """Raises UsageError if a flag with `meaning`, which only applies to --target=local, was given."""
     for field in fields_with(flags, meaning):
         value = getattr(flags, field.name)
         if value != field.default:
@@ -129,7 +129,7 @@ def check_local_only(flags: object, meaning: str, target: str) -> None:
 
 
 def _check_not_given(flags: object, target: str, meant: str) -> None:
-    """Raises UsageError if a flag was given that `meant` knows and `target` does not."""
+    """Raises UsageError if a flag was given that is for `meant` rather than `target`."""
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
         value = getattr(flags, field.name)
         if value is not None:
@@ -140,29 +140,29 @@ def _check_not_given(flags: object, target: str, meant: str) -> None:
 
 
 _MOST_PROCESSES = 10_000  # processes per kind; more is a typo
-PAGE_PORT = 8420  # port of a job's page, unless it is taken
+PAGE_PORT = 8420  # default port of a job's page
 
 
 @dataclasses.dataclass(frozen=True)
 class JobFlags:
-    """What is started, and where."""
+    """What to start, and where."""
 
     num_workers: int | None = flag(
-        None, "processes that train (None: the most of --elastic, else 1)", least=1, most=_MOST_PROCESSES
+        None, "processes that train (None: the maximum in --elastic, otherwise 1)", least=1, most=_MOST_PROCESSES
     )
     num_ps: int = flag(
         0,
-        "parameter servers; 1 or more: --strategy=parameter_server, with a chief besides the workers",
+        "parameter servers; 1 or more: --strategy=parameter_server, with a chief in addition to the workers",
         least=0,
         most=_MOST_PROCESSES,
     )
     gpus_per_worker: int | None = flag(
-        None, "(None: here, all GPUs divided among the workers; elsewhere, none)", least=0, most=_MOST_PROCESSES
+        None, "number per worker (None: here, all GPUs are divided; elsewhere, none)", least=0, most=_MOST_PROCESSES
     )
     page: int | None = flag(
         None,
-        f"port at which to serve a page about the job, too, as {name_of('trainer.watch')} does; without a value: "
-        f"{PAGE_PORT}, or if that is taken any free one",
+        f"port at which to serve a page about the job, as {name_of('trainer.watch')} does; without a value: "
+        f"{PAGE_PORT}, or any free one if that is taken",
         least=0,
         below=1 << 16,
         bare=0,
@@ -175,15 +175,15 @@ class JobFlags:
 
 @dataclasses.dataclass(frozen=True)
 class RestartFlags:
-    """What happens when a process fails.
+    """What to do when a process fails.
 
-    Metadata: `local_only` if no scheduler knows the flag, `needs_beats` if only one that looks at heartbeats does.
+    Metadata: `local_only` for flags without meaning for schedulers, `needs_beats` if one must read heartbeats.
     """
 
-    max_restarts: int = flag(10, "of the group, or of each asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
+    max_restarts: int = flag(10, "per group, or per asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
     restart_delay: float = flag(
         1.0,
-        "seconds before the first restart; doubles with each one that made no progress",
+        "seconds before the first restart; doubles with each one that brought no progress",
         least=0,
         most=MOST_NUMBER,
         meaning={"local_only": True},
@@ -200,7 +200,7 @@ class RestartFlags:
     )
     regrow_delay: float = flag(
         60.0,
-        "seconds before a lost worker is tried again; doubles with each time it is lost",
+        "seconds before a lost worker is tried again; doubles each time it is lost",
         least=0,
         most=MOST_NUMBER,
         meaning={"local_only": True},
@@ -262,8 +262,8 @@ class Scheduler:
     """A scheduler that starts jobs elsewhere; its name is a value of --target.
 
     Attributes:
-      render: function that returns what the user hands to the scheduler to start a `trainer.launching.job.Job`.
-      flags: class of its own flags, each None by default.
+      render: function that returns the text to submit to the scheduler for a `trainer.launching.job.Job`.
+      flags: class of the scheduler's own flags, each None by default.
       check: function of all flags and its own that raises UsageError if they are incompatible.
     """
 

@@ -1,4 +1,4 @@
-"""A job as every scheduler needs it: parsed and checked once, without TensorFlow."""
+"""A job in the form that every scheduler needs: parsed and checked once, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Job:
         """Makes a job from the launcher's and trainer.run's flags.
 
         Raises:
-          UsageError: a flag cannot work.
-          SystemExit: after --help or --dump_config among the flags of trainer.run.
+          UsageError: a flag is invalid.
+          SystemExit: the flags of trainer.run include --help or --dump_config.
         """
         _check_not_set_here(trainer_flags)
         job, restarts = flags.job, flags.restarts
@@ -74,12 +74,12 @@ class Job:
 
     @property
     def restarts(self) -> RestartFlags:
-        """Flags for what happens when a process fails."""
+        """Flags for the case that a process fails."""
         return self.launch.restarts
 
     @property
     def elastic(self) -> tuple[int, int] | None:
-        """Smallest and largest number of workers; None for always `num_workers`."""
+        """Smallest and largest number of workers; None if it is always `num_workers`."""
         return self.launch.restarts.elastic_range
 
     @property
@@ -91,12 +91,12 @@ class Job:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command of each process; TF_CONFIG tells it which one it is."""
+        """Command of each process; TF_CONFIG determines its role."""
         return ("python", "-m", "trainer.run", *self.flags)
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Raises UsageError if flags of trainer.run cannot work, whatever the launcher's flags are."""
+    """Raises UsageError if flags of trainer.run are invalid regardless of the launcher's flags."""
     places = [field.name for field in dataclasses.fields(ClusterFlags)]
     check_all(lambda: _check_not_set_here(flags), lambda: configs.parse(flags, unsettled=("strategy", *places)))
 
@@ -106,12 +106,12 @@ def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
 
 
 def shared(order: OrderFlags) -> int:
-    """Returns the number that the replicas have to divide."""
+    """Returns the number that the replicas must divide."""
     return order.virtual_replicas or order.global_batch_size
 
 
 def sharing(order: OrderFlags, candidates: Iterable[int], per_worker: int) -> list[int]:
-    """Returns the candidates that are possible numbers of workers for sharing a batch."""
+    """Returns the numbers of workers, out of the candidates, that can share a batch."""
     return [count for count in candidates if _can_share(order, count, per_worker)]
 
 
@@ -163,8 +163,8 @@ def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
         raise UsageError(f"--strategy={given} with --num_ps={num_ps}: parameter servers need --strategy={needed}")
     if num_workers > 1:
         raise UsageError(
-            f"--strategy={given} with --num_workers={num_workers}: it knows only one process; leave --strategy out, or "
-            "give --num_workers=1"
+            f"--strategy={given} with --num_workers={num_workers}: it supports only one process; leave --strategy out, "
+            "or give --num_workers=1"
         )
     return given
 

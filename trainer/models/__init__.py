@@ -1,4 +1,4 @@
-"""Models by name. A built-in one is a function of (image_shape, image_dtype, num_classes), with its defaults."""
+"""Models by name. A built-in model is a function of (image_shape, image_dtype, num_classes), with its defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["build", "pretrained", "takes"]
 
 
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
-    """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
+    """Builds a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
     The built-in models scale uint8 images to [0, 1]; Keras' own models have their own scaling. Keras' seed determines
     the weights.
@@ -47,7 +47,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
 
 
 def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
-    """Returns the model from a user's function, called without arguments or with image shape and number of classes."""
+    """Calls a user's function, without arguments or with image shape and number of classes, to build the model."""
     import keras  # noqa: PLC0415
 
     from trainer import runtime  # noqa: PLC0415, here because it loads TensorFlow
@@ -81,7 +81,7 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
 
 
 def takes(model: keras.Model, features: Any) -> str | None:
-    """Returns in one line why a model does not accept features of the given TensorSpecs; None if it does."""
+    """Returns one line on why a model does not accept features with the given TensorSpecs; None if it does."""
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def takes(model: keras.Model, features: Any) -> str | None:
 
 
 def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_classes: int) -> None:
-    """Rejects a model whose outputs are not logits of all classes."""
+    """Rejects a model whose outputs are not one logit per class."""
     import keras  # noqa: PLC0415
 
     outputs = getattr(model, "output_shape", None)
@@ -118,5 +118,5 @@ def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_clas
     if activation in ("softmax", "sigmoid"):
         raise UsageError(
             f"--model={name}: its last layer has the activation {activation}; leave it out, since the loss is "
-            "that of logits, or compile the model with a loss of probabilities"
+            "for logits, or compile the model with a loss of probabilities"
         )

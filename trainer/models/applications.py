@@ -28,12 +28,12 @@ _SIDES = {
     **{"EfficientNetV2M": 480, "EfficientNetV2L": 480, "NASNetLarge": 331},
     **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
 }
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels scaled to [0, 1]
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, for pixels scaled to [0, 1]
 
 
 @functools.cache
 def modules() -> Mapping[str, str]:
-    """Returns {model name: its module in keras.applications} from the installed Keras, without loading it."""
+    """Returns {model name: its module in keras.applications} for the installed Keras, without loading Keras."""
     found = importlib.util.find_spec("keras")
     if found is None or not found.submodule_search_locations:
         return {}
@@ -48,7 +48,7 @@ def sides() -> dict[str, int]:
 
 # For fine-tuning: Adam, since the first layers of pretrained models have such large gradients that SGD moves them too
 # far (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new
-# head at 1e-3 and then all layers at 1e-5; for both at once, 1e-4 is in between. On 600 images of CIFAR-10
+# head at 1e-3 and then all layers at 1e-5; for both together, 1e-4 is in between. On 600 images of CIFAR-10
 # (docs/finetune.md) it reached an accuracy of 0.63 in 76 steps; momentum reached 0.38 at 0.003 and 0.11 at 0.01.
 @MODELS.named(
     "keras:NAME",
@@ -72,15 +72,15 @@ def of_pixels(
     dropout: float = 0.0,
     is_pretrained: bool = False,
 ) -> keras.Model:
-    """Returns the result of `pretrained`, for images that must be pixels.
+    """Returns the result of `pretrained` for images that must be pixels.
 
     Raises:
       ValueError: the images are floats, which the model's preprocessing would scale a second time, or too small.
     """
     if image_dtype != "uint8":
         raise ValueError(
-            "its own preprocessing takes pixels, and --augment makes floats of them; leave out what normalises, as by "
-            "random_resized_crop(normalize=False)"
+            "its own preprocessing takes pixels, and --augment makes floats of them; leave out the normalisation, "
+            "as in random_resized_crop(normalize=False)"
         )
     return _built(name, image_shape, num_classes, dropout, is_pretrained)
 
@@ -130,7 +130,7 @@ def _built(
     if channels not in (1, 3):
         raise ValueError(f"it takes 1 or 3 channels, not {channels}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # MobileNets warn that they load the weights for 224x224
+        warnings.simplefilter("ignore", UserWarning)  # MobileNets warn about loading the weights for 224x224
         base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
     if modules()[name] == "efficientnet":
         base = keras.models.clone_model(base, clone_function=_normalising)
@@ -151,7 +151,7 @@ def _built(
 
 
 def _normalising(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Returns a copy of a layer of EfficientNetB0 to B7; the one that normalises then does so by ImageNet's statistics.
+    """Returns a copy of an EfficientNetB0 to B7 layer; the normalising layer then uses ImageNet's statistics.
 
     Keras' layer reads mean and variance from the weight file, counts rows in an integer, and divides by the square root
     of the deviation; only with weights="imagenet", Keras adds another layer that divides once more.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     layers = Lazy("trainer.models.layers")
 
-_WEIGHT_DECAY = 0.004  # for the tutorial's two local layers, as tf.nn.l2_loss defines it
+_WEIGHT_DECAY = 0.004  # for the tutorial's two local layers, in terms of tf.nn.l2_loss
 _WIDTHS = (64, 256, 256)
 _PATCH = 2  # pixels on a side
 _LOGIT_SCALE = 1 / 9

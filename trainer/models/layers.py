@@ -15,7 +15,7 @@ from trainer.runtime import REGISTERED_OBJS_TO_NAMES, GraphOrParentsInXlaContext
 
 _RANK = 4  # number of axes of an image batch
 _RADIUS = 4  # neighbouring channels on either side
-_KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # dtypes that FusedBatchNormV3 takes
+_KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # dtypes that FusedBatchNormV3 accepts
 
 
 class ScalePixels(keras.layers.Layer):
@@ -47,7 +47,7 @@ class LocalResponseNorm(keras.layers.Layer):
 class BatchNormalization(keras.layers.BatchNormalization):
     """Keras' layer with TensorFlow's fused kernel in training; variables, configuration and files are the same.
 
-    Keras takes some twenty float32 operations, forward and backward. The kernel reads and writes bfloat16 and float16
+    Keras needs some twenty float32 operations, forward and backward. The kernel reads and writes bfloat16 and float16
     directly, with statistics in float32. Keras' own operations remain where they are as good or better: in XLA, which
     fuses them, in inference, and for inputs that are not (rows, height, width, channels).
 
@@ -84,7 +84,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 class MaxPooling2D(keras.layers.MaxPooling2D):
-    """Keras' layer in a form that XLA compiles under op determinism, too.
+    """Keras' layer in a form that XLA can compile even under op determinism.
 
     In XLA, TensorFlow has no deterministic gradient for its kernel, and refuses to compile it on any device. Maxima of
     shifted slices have the same values and the same gradient, which goes to the first of equal values.
@@ -131,12 +131,11 @@ def l2_loss(scale: float) -> keras.regularizers.Regularizer:
 
 
 def fuse_layers(model: keras.Model) -> keras.Model:
-    """Replaces layers of a built model by faster equivalents, in place, and returns the model.
+    """Replaces layers of a built model with faster equivalents, in place, and returns the model.
 
     `BatchNormalization` of images gets TensorFlow's fused kernel, and `MaxPooling2D` a form that XLA compiles under op
     determinism. Each layer stays the same object with its name, weights and `trainable`, so this works for models of
-    any kind: functional, sequential, nested or subclassed. A layer that cannot be replaced stays, and a warning says
-    why.
+    any kind: functional, sequential, nested or subclassed. A warning says why a layer cannot be replaced.
 
     Raises:
       UsageError: the argument is not a Keras model or is not built yet.
@@ -152,7 +151,7 @@ def fuse_layers(model: keras.Model) -> keras.Model:
             object.__setattr__(layer, "__class__", _OURS[type(layer)])
     if kept:
         warnings.warn(f"fuse_layers: stay as they are: {', '.join(kept)}", stacklevel=2)
-    # Keras must build its functions again: those traced earlier would still use the old layers.
+    # Keras must rebuild its functions: the ones traced earlier would still use the old layers.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
@@ -160,8 +159,8 @@ def fuse_layers(model: keras.Model) -> keras.Model:
 def keep_statistics(model: keras.Model) -> None:
     """Makes the fused normalisations of a model use their moving statistics in training, without updating them.
 
-    Keras' guide to transfer learning calls the base with `training=False` for this. But as of Keras 3.15, a model
-    called with `training=True` passes that on to its parts regardless.
+    Keras' guide to transfer learning calls the base with `training=False` for this. But in Keras 3.15, a model called
+    with `training=True` passes that on to its parts regardless.
     """
     for layer in _layers(model):
         if isinstance(layer, BatchNormalization):
@@ -169,7 +168,7 @@ def keep_statistics(model: keras.Model) -> None:
 
 
 def has_unfused(model: keras.Model) -> bool:
-    """Returns whether `fuse_layers` would make a model train faster: it has a normalisation layer of Keras' own."""
+    """Returns whether `fuse_layers` would make a model train faster: it has one of Keras' own normalisation layers."""
     norms = [layer for layer in _layers(model) if type(layer) is keras.layers.BatchNormalization]
     return any(_is_of_images(layer) and _obstacle(layer) is None for layer in norms)
 
@@ -184,7 +183,7 @@ _OURS: dict[type[keras.layers.Layer], type[keras.layers.Layer]] = {
     keras.layers.MaxPooling2D: MaxPooling2D,
 }
 for _own, _ours in _OURS.items():
-    REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # saved models then load without our code
+    REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # so that saved models load without our code
 
 
 def _layers(model: keras.Model) -> list[keras.layers.Layer]:

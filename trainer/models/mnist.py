@@ -15,7 +15,7 @@ else:
 _MLP_HIDDEN = 500
 _MLP_DECAY = 1e-4
 _CNN_WIDTHS, _CNN_UNITS = (32, 64), 512
-_CNN_DECAY = 5e-4  # for the dense layers and their biases, as tf.nn.l2_loss defines it
+_CNN_DECAY = 5e-4  # for the dense layers and their biases, in terms of tf.nn.l2_loss
 
 
 # As in the tutorial: batch 100, a rate of 0.5.
@@ -36,7 +36,7 @@ def softmax_regression(image_shape: tuple[int, int, int], image_dtype: str, num_
 # digits; momentum at 0.05 reaches the usual accuracy on both (98.2%, 96.5%).
 @MODELS.named("mlp", epochs=20, defaults={"learning_rate": 0.05, "ema": 0.99})
 def mlp(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
-    """Returns 784-500-10, the network of the TensorFlow book's MNIST chapter (mnist_inference.py); any image shape."""
+    """Returns 784-500-10, the network of the TensorFlow book's MNIST chapter (mnist_inference.py), for any shape."""
     network = [
         keras.layers.Flatten(),
         _dense(_MLP_HIDDEN, "relu", kernel_regularizer=layers.l2_loss(_MLP_DECAY)),

@@ -1,4 +1,4 @@
-"""Initial weights from Keras' files: of the same model, or of one that differs only in its head.
+"""Initial weights from Keras' files, for the same model or one that only differs in its head.
 
 There are three formats: `.h5`, in which Keras publishes the weights of `keras.applications` with and without heads;
 `.weights.h5`; and `.keras`. In the first, layers are in the order of the model; in the others, they are named after
@@ -25,8 +25,8 @@ from pipeline.errors import UsageError, line_of
 from trainer.config.model import IMAGENET, FirstWeights
 from trainer.runtime import file_utils, legacy_h5_format, to_snake_case
 
-_MOST_OF_HEAD = 3  # most layers of a head: VGG has fc1, fc2 and predictions
-_texts = legacy_h5_format.load_attributes_from_hdf5_group  # reads a list of texts, which is split if it is long
+_MOST_OF_HEAD = 3  # maximum number of layers in a head: VGG has fc1, fc2 and predictions
+_texts = legacy_h5_format.load_attributes_from_hdf5_group  # reads a list of texts, which Keras splits if it is long
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -40,7 +40,7 @@ def load(model: keras.Model, source: str, flag: str = "--initialize_from") -> tu
       flag: flag to name in errors.
 
     Returns:
-      The identity of the file, and a line about the weights that were not loaded, empty if all were.
+      Identity of the file, and a line about the weights that were not loaded; empty if all were.
 
     Raises:
       UsageError: the file does not exist, cannot be downloaded or read, or has another architecture; the message names
@@ -55,7 +55,7 @@ def load(model: keras.Model, source: str, flag: str = "--initialize_from") -> tu
 
 
 class _Leaf(NamedTuple):
-    """A layer with weights, and its `place` in Keras' newer formats."""
+    """A layer with weights, with its `place` in Keras' newer formats."""
 
     place: str
     layer: Any
@@ -70,7 +70,7 @@ def _load(model: keras.Model, path: pathlib.Path) -> str:
     with _opened(path) as file:
         if _is_flat(model):
             return _fill(model, file.get("model_weights", file))
-    model.load_weights(str(path))  # other kinds of layers, whose places in the file only Keras knows
+    model.load_weights(str(path))  # only Keras knows where the file has other kinds of layers
     return ""
 
 
@@ -92,7 +92,7 @@ def _fill(model: keras.Model, group: Any) -> str:
     head = whole[-1] if base is None or whole[-1].layer not in base.layers else None
     head = head if len(whole) > 1 else None
     by_order = _legacy_names(group) is not None
-    is_bare = base is not None and "layers/functional" not in group  # a file of the base alone, with or without a head
+    is_bare = base is not None and "layers/functional" not in group  # only the base's file, with or without a head
     ours = list(_leaves(base, nested=not by_order)) if is_bare else whole
     body = [leaf for leaf in ours if head is None or leaf.layer is not head.layer]
     found, rest = _split(_stored(group), body, by_order)
@@ -100,13 +100,13 @@ def _fill(model: keras.Model, group: Any) -> str:
         if arrays is None or [one.shape for one in arrays] != leaf.shapes:
             has = "no such layer" if arrays is None else _in_words([one.shape for one in arrays])
             raise UsageError(
-                f"is of another architecture: layer {leaf.layer.name} has {_in_words(leaf.shapes)} here, and the file "
-                f"has {has}"
+                f"has a different architecture: layer {leaf.layer.name} has {_in_words(leaf.shapes)} here, and the "
+                f"file has {has}"
             )
     if len(rest) > (_MOST_OF_HEAD if is_bare else 1 if head else 0):
         name, arrays = rest[0]
         raise UsageError(
-            f"is of another architecture: it has {count_of(len(rest), 'more layer')}, the first of them {name} of "
+            f"has a different architecture: it has {count_of(len(rest), 'more layer')}, the first of them {name} of "
             f"{_in_words([one.shape for one in arrays])}"
         )
     for leaf, arrays in zip(body, found, strict=True):
@@ -150,7 +150,7 @@ def _is_flat(model: keras.Model) -> bool:
 
 
 def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf]:
-    """Yields the layers with weights of a functional or sequential model, also in models inside it if `nested`."""
+    """Yields a functional or sequential model's layers with weights; if `nested`, also from models inside it."""
     counts = Counter[str]()
     for layer in getattr(model, "layers", ()):
         kind = to_snake_case(type(layer).__name__)
@@ -164,7 +164,7 @@ def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf
 
 
 def _stored(group: Any) -> dict[str, Arrays]:
-    """Returns the arrays of each layer with weights in a file, in its order or by place."""
+    """Returns the arrays of each layer with weights in a file, in file order or by place."""
     names = _legacy_names(group)
     if names is not None:
         each = {name: [np.asarray(group[name][one]) for one in _texts(group[name], "weight_names")] for name in names}
@@ -182,7 +182,7 @@ def _stored(group: Any) -> dict[str, Arrays]:
 
 
 def _is_normalisation(arrays: Arrays) -> bool:
-    """Returns whether arrays are mean, variance and count of EfficientNet's first layer, which ours lacks."""
+    """Returns whether arrays are mean, variance and count of EfficientNet's first layer, which our model lacks."""
     return [one.shape for one in arrays] == [(3,), (3,), ()]
 
 
@@ -215,7 +215,7 @@ def _imagenet_file(model: keras.Model) -> pathlib.Path:
     """Returns Keras' file of ImageNet weights without the head; downloads it unless it is in Keras' cache."""
     base = base_of(model)
     if base is None:
-        raise UsageError("the model is none that trainer.models.pretrained has built; give a file of its weights")
+        raise UsageError("the model was not built by trainer.models.pretrained; give a file of its weights")
     asked: dict[str, Any] = {}
 
     def ask(fname: str, origin: str, **options: Any) -> str:
@@ -234,7 +234,7 @@ def _imagenet_file(model: keras.Model) -> pathlib.Path:
     folder = pathlib.Path(file_utils.config.keras_home()) / asked["cache_subdir"]
     try:
         return pathlib.Path(get_file(**asked))
-    except Exception as error:  # Keras raises nothing more specific
+    except Exception as error:  # Keras has no more specific error
         raise UsageError(
             f"{asked['fname']} is not in {folder} and cannot be fetched ({line_of(error)}); fetch {asked['origin']} "
             "elsewhere and put it there, or give it as --initialize_from=FILE"

@@ -23,7 +23,7 @@ class Made(NamedTuple):
 
     Attributes:
       steps: numbers of the steps that it ran, int64 (n,); the others had already been applied.
-      rows: packed results of each step, string (n,); see `Rows`.
+      rows: packed results of the steps, string (n,); see `Rows`.
       finite: whether all losses and gradients were finite, bool; if not, the last step is the one that was not.
       waited: seconds spent making the batches.
       seconds: seconds that the block took.
@@ -60,7 +60,7 @@ class Asynchronous:
 
     @tf.function(autograph=False)
     def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor, rows: tf.Tensor) -> Made:
-        """Runs the steps among the `count` from `first` that are not applied yet; all are in one epoch.
+        """Runs the steps from `first` to `first + count - 1` that are not applied yet; all are in one epoch.
 
         Args:
           columns: iterator over the worker's columns.
@@ -93,7 +93,7 @@ class Asynchronous:
         return Made(steps[:made], texts.stack()[:made], finite, waited, seconds, worker, total)
 
     def _step(self, step: tf.Tensor, batch_of: Any, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Runs a step; returns whether it is finite, its row, and the seconds that its batch took."""
+        """Runs a step; returns whether it is finite, its row, and the seconds spent on its batch."""
         share = tf.constant(0, tf.int64)
         with tf.name_scope("input"):
             with tf.control_dependencies([before]):  # after the previous step
@@ -124,7 +124,7 @@ class _Block:
 
 
 class AsyncScheduler:
-    """A `Scheduler` of blocks, which workers run without waiting for each other."""
+    """A `Scheduler` of blocks that workers run without waiting for each other."""
 
     def __init__(
         self, graph: Asynchronous, closures: Closures, columns: Any, num_workers: int, most: int, lines: WorkerLines
@@ -137,7 +137,7 @@ class AsyncScheduler:
           columns: columns of each worker.
           num_workers: number of workers in the job.
           most: maximum number of steps in a block.
-          lines: workers' lines, which get every block.
+          lines: lines of the workers, updated with every block.
         """
         self.reached = self._updates = 0
         self._graph, self._closures, self._columns = graph, closures, columns

@@ -1,7 +1,7 @@
-"""A worker's part of a step: it takes rows, pulls weights from the parameter servers, and pushes gradients back.
+"""A worker's part of a step: it gathers rows, pulls weights from the parameter servers, and pushes gradients back.
 
-It keeps the training split in memory and reads it with TensorFlow's own operations: a worker runs only graphs from the
-chief, no Python. Which rows a step takes comes from the chief with each call.
+It keeps the training split in memory and reads it with TensorFlow's own operations, because a worker only runs graphs
+from the chief, no Python. With each call the chief sends the numbers of a step's rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from trainer.step.summaries import COLUMNS, histogram
 from trainer.step.train_step import Traced, clipped, is_compiled, is_skipped
 
 _DECODED_TOGETHER = 256  # images
-_KEPT_EPOCHS = 2  # orders in the chief's memory, 9 bytes per row each
+_KEPT_EPOCHS = 2  # number of orders in the chief's memory, 9 bytes per row each
 
 
 class ColumnBatches:
-    """Makes batches of one data set: the chief computes which rows a step takes, a worker takes them from its columns.
+    """Makes batches of one data set: the chief computes which rows are in a step, a worker gets them from its columns.
 
     Attributes:
       rows: number of rows in a share of a step.
@@ -55,11 +55,11 @@ class ColumnBatches:
         """Selects the reader and decoder.
 
         Args:
-          resolved: the training request.
+          resolved: training request.
           shares: number of equal parts of a global batch; each is one batch here.
 
         Raises:
-          DataError, UsageError: the same errors as from `pipeline.input_fn`.
+          DataError, UsageError: as in `pipeline.input_fn`.
         """
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
         reader, batches = compose.choose(portable)
@@ -76,7 +76,7 @@ class ColumnBatches:
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
 
     def columns(self) -> Columns:
-        """Returns the columns of the records, which are read here."""
+        """Reads the records into columns."""
         times, selection = self._resolved.order.times, self._resolved.selection
         joined = self._reader.joined(all_pieces(selection, None if times is None else times.records))
         pieces, copies = unpacked(tf.constant(packed(joined)), [PIECES, TIMES])
@@ -86,7 +86,8 @@ class ColumnBatches:
     def rows_of(self, first: int, stop: int, share: int = 0) -> tf.Tensor:
         """Returns the rows of a share of steps first..stop-1, all of one epoch, for `of_steps`.
 
-        They are bytes, string scalar, which has the same shape for any number of steps: a graph is traced only once.
+        They are a string scalar, whose shape does not depend on the number of steps, so that a graph is traced only
+        once.
         """
         epoch, number = divmod(first, self.steps_per_epoch)
         here = slice(number, number + stop - first), slice(share * self.rows, (share + 1) * self.rows)
@@ -128,7 +129,7 @@ class ColumnBatches:
 
         times, ids = self._resolved.order.times, tf.range(self._count, dtype=tf.int64)
         assert isinstance(self._form, Serialized)
-        if times is not None and times.records is not None and self._form.turns is not None:  # else they are not needed
+        if times is not None and times.records is not None and self._form.turns is not None:  # otherwise not needed
             ids = tf.cast(tf.constant(times.records), tf.int64)
         parts = tf.data.Dataset.from_tensor_slices((records, ids)).batch(_DECODED_TOGETHER).map(decode)
         whole: Columns = parts.rebatch(max(1, self._count)).get_single_element()
@@ -141,7 +142,7 @@ class ColumnBatches:
 
 
 class TurnBatches:
-    """Makes batches of data sets that take turns, each by its own `ColumnBatches`; a single one has all steps.
+    """Makes batches of data sets that take turns, each with its own `ColumnBatches`; a single data set has all steps.
 
     Attributes:
       rows: number of rows in a share of a step.
@@ -151,20 +152,20 @@ class TurnBatches:
         """Selects the readers and decoders.
 
         Args:
-          training: the training request, of which any step takes the rows of one source.
+          training: training request; each step's rows must come from a single source.
           shares: number of equal parts of a global batch; each is one batch here.
 
         Raises:
-          DataError, UsageError: the same errors as from `pipeline.input_fn`.
+          DataError, UsageError: as in `pipeline.input_fn`.
         """
         self._of_source = [ColumnBatches(part, shares) for part in training.parts]
         self._shares, self.rows = training.request.shares, self._of_source[0].rows
         firsts = [first for first, _ in self._shares.segments]
         sources, units = zip(*(self._shares.units_at(first)[0] for first in firsts), strict=True)
-        self._turns = np.array([firsts, sources, units], np.int64)  # first step, source, its unit there
+        self._turns = np.array([firsts, sources, units], np.int64)  # first step, source, and the source's unit
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns a dataset that repeats (columns of each source, index of the worker), always the same tensors."""
+        """Returns a dataset that repeats the same tensors: (columns of each source, index of the worker)."""
         columns = tuple(batches.columns() for batches in self._of_source)
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
         dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
@@ -174,7 +175,7 @@ class TurnBatches:
         return dataset.with_options(options)
 
     def epoch_end(self, step: int) -> int:
-        """Returns the step at which the turn that a step is in ends, or the source's own epoch, if that is earlier."""
+        """Returns the step at which the current turn ends or, if that is earlier, the source's own epoch."""
         [(source, unit)] = self._shares.units_at(step)
         in_epoch = self._of_source[source].steps_per_epoch
         later = [int(first) for first in self._turns[0] if first > step]
@@ -199,7 +200,7 @@ class TurnBatches:
         if len(self._of_source) == 1:
             return self._of_source[0].of_steps(columns[0], rows, first)
         turn = tf.searchsorted(firsts, [first], side="right")[0] - 1
-        before = first - tf.gather(firsts, turn) + tf.gather(units, turn)  # the source's own number of the first step
+        before = first - tf.gather(firsts, turn) + tf.gather(units, turn)  # first step in the source's own numbering
         ways = [batches.of_steps(own, rows, before) for batches, own in zip(self._of_source, columns, strict=True)]
 
         def batch(step: tf.Tensor) -> tuple[Any, ...]:
@@ -212,14 +213,14 @@ class TurnBatches:
         return batch
 
 
-_COUNT, _RATE = "_iterations", "_learning_rate"  # attributes of Keras' optimizers, which have no public way to set them
+_COUNT, _RATE = "_iterations", "_learning_rate"  # attributes of Keras' optimizers that cannot be set publicly
 _OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimizer": "keeps a loss scale"}
 
 
 class Transfer:
     """Moves values between variables on parameter servers and the worker that runs a graph.
 
-    All values of one dtype on a server are sent as one tensor, so that there is a single request per server and dtype.
+    All values of one dtype on a server are sent as one tensor, so that each server and dtype needs a single request.
 
     Attributes:
       variables: variables on the servers.
@@ -274,7 +275,7 @@ class Sent(NamedTuple):
     """What a worker sends: one tensor for each parameter server and dtype.
 
     Attributes:
-      gradients: gradients of the rows' mean loss.
+      gradients: gradients of the mean loss over the rows.
       changes: changes of variables that are not trained, such as moving statistics.
     """
 
@@ -283,7 +284,7 @@ class Sent(NamedTuple):
 
 
 class Compute:
-    """Computes gradients on workers and applies them on parameter servers.
+    """Computes gradients on workers and applies them on the parameter servers.
 
     Attributes:
       state: model, optimizer and step, on the parameter servers.
@@ -301,14 +302,14 @@ class Compute:
         shown: Period = Period(),  # noqa: B008, it is immutable
         skips: Intervals = (),
     ) -> None:
-        """Makes further variables next to the state's.
+        """Creates further variables next to the state's.
 
         Args:
           strategy: strategy of the parameter servers.
           state: state, created in the strategy's scope.
           config: flags of the run.
           augment: augmentation on the worker's device; None if the input augments.
-          shown: period of the steps whose gradients `histograms` shows, besides the first step.
+          shown: period of the steps whose gradients are kept for `histograms`, in addition to the first step.
           skips: intervals (first, end) of global steps that change only the step number.
         """
         model = state.model
@@ -339,7 +340,7 @@ class Compute:
             sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
             if not self._skips:
                 return computed, sent
-            skipped = is_skipped(step, self._skips)  # not even the regularisation counts
+            skipped = is_skipped(step, self._skips)  # even the regularisation does not count
             zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
             return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
 
@@ -373,7 +374,7 @@ class Compute:
         return tf.constant(True)
 
     def _is_shown(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns whether a step, counted from 1, is shown, bool scalar: as in `Period.is_due`, and the first."""
+        """Returns whether a step, counted from 1, is shown, bool scalar: steps as in `Period.is_due`, and the first."""
         amount, parts = self._shown_every.as_integer_ratio()
         return tf.equal(step, 1) | tf.not_equal(step * parts // amount, (step - 1) * parts // amount)
 
@@ -384,7 +385,7 @@ class Compute:
 
     @tf.function(autograph=False)
     def histograms(self) -> tf.Tensor:
-        """Returns the value of `LoopResult.histograms` for the current weights and the last gradient that is shown."""
+        """Returns `LoopResult.histograms` for the current weights and the last gradient that was kept."""
         assert self._shown is not None
         of_weights = [histogram(variable.read_value()) for variable in self.trainable.variables]
         return tf.concat([tf.stack(of_weights), self._shown.read_value()], axis=0)
@@ -419,13 +420,12 @@ def numbered(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor, rate: tf
     """Context in which an optimizer is traced as if it had already made `updates` updates.
 
     Keras' own count would be wrong here. Its `assign_add` is atomic, but an optimizer does not read the count at the
-    moment at which it adds to it, so bias corrections and schedules would drift (two workers counted 70 of 100
-    updates).
+    moment it adds to it, so bias corrections and schedules would drift (two workers counted 70 of 100 updates).
 
     Args:
       optimizer: built optimizer.
       updates: number of earlier updates, int64 scalar.
-      rate: learning rate, float32 scalar; None for the optimizer's own, or its schedule's at this count.
+      rate: learning rate, float32 scalar; None for the optimizer's own rate, or its schedule's at this count.
     """
     before: dict[str, Any] = {name: optimizer.__dict__[name] for name in (_COUNT, _RATE)}
     optimizer.__dict__[_COUNT] = optimizers.Count(updates)  # the chief sets it when it saves

@@ -27,8 +27,8 @@ from trainer.runtime import cluster_coordinator, context, remote
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 0.3  # after an error, until the chief notices that a process's connection has closed
-_HANGING_SECONDS = 60.0  # for a call to a lost worker to fail
+_NOTICE_SECONDS = 0.3  # time for the chief, after an error, to notice that a process's connection has closed
+_HANGING_SECONDS = 60.0  # time for a call to a lost worker to fail
 _ENVIRONMENT = {  # as set by tf.distribute.ParameterServerStrategy when it connects
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
@@ -50,17 +50,17 @@ class Members:
         self._admitted: dict[int, int] = {}
         self._peers: dict[int, set[tuple[str, int]]] = {}  # addresses of every worker ever admitted
         self._at_work: set[int] = set()
-        self._gone: dict[int, float] = {}  # since when a busy worker has been gone
+        self._gone: dict[int, float] = {}  # time since which a busy worker has been gone
         self._lock = threading.Lock()
 
     def cluster(self, workers: dict[int, int]) -> tf.train.ClusterSpec:
-        """Returns the cluster of these workers and all other processes."""
+        """Returns the cluster of these workers and all non-worker processes."""
         there = {index: self._addresses[WORKER][index] for index in sorted(workers)}
         return tf.train.ClusterSpec({**self._addresses, WORKER: there})
 
     @property
     def changed(self) -> bool:
-        """Whether a worker has come or was lost since the last call of `admit`."""
+        """Whether a worker has joined or was lost since the last call of `admit`."""
         return self._coordinator.workers != self._admitted
 
     def close(self) -> dict[int, int]:
@@ -72,7 +72,7 @@ class Members:
 
     @contextlib.contextmanager
     def calls_fail(self, workers: dict[int, int]) -> Iterator[None]:
-        """Context in which TensorFlow's calls to any other worker fail, even to a stopped one."""
+        """Context in which TensorFlow's calls to all other workers fail, even to stopped ones."""
         lost = {peer for i, peers in self._peers.items() if i not in workers for peer in peers}
         over = threading.Event()
 
@@ -118,7 +118,7 @@ class Members:
         """Releases idle workers that received a signal. Call it regularly.
 
         Raises:
-          RerunError: a worker is lost, but a call to it does not return, so its work cannot be given to another.
+          RerunError: a worker is lost, but a call to it does not return, so no other worker can take over its work.
         """
         leaving, there = self._coordinator.leaving, set(self._coordinator.workers)
         with self._lock:  # after `leaving` was read: a leaving worker begins nothing
@@ -140,7 +140,7 @@ class Members:
 def connect(
     roles: Cluster, coordinator: Coordinator
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
-    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and an object to keep alive as long.
+    """Returns the strategy, TensorFlow's coordinator, the participating workers, and an object to keep alive with them.
 
     The chief's server, and worker 0's if it runs in this process, listen on ports that the system chooses, because the
     processes meet at the chief's address. The chief tells the others where it listens when it connects to them.
@@ -180,7 +180,7 @@ class _Strategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
         super().__init__(resolver)
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        """Does the same as TensorFlow's method, for a part of the cluster."""
+        """Does what TensorFlow's method does, for a part of the cluster."""
         spec = self._cluster_resolver.cluster_spec()
         self._num_workers, self._num_ps = spec.num_tasks(WORKER), spec.num_tasks(PS)
         os.environ.update(_ENVIRONMENT)
@@ -206,10 +206,10 @@ def _device_filters(spec: tf.train.ClusterSpec) -> tf.config.experimental.Cluste
 
 @contextlib.contextmanager
 def _coordinated_by(members: Members) -> Iterator[None]:
-    """Context in which TensorFlow's coordinator is built from parts that know the present workers."""
+    """Context in which TensorFlow's coordinator is built with classes that know the present workers."""
 
     class Queue(cluster_coordinator._CoordinatedClosureQueue):  # type: ignore[misc]
-        """Gives functions to present workers, and records which worker an error comes from."""
+        """Hands functions to present workers, and records which worker an error comes from."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -238,7 +238,7 @@ def _coordinated_by(members: Members) -> Iterator[None]:
             return None
 
     class Handler(cluster_coordinator.WorkerPreemptionHandler):  # type: ignore[misc]
-        """Tells TensorFlow about the present workers when one fails or comes."""
+        """Tells TensorFlow about the present workers when one fails or joins."""
 
         def _preemption_handler(self) -> None:
             while self._should_preemption_thread_run:
@@ -251,7 +251,7 @@ def _coordinated_by(members: Members) -> Iterator[None]:
                     try:
                         with members.calls_fail(workers):
                             context.context().update_server_def(_server_def(members.cluster(workers)))
-                    except tf.errors.OpError:  # another one was lost; its connection tells which
+                    except tf.errors.OpError:  # another worker was lost; closed connections reveal which
                         time.sleep(_POLL_SECONDS)
                         continue
                     members.admit(workers)

@@ -25,8 +25,8 @@ from trainer.cluster.stops import Stops, given_up
 from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
-_GRACE_SECONDS = 10.0  # that a job which could begin waits for more workers
-_GUARD_SECONDS = 10.0  # for the guard to kill a silent worker; otherwise its machine has stopped as well
+_GRACE_SECONDS = 10.0  # time that a job which could begin waits for more workers
+_GUARD_SECONDS = 10.0  # for the guard to kill a silent worker; if it does not, the machine has stopped as well
 _HANGING_SECONDS = 5.0  # for the main thread to end by itself: a call to a stopped server never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
@@ -36,7 +36,7 @@ class Coordinator:
     """Context in which the other processes may connect; a thread serves them.
 
     Attributes:
-      lost: parameter server that was lost, and with it the weights; None if all are present.
+      lost: parameter server that was lost together with its weights; None if all are present.
       silent: processes that were lost because they gave no sign of life.
     """
 
@@ -89,7 +89,7 @@ class Coordinator:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Tells all processes how the job ended."""
         told = error if isinstance(error, PipelineError) else None
-        is_known = error is None or told is not None  # other errors they notice when the chief ends
+        is_known = error is None or told is not None  # the others notice other errors when the chief ends
         asyncio.run_coroutine_threadsafe(self._end(told, is_known), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -98,14 +98,14 @@ class Coordinator:
             rendezvous.tell_the_rest(self._roles, told, self._told, self._timeout)
 
     def wait(self) -> None:
-        """Waits until the job can begin, and begins it with the present processes; says regularly what it waits for.
+        """Waits until the job can begin, and begins it with the present processes; regularly prints what it waits for.
 
         It needs all parameter servers and the minimum number of workers. It waits a little longer for the other
         workers, since processes are usually started together; a worker that comes later can still join.
 
         Raises:
           UsageError: a process differs from the chief.
-          RerunError: a required process did not come in time.
+          RerunError: a required process did not join in time.
         """
         now = time.monotonic
         end, notice, complete = now() + self._timeout, now() + FIRST_NOTICE_SECONDS, None
@@ -158,7 +158,7 @@ class Coordinator:
 
     @property
     def leaving(self) -> set[int]:
-        """The workers that received a signal, and end once they are idle."""
+        """The workers that received a signal and will end once they are idle."""
         with self._changed:
             return {task.index for task in self._leaving}
 
@@ -169,7 +169,7 @@ class Coordinator:
 
     @property
     def never_came(self) -> list[str]:
-        """The names of the workers that never came."""
+        """Names of the workers that never joined."""
         return [self._roles.name(task) for task in self._roles.others if task.job == WORKER and not self._starts[task]]
 
     def release(self, worker: int) -> None:
@@ -201,7 +201,7 @@ class Coordinator:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._server.start(self._port))
         with self._changed:
-            self._decide()  # the job may be the chief's process alone
+            self._decide()  # the chief may be the job's only process
         living = self._loop.create_task(self._live())
         self._loop.run_forever()
         living.cancel()
@@ -244,7 +244,7 @@ class Coordinator:
         """Ends the job because a process cannot begin; a job that has already begun continues without it."""
         present = {self._roles.tasks.index(task) for task in self._present}
         with self._changed:
-            if failure.rank not in present:  # otherwise it is another process with the same task
+            if failure.rank not in present:  # if it is, this is another process with the same task
                 self._fail(failure.told)
             if self._begun:
                 self._say(str(failure.told))
@@ -252,11 +252,11 @@ class Coordinator:
         self._told.add(failure.rank)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
-        """Listens to a process until it is gone, or counts as gone: a silent server, or a silent worker that lives on.
+        """Listens to a process until it is gone, or has been silent for so long that it counts as gone.
 
-        A silent worker gets no more work, but stays in TensorFlow's cluster: a change of that would wait for the
-        worker's calls. Its guard kills it. A guard that does not was stopped with its machine; then the worker counts
-        as gone, and `connecting` closes TensorFlow's connections to it.
+        A silent worker gets no more work, but stays in TensorFlow's cluster, as changing that would wait for the
+        worker's calls. Its guard kills it. If it does not, its machine was stopped as well; the worker then counts as
+        gone, and `connecting` closes TensorFlow's connections to it.
         """
         within = self._silence
         while True:
@@ -273,20 +273,20 @@ class Coordinator:
             except messages.NOT_OURS:
                 return
             with self._changed:
-                if kind == "late":  # the job will not have it
+                if kind == "late":  # the job continues without it
                     self._fail(late(self._absent(), self._timeout))
                     return
                 self._signalled(task, value)
 
     def _signalled(self, task: Task, name: str) -> None:
-        """Lets a worker leave while others stay; a signal to a server or to the last worker ends the job."""
+        """Lets a worker leave if others stay; a signal to a server or to the last worker ends the job."""
         self._leaving[task] = name
         workers = {other for other in self._present if other.job == WORKER}
         if task.job == PS or (not self._roles.chief_works and workers <= set(self._leaving)):
             self._interrupt.forwarded(signal.Signals[name], self._roles.name(task))
 
     def _refused(self, task: Task | None, hello: Hello, writer: asyncio.StreamWriter) -> PipelineError | None:
-        """Returns why a process cannot take part now, if so."""
+        """Returns why a process cannot take part now; None if it can."""
         mine = self._expected(task or Task(WORKER))
         parts = slice(None if self._begun else 1)
         if found := difference(mine[parts], {hello.name: hello.description[parts]}):

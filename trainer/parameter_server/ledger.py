@@ -102,7 +102,7 @@ class EpochSums:
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._steps_per_epoch = steps_per_epoch
-        self._epoch: int | None = None  # None: the next step's, which continues the sums
+        self._epoch: int | None = None  # None for the next step's epoch, which continues the sums
         self._sums = np.zeros(0)
 
     @property
@@ -150,7 +150,7 @@ def loop_result(step: int, averages: Averages, means: list[float], norm: float) 
     )
 
 
-SPAN = 1 << 14  # maximum number of steps between readings: the variable has a row for each
+SPAN = 1 << 14  # maximum number of steps between readings, as the variable has a row for each
 _BEGUN, _APPLIED = 0, 1
 
 
@@ -171,7 +171,7 @@ class Ledger(tf.Module):
         self._span = span
 
     def missing(self, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Returns which of the `count` steps from `first` (int64 scalars) have not been applied, int64 (n,)."""
+        """Returns the steps among the `count` from `first` (int64 scalars) that have not been applied, int64 (n,)."""
         steps = tf.range(first, first + count)
         counts = self.counts.sparse_read(steps % self._span)
         return tf.boolean_mask(steps, tf.equal(counts[:, _APPLIED], 0))
@@ -194,7 +194,7 @@ class Ledger(tf.Module):
         return marked
 
     def read(self, first: int, stop: int) -> Tally:
-        """Returns the tally of the steps first to stop - 1 and clears the counts; no worker may be running."""
+        """Returns the tally of steps `first` to `stop - 1` and clears the counts; no worker may be running."""
         rows = self.counts.numpy()[np.arange(first, stop) % self._span]
         self.counts.assign(tf.zeros_like(self.counts))
         begun, applied = rows[:, _BEGUN], rows[:, _APPLIED]
@@ -213,7 +213,7 @@ class Tally:
     Attributes:
       once, twice, never: number of steps applied once, more than once, and not at all.
       again: number of these that a lost worker had also begun: part of its gradient may have been applied as well.
-      dropped: number of gradients that came too late; their rows were computed again, or also by another worker.
+      dropped: number of gradients that came too late; their rows were computed again, or by another worker as well.
     """
 
     once: int = 0

@@ -19,10 +19,10 @@ from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Row, Tally
 from trainer.runtime import cluster_coordinator
 
-_ROOT_SECONDS = 1.0  # until the error arrives that cancelled the others
-# Wrappers of an error in something that a function needed, such as its input.
+_ROOT_SECONDS = 1.0  # time for the error that cancelled the others to arrive
+# Wrappers around errors in what a function needs, such as its input.
 _WRAPPERS = (cluster_coordinator.ClosureAbortedError, cluster_coordinator.ClosureInputError)
-_MOST_RETRIES = 5  # after lost workers, without a result in between
+_MOST_RETRIES = 5  # number of retries after lost workers without a result in between
 
 
 class Finished(NamedTuple):
@@ -30,11 +30,10 @@ class Finished(NamedTuple):
 
     Attributes:
       stop: step after the last applied one.
-      rows: results by step, of the steps run since the last report; steps that a lost worker had applied are missing.
+      rows: {step: results} of the steps run since the last report; steps that a lost worker had applied are missing.
       finite: whether all losses and gradients were finite.
       waited: seconds that the batches took, averaged over the workers.
-      updates: number of all updates so far, as a global step; includes updates of later steps that workers have already
-        made.
+      updates: number of updates so far as a global step, including workers' updates of later steps.
     """
 
     stop: int
@@ -54,7 +53,7 @@ class Scheduler(Protocol):
     reached: int
 
     def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
-        """Yields progress as steps are applied, up to `end`, or after `stops`, until all begun steps are done.
+        """Yields progress as steps are applied, up to `end`, or until all begun steps are done once `stops` is true.
 
         Args:
           first, end: first step, and the step after the last.
@@ -81,7 +80,7 @@ class Closures:
 
         Args:
           cluster: TensorFlow's coordinator of the workers.
-          check_lost: function that waits a moment and raises if more than a worker was lost.
+          check_lost: function that waits a moment and raises if anything besides a worker was lost.
         """
         self._cluster, self._check_lost, self.waiting, self._retries = cluster, check_lost, 0, 0
         self._results: queue.SimpleQueue[tuple[_Call, Any, Exception | None]] = queue.SimpleQueue()
@@ -124,10 +123,10 @@ class Closures:
             self._results.put((call, None, _original(error)))
 
     def _retry(self, call: _Call, error: Exception) -> None:
-        """Schedules functions again that were cancelled or lost."""
+        """Reschedules functions that were cancelled or lost."""
         failed: list[tuple[_Call, Exception]] = [(call, error)]
         arrived: list[tuple[_Call, Any]] = []
-        # An error cancels all other functions, whose errors may arrive first: wait for the one that is the cause.
+        # An error cancels all other functions, whose errors may arrive first: wait for the root cause.
         end = time.monotonic() + _ROOT_SECONDS
         while len(failed) + len(arrived) < self.waiting and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -172,7 +171,7 @@ class WorkerLines:
         """
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
-        # By worker: time of its last line, time from which its seconds count, and its steps at that time.
+        # By worker: time of its last line, start of its measured seconds, and its steps at that time.
         self._said: dict[tuple[int, int], tuple[float, float, int]] = {}
         self._made: dict[int, tuple[int, float]] = {}  # number of each worker's steps, and their seconds
         self._told: dict[int, tuple[int, float]] = {}  # the same at the last call of `scalars`
@@ -185,7 +184,7 @@ class WorkerLines:
 
         Args:
           worker: number of the worker.
-          global_step: global step after them.
+          global_step: global step after these steps.
           losses: losses of the steps, with regularisation.
           seconds: seconds that the steps took.
         """

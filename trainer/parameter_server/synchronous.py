@@ -4,7 +4,8 @@ The chief applies the mean of the gradients that it selects, so that each gradie
 
 The queue holds the shares in the order of the rows. Any M shares make a step. A gradient that comes too late is
 dropped, and its share goes back to the front of the queue, so that all rows of an epoch are applied exactly once. When
-the queue is empty and a slow worker is still computing a share, another computes it, too, and the first result counts.
+the queue is empty and a slow worker is still computing a share, another worker computes it as well, and the first
+result counts.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Synchronous:
         self._changes = self._room(compute.kept, places)
 
     def _room(self, transfer: Transfer, places: int) -> list[tf.Variable]:
-        """Returns for each group a variable (places, values) on the same server."""
+        """Returns a variable (places, values) for each group, on the group's server."""
         room = []
         for group, indices in transfer.groups.items():
             beside = transfer.variables[indices[0]]
@@ -85,7 +86,7 @@ class Synchronous:
 
     @tf.function(autograph=False)
     def share(self, columns: Any, step: tf.Tensor, number: tf.Tensor, place: tf.Tensor, rows: tf.Tensor) -> Share:
-        """Computes the gradient of a share of a step with the current weights, and stores it in a place.
+        """Computes the gradient of a step's share with the current weights, and stores it in a place.
 
         Args:
           columns: iterator over the worker's columns.
@@ -98,7 +99,7 @@ class Synchronous:
             began = tf.timestamp()
             content, worker = next(columns)
             version = self._state.global_step.read_value()
-            with tf.control_dependencies([version]):  # the weights are of this version or newer
+            with tf.control_dependencies([version]):  # the weights have this version or a newer one
                 batch = self.batches.of_steps(content, rows, step)(step)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 waited = tf.timestamp() - began
@@ -129,8 +130,8 @@ class Synchronous:
           weights: sum of the sample weights of each share, float32 (M,).
         """
         self._compute.graphs["update"] = Traced(tf.compat.v1.get_default_graph(), "update", "/job:chief")
-        # A worker has divided its gradient by the weight of its rows; multiplied by its part of the total weight, the
-        # sum is the mean over the rows of the step.
+        # Workers divide gradients by the weight of their rows; scaled by their parts of the total weight, they add up
+        # to the mean over the rows of the step.
         with tf.name_scope("mean"):
             parts = weights / divisor(tf.reduce_sum(weights))
             sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
@@ -166,7 +167,7 @@ class _Taken:
 
 
 class SyncScheduler:
-    """A `Scheduler` of shares, of which the first M gradients make a step."""
+    """A `Scheduler` of shares: the first M gradients make a step."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class SyncScheduler:
           num_workers: number of workers in the job, N.
           needed: number of gradients in a step, M.
           max_staleness: maximum age of a gradient, in steps.
-          lines: workers' lines, which get every gradient that counts.
+          lines: lines of the workers, updated with every gradient that counts.
         """
         self.reached = 0
         self._graph, self._closures, self._columns, self._lines = graph, closures, columns, lines
@@ -215,7 +216,7 @@ class SyncScheduler:
         return Tally(dropped=dropped)
 
     def _steps(self, first: int, end: int, stops: Callable[[], bool]) -> Iterator[Finished]:
-        """Yields steps up to the end of an epoch; once it must stop, it hands out only the missing shares."""
+        """Yields steps up to the end of an epoch; once it must stop, hands out only missing shares."""
         step, end_share = first, end * self._needed
         self._first = first * self._needed
         self._queue.extend(range(first * self._needed, end_share))
@@ -232,13 +233,13 @@ class SyncScheduler:
         self._applied.clear()
 
     def _least_end(self, step: int) -> int:
-        """Returns the end of the shares that must be applied so that no earlier share is missing."""
+        """Returns the end of the shares to apply so that none before it is missing."""
         seen = [*self._applied, *(number for number, count in self._in_work.items() if count)]
         last = max([share + 1 for share in seen], default=0)
         return max(-(-last // self._needed), step) * self._needed
 
     def _hand_out(self) -> None:
-        """Gives shares to the workers that neither have one nor have contributed to this step."""
+        """Gives shares to workers that neither have one nor have contributed to this step."""
         while self._free and (share := self._next_share()) is not None:
             place = self._free.pop()
             self._in_work[share] += 1
@@ -248,7 +249,7 @@ class SyncScheduler:
             self._closures.schedule((share, place), self._graph.share, self._columns, *arguments, rows)
 
     def _next_share(self) -> int | None:
-        """Returns the next share in the queue, or else one that only a single worker is computing."""
+        """Returns the next share in the queue or, if it is empty, one that only a single worker is computing."""
         if self._queue:
             return self._queue.popleft()
         missing = self._needed - len(self._taken)
@@ -270,7 +271,7 @@ class SyncScheduler:
             self._dropped += 1
             self._free.append(place)
             if not self._in_work[share]:
-                self._queue.appendleft(share)  # the oldest share: the epoch cannot end without it
+                self._queue.appendleft(share)  # the oldest share, without which the epoch cannot end
             return
         self._applied.add(share)
         row = self._graph.rows.unpacked(made.row)

@@ -1,4 +1,4 @@
-"""A run with parameter servers: what each process does, how the chief's `Run` makes its steps, and their loop."""
+"""A run with parameter servers: the work of each process, the chief's `Run`, and the loop over its steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from trainer.step.state import TrainState
 from trainer.task import Evaluation
 from trainer.training import Batches, Run, TrainLoop
 
-_REGISTERING_SECONDS = 15.0  # beyond the timeout: by then a stopped worker has been killed, or given up
+_REGISTERING_SECONDS = 15.0  # added to the timeout: by then a stopped worker has been killed, or given up
 
 
 def serve(config: TrainConfig, plan: Plan | None, roles: Cluster, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
@@ -75,7 +75,7 @@ def described(roles: Cluster, rest: description.Description) -> description.Desc
 
 @contextlib.contextmanager
 def _in_one_line(coordinator: Coordinator, roles: Cluster) -> Iterator[None]:
-    """Converts TensorFlow's errors to PipelineErrors that name the worker or server they come from."""
+    """Context that turns TensorFlow's errors into PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
             yield
@@ -90,7 +90,7 @@ def _in_one_line(coordinator: Coordinator, roles: Cluster) -> Iterator[None]:
 
 
 class ParameterServerRun(Run):
-    """A run whose steps are made by workers, with the weights on parameter servers; this process is the chief."""
+    """A run whose steps are made by workers, with the weights on parameter servers, as seen by the chief."""
 
     io_device = CHIEF_DEVICE
     rerun = "rerun the same commands to resume"
@@ -98,7 +98,7 @@ class ParameterServerRun(Run):
     epoch: EpochSums
 
     def run(self, task: type[tasks.Task]) -> Evaluation | None:
-        """Waits for the other processes, and makes the run with them, as the chief; see `Run.run`."""
+        """Waits for the other processes, and runs with them as the chief; see `Run.run`."""
         config, cluster, callbacks = self.config, self.cluster, self.callbacks
         timeout, silence = config.run.join_timeout, config.run.collective_timeout
         with rendezvous.explaining(cluster, timeout, self.output.live.aside):
@@ -120,7 +120,7 @@ class ParameterServerRun(Run):
                 return super().run(task)
 
     def connect(self) -> None:
-        """Connects the chief to TensorFlow's servers; it decides alone, so there is nothing to agree on."""
+        """Connects the chief to TensorFlow's servers; it alone decides, so there is nothing to agree on."""
         self.callbacks.phase("connecting")
         self.strategy, self.remote, self.members, self._server = connect(self.cluster, self.coordinator)
         self.agreement = Agreement(self.strategy, tf_config.ALONE)
@@ -197,7 +197,7 @@ class ParameterServerRun(Run):
         asked = self.interrupt.requested is not None
         if asked and not self.coordinator.has_workers:
             raise RerunError(
-                "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
+                "stopped while no worker was present: nothing is saved since the last checkpoint; rerun the same "
                 "commands to resume"
             )
         return asked or self.checkpoints.ends_early
@@ -245,7 +245,7 @@ class _ChiefEvaluation(EvaluationStep):
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """Follows a scheduler: workers run steps without pause, up to a step at which all of them must be done.
+    """Follows a scheduler: workers run steps without pause, up to a step that all of them must finish.
 
     Attributes:
       scheduler: scheduler of the workers' steps.
@@ -254,11 +254,11 @@ class Loop:
       epoch: sums over the current epoch.
       ledger: ledger of the applied steps.
       tally: tally of all training steps.
-      actions: actions between steps, in order. Workers continue during those that only look at a step's numbers. Before
-        an action that `pauses`, exactly the steps before it are applied.
-      settle: function that is called at every pause with the number of applied steps.
+      actions: actions between steps, in order. Workers continue during actions that only look at a step's numbers.
+        Before an action that `pauses`, exactly the steps before it are applied.
+      settle: function called at every pause with the number of applied steps.
       stops: function that returns whether training must end, called often; raises if it cannot continue.
-      watch: function that is called with every report.
+      watch: function called with every report.
     """
 
     scheduler: Scheduler
@@ -306,12 +306,12 @@ class Loop:
         self._seconds = before + time.perf_counter() - began
 
     def _next_due(self, step: int, most: int, pauses: bool) -> int:
-        """Returns the next step at which an action is due, of those that pause or of the others; at most `most` on."""
+        """Returns the next step, at most `most` later, at which a pausing (or other) action is due."""
         steps = [action.next_after(step) for action in self.actions if action.pauses == pauses]
         return int(min([step + most, *steps]))
 
     def _act(self, step: int, pauses: bool) -> None:
-        """Runs the actions due at a step, of those that pause or of the others."""
+        """Runs the pausing (or other) actions that are due at a step."""
         for number, action in enumerate(self.actions):
             is_due = action.is_due(step) or self._clocks.is_due(number)
             if self._progress and action.pauses == pauses and is_due:
@@ -345,8 +345,8 @@ class Loop:
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
         result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
-        # Reports arrive in the order of steps, and so in bursts if a worker is slow. The speed counts all updates that
-        # are made by now.
+        # Reports arrive in the order of steps, and so in bursts if a worker is slow. The speed counts all updates made
+        # so far.
         more, self._updates = finished.updates - self._updates, finished.updates
         made = before.spent.steps + more if before else max(1, len(finished.rows))
         spent = Spent(made, self._seconds, self._waited)

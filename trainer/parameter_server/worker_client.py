@@ -27,7 +27,7 @@ from trainer.cluster.tf_config import PS, WORKER, Cluster, Task
 _POLL_SECONDS = 0.1  # between checks for a signal
 # Runs in another process, so that stopping the worker does not stop it. It reads a byte per sign of life. If none
 # comes, it waits once more, because the whole machine may have been suspended, and then kills the worker: TensorFlow's
-# calls to a stopped process wait forever, but those to a dead one fail at once.
+# calls to a stopped process wait forever, but calls to a dead one fail immediately.
 _GUARD = """
 import os, select, signal, sys
 parent, seconds, line = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -60,7 +60,7 @@ def start_server(roles: Cluster, address: str | None = None) -> tf.distribute.Se
     name, where = roles.name(task), address or roles.address(task)
     tf_config.listen(where, name, roles.source_of(task)).close()
     # By default TensorFlow's server runs as many operations at a time as there are cores, but some wait for others: a
-    # worker on one core would wait forever. It takes one more than workers (its tutorial "Parameter server training").
+    # worker on one core would wait forever. It needs one more than workers (tutorial "Parameter server training").
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(cores, len(workers) + 1)
     try:
@@ -117,7 +117,7 @@ class WorkerClient(Client):
 
         Raises:
           PipelineError: the error that ended the job.
-          RerunError: the chief did not come or was lost, or this process received a signal.
+          RerunError: the chief did not appear or was lost, or this process received a signal.
           UsageError: this process differs from the chief, or its port cannot be used.
         """
         self._heartbeat.on_phase(Phase("waiting for all processes"))
@@ -131,7 +131,7 @@ class WorkerClient(Client):
             raise error
         assert self._streams is not None
         reader, writer = self._streams
-        self._stops.tick(math.inf)  # it did not tick while it waited for the job to begin
+        self._stops.tick(math.inf)  # there were no ticks while it waited for the job to begin
         self._heartbeat.on_phase(Phase("serving the chief", expects="nothing"))
         with contextlib.closing(writer), self._interrupt.deferred(), self._guarded() as guard:
             listening = asyncio.create_task(self._listen(reader))

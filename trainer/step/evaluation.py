@@ -19,9 +19,9 @@ class EvaluationStep:
     """The compiled function that evaluates a state on the replicas of a strategy.
 
     Attributes:
-      strategy: the strategy whose replicas compute.
-      state: the state, created in the strategy's scope.
-      virtual_replicas: number of virtual replicas over all replicas, the first axis of batches; None: there are none.
+      strategy: strategy whose replicas compute.
+      state: state created in the strategy's scope.
+      virtual_replicas: number of virtual replicas over all replicas, the first axis of batches; None without them.
     """
 
     strategy: tf.distribute.Strategy
@@ -55,9 +55,9 @@ class EvaluationStep:
         """Returns the measure's sums over all replicas' rows.
 
         Args:
-          features: this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
-          labels: likewise.
-          weights: sample weights, likewise, float32 (rows,).
+          features: rows of this replica, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
+          labels: labels, with the same axes.
+          weights: sample weights, with the same axes, float32 (rows,).
         """
         trainable, fixed = self.values()
 
@@ -71,7 +71,7 @@ class EvaluationStep:
         return all_sum(sums(rows))
 
     def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the values of the trainable variables (their averages, if there are any), then of the others."""
+        """Returns the values of the trainable variables (their averages, if any), then of the others."""
         trainable, fixed = self.state.values()
         if self.state.averages:
             trainable = [tf.convert_to_tensor(value) for value in self.state.averages.values]

@@ -19,7 +19,7 @@ class Contribution(NamedTuple):
     """Contribution of some rows to a step; contributions are summed over all replicas, or virtual replicas.
 
     Attributes:
-      gradients: those of the rows' part of the mean loss, times the loss scale; float32, per trained variable.
+      gradients: gradients of the rows' part of the mean loss, times the loss scale; float32, one per trained variable.
       state: new values of the floating-point variables that are not trained and may change, divided by the number of
         units, so that their sum is the mean.
       sums: sums of the measure over the rows.
@@ -37,13 +37,13 @@ class Gradients:
     """Computes contributions as a pure function of weights and rows, so that XLA can compile it on any device.
 
     Attributes:
-      train_state: the models, their measures, and what is trained of them.
+      train_state: state with the models, their measures, and their trained parts.
       units: number of replicas, or virtual replicas, whose contributions are summed.
       seed: seed of dropout.
       compiled: whether XLA compiles it.
-      augment: augments rows that have crossed the bus as uint8; None: the input augments.
+      augment: augmentation of rows that have crossed the bus as uint8; None if the input augments.
       phase: index of the phase whose weights are trained.
-      forms: the contribution with its shapes, once `flat_of` has been traced.
+      forms: contribution with its shapes, known once `flat_of` has been traced.
     """
 
     train_state: TrainState
@@ -56,12 +56,12 @@ class Gradients:
 
     @property
     def trained(self) -> Trained:
-        """What the phase trains of the model."""
+        """Parts of the model that the phase trains."""
         return self.train_state.trained[self.phase]
 
     @property
     def fed(self) -> Fed:
-        """What computes the phase's steps."""
+        """Model and measure that compute the phase's steps."""
         return self.train_state.fed[self.phase]
 
     def of(
@@ -75,11 +75,11 @@ class Gradients:
         """Returns the contribution of a unit's rows.
 
         Args:
-          unit: its number, int64 scalar.
+          unit: number of the unit, int64 scalar.
           weight: sum of the sample weights of the whole step, float32 scalar, at least 1.
           values: values of the variables, as returned by `TrainState.values`.
           rows: (features, labels, weights).
-          step: global step before the update, int64 scalar; None: the state's.
+          step: global step before the update, int64 scalar; None for the state's.
         """
         scale = self.train_state.loss_scale()
         step = self.train_state.global_step.read_value() if step is None else step
@@ -87,7 +87,7 @@ class Gradients:
         return function(unit, weight, step, scale, values, rows)
 
     def flat_of(self, unit: tf.Tensor, weight: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
-        """Does the same as `of`, compiled, in one float32 vector: replicas then send one message to each other."""
+        """Compiled form of `of` that returns one float32 vector: replicas then send each other a single message."""
         step, scale = self.train_state.global_step.read_value(), self.train_state.loss_scale()
         flat: tf.Tensor = self._compiled_flat(unit, weight, step, scale, values, rows)
         return flat
@@ -98,7 +98,7 @@ class Gradients:
         return tf.concat([tf.reshape(value, [-1]) for value in tf.nest.flatten(found)], axis=0)
 
     def parts_of(self, flat: tf.Tensor) -> Contribution:
-        """Returns the contribution that `flat_of` has made flat."""
+        """Returns the contribution that `flat_of` has flattened."""
         values = tf.nest.flatten(self.forms["flat"])
         parts = tf.split(flat, [value.shape.num_elements() for value in values])
         shaped = [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
@@ -107,7 +107,7 @@ class Gradients:
 
     def losses(self, unit: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
         """Returns the loss of each row of a unit in training, without regularisation, float32 (rows,); see `of`."""
-        # Compiled if the step is: XLA draws other random numbers for dropout.
+        # Compiled if the step is, as XLA draws different random numbers for dropout.
         function = self._compiled_losses if self.compiled else self._losses
         losses: tf.Tensor = function(unit, self.train_state.global_step.read_value(), values, rows)
         return losses
@@ -134,7 +134,7 @@ class Gradients:
         rows = self.augment(*rows) if self.augment else rows
         trained = self.trained
         forward = Forward(self.fed.model, trainable, seeded(fixed, self.seed, step, unit))
-        own = [trainable[index] for index in trained.weights]  # nothing is computed for the others
+        own = [trainable[index] for index in trained.weights]  # nothing is computed for other weights
         with trained.computing(), tf.GradientTape() as tape:
             tape.watch(own)
             sums = self.fed.measure.train_sums(forward, *rows)
@@ -151,10 +151,10 @@ class Gradients:
 
 
 def apart(value: Any) -> Any:
-    """Returns the tensors behind a node that keeps how they are computed, and what reads them, apart.
+    """Returns the tensors behind a node that separates their computation from their readers.
 
     Grappler's arithmetic optimizer takes a common factor out of a sum of products (a weight's gradient and its decay)
-    only if nothing else reads these. Without a node between, the bits of the weights would depend on summaries and key
+    only if nothing else reads these. Without such a node, the bits of the weights would depend on summaries and key
     logs. Grappler removes Identity, but not EnsureShape.
     """
     return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value, expand_composites=True)
@@ -165,6 +165,6 @@ def all_sum(value: Any) -> Any:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return value
-    # In one call for all tensors, which TensorFlow packs into few messages.
+    # One call for all tensors, which TensorFlow packs into few messages.
     flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
     return tf.nest.pack_sequence_as(value, flat)

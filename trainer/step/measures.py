@@ -1,4 +1,4 @@
-"""The sums over rows that losses and metrics come from, by a task's own functions or as `model.compile` says.
+"""The sums over rows from which losses and metrics are computed, by a task's functions or as compiled into a model.
 
 Sums are added over replicas and batches; only then are losses and metrics computed from the total.
 """
@@ -51,7 +51,7 @@ class RowMeasure:
         self._task, self._class_losses = task, class_losses
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns weighted sums of what `Task.train_step` returns."""
+        """Returns weighted sums of the results of `Task.train_step`."""
         return self._sums("train_step", self._task.train_step(model, features, labels), weights, labels)
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
@@ -60,7 +60,7 @@ class RowMeasure:
         return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns weighted sums of what `Task.evaluate` returns."""
+        """Returns weighted sums of the results of `Task.evaluate`."""
         return self._sums("evaluate", self._task.evaluate(model, features, labels), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -92,7 +92,7 @@ class ClassLosses:
           labels: labels as in `DataSpec`.
 
         Raises:
-          UsageError: they are not one class per row, or probabilities of all classes.
+          UsageError: the labels are neither one class per row nor probabilities of all classes.
         """
         rank = labels.shape.rank if isinstance(labels, tf.TensorSpec) else None
         if rank not in (1, 2) or (rank == 2 and labels.dtype.is_integer and labels.shape[1] != 1):
@@ -104,7 +104,7 @@ class ClassLosses:
 
     @classmethod
     def of(cls, task: Task) -> ClassLosses | None:
-        """Returns those that a task's flags ask for; None: they ask for none."""
+        """Returns the class losses that a task's flags request; None if they request none."""
         factors = task.config.model.class_weights
         return cls(factors, task.data.labels) if factors else None
 
@@ -114,10 +114,10 @@ class ClassLosses:
 
 
 class _Part(NamedTuple):
-    """A compiled loss or metric, with the output that it is of.
+    """A compiled loss or metric of one output.
 
     Attributes:
-      name: name of the metric, or of the loss' output.
+      name: name of the metric, or of the loss's output.
       path: keys that lead to the output, and to its labels, from all outputs and labels; empty for a single output.
       compute: metric, or function of labels and outputs that returns losses, one or more per row.
       weight: factor of a loss (`loss_weights`).
@@ -155,9 +155,9 @@ class CompiledMeasure:
 
         Args:
           model: compiled model.
-          data: features and labels that it gets.
+          data: spec of its features and labels.
           flag: name of the model in messages.
-          class_losses: factors in training; None: the losses are as compiled.
+          class_losses: factors in training; None to use the losses as compiled.
 
         Raises:
           UsageError: it is compiled without a loss, or a loss or a metric does not fit outputs and labels.
@@ -207,7 +207,7 @@ class CompiledMeasure:
         return self._sums(labels, model(features, training=False), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean loss, of several outputs also each one's, and the metrics from their summed states."""
+        """Returns the mean loss, for several outputs also each one's, and the metrics from their summed states."""
         weight = divisor(sums[WEIGHT])
         own = [_loss_key(loss) for loss in self._losses if len(self._losses) > 1]
         found = {name: sums[name] / weight for name in (LOSS, *own)}
@@ -254,7 +254,7 @@ def divisor(weight: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(weights: tf.Tensor, data: DataSpec | None) -> Sums:
-    """Returns the sum of the rows' weights; with sample weights their number, too, which does not follow from it."""
+    """Returns the sum of the rows' weights; with sample weights also their number, which does not follow from it."""
     if data is None or not data.has_sample_weights:
         return {WEIGHT: tf.reduce_sum(weights)}
     return {WEIGHT: tf.reduce_sum(weights), ROWS: tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), tf.float32))}
@@ -296,10 +296,10 @@ def result_of(
     """Returns the means over all examples of some splits, and over each split.
 
     Args:
-      splits: {name: what was read}.
-      totals: {name: the measure's sums over the whole split, float64}.
+      splits: {name: split that was read}.
+      totals: {name: sums of the measure over the whole split, float64}.
       measure: measure that computes loss and metrics from the sums.
-      may_skip: most examples of a split that may be skipped because their records are corrupt.
+      may_skip: largest number of examples of a split that may be skipped because their records are corrupt.
       averaged: whether the weights were averages over the steps.
 
     Raises:
@@ -309,7 +309,7 @@ def result_of(
     parts = []
     for name, split in splits.items():
         count, weight = split.order.num_records, float(totals[name][WEIGHT])
-        if ROWS in totals[name]:  # rows that the user's weights leave out have weight 0, like padding
+        if ROWS in totals[name]:  # rows excluded by the user's weights have weight 0, like padding
             if weight <= 0:
                 raise DataError(f"the sample weights of the split {name!r} add up to {weight:g}: must be above 0")
         elif not 0 <= count - int(weight) <= may_skip or weight == 0:
@@ -413,8 +413,8 @@ def _metrics(model: keras.Model, labels: Any, outputs: Any) -> list[_Part]:
 def _states(part: _Part, labels: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
     """Returns the state of a metric after these rows, by keys in the sums."""
     metric = part.compute
-    # Several numbers per row, as of pixels or tokens, need weights of their rank. Several classes of a row (rows,
-    # classes) have one loss, and metrics that take (rows,) alone.
+    # Several numbers per row, as for pixels or tokens, need weights of their rank. Several classes per row, (rows,
+    # classes), have one loss, and metrics that only take (rows,).
     if _is_iou(metric):
         weights = _weights_of_labels(metric, labels, weights)
     elif labels.shape.rank > 2 or (labels.shape.rank == 2 and outputs.shape.rank == 3):

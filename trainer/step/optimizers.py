@@ -1,4 +1,4 @@
-"""Optimizers by name, and how they are applied on the copies of the variables that a strategy makes."""
+"""Optimizers by name, and how they are applied to a strategy's copies of the variables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def create(flags: OptimizerFlags, precision: str = "float32") -> keras.optimizer
     With float16 it scales the loss, and skips updates whose gradients are not finite.
 
     Raises:
-      UsageError: the optimizer does not take these arguments.
+      UsageError: the optimizer does not have these arguments.
     """
     name, arguments = parse_call(flags.optimizer, "--optimizer", "an optimizer")
     try:
@@ -51,7 +51,7 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
     given = {"learning_rate": 0.0, **arguments}
     if flags.weight_decay or name in ("adamw", "muon"):  # in Keras their defaults are not 0
         given["weight_decay"] = flags.weight_decay
-    if name == "muon":  # for the variables that it leaves to Adam
+    if name == "muon":  # for variables that it leaves to Adam
         given.setdefault("adam_weight_decay", flags.weight_decay)
     if name == "sgd" or name in WITH_MOMENTUM:
         momentum = flags.momentum if name in WITH_MOMENTUM else 0.0
@@ -62,7 +62,7 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Makes the optimizer's variables, and lets it take gradients that have already been summed over the replicas."""
+    """Creates the optimizer's variables, and makes it accept gradients that are already summed over the replicas."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner.weight_decay is not None:  # not on biases and norms, which have less than two axes
         inner.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
@@ -78,16 +78,16 @@ def apply(
     step: tf.Tensor,
     compiled: bool,
 ) -> None:
-    """Updates one copy of some variables, each as after as many updates as it has had.
+    """Updates one copy of some variables, with each one's own count of updates.
 
     Keras' optimizers count their updates, and correct for bias by that, as Adam does (Kingma and Ba 2015, 3). A weight
     that thaws has slots of zero: with the count of all updates its first ones would be many times too small.
 
     Args:
-      optimizer: built, with slots of all variables.
-      gradients: one for each variable.
-      variables: those that are trained.
-      updates: (first, end) of the steps that have updated each of them; None: all steps, as the optimizer counts.
+      optimizer: built optimizer, with slots for all variables.
+      gradients: gradient of each variable.
+      variables: trained variables.
+      updates: (first, end) of the steps that have updated each of them; None for all steps, as the optimizer counts.
       step: global step before this update, int64 scalar.
       compiled: whether XLA compiles the update, and so makes few kernels of Keras' operations.
     """
@@ -169,7 +169,7 @@ def _apply(
 
 
 class Count:
-    """A number of updates in the place of an optimizer's variable, known from the step."""
+    """A number of updates, known from the step, that replaces an optimizer's variable."""
 
     def __init__(self, value: tf.Tensor) -> None:
         self._value = value
@@ -182,13 +182,13 @@ class Count:
 
 
 def of_one_copy(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets the optimizer update one copy of the variables: that of the update context in which it is applied.
+    """Makes the optimizer update one copy of the variables: the one of the update context in which it is applied.
 
     Under a strategy Keras' optimizers leave the replica and update all copies variable by variable, which cannot be
     compiled. Keras' own methods for backends without strategies update what they are given.
 
     Raises:
-      PipelineError: this release of Keras does it in another way.
+      PipelineError: this release of Keras works differently.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not optimizer:

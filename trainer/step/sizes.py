@@ -1,4 +1,4 @@
-"""What computes the steps of each phase: the run's model or, for images of another size, one built for them.
+"""The model for the steps of each phase: the run's or, for images of another size, one built for them.
 
 The weights of a model that pools over the whole image do not depend on its size. Such a model is built again for the
 size of a phase, by the same code, and takes over the variables of the run's.
@@ -21,12 +21,12 @@ from trainer.task import DataSpec, Task, data_spec_of
 
 
 class Fed(NamedTuple):
-    """What computes the steps of a phase.
+    """The model that computes the steps of a phase.
 
     Attributes:
-      data: shapes and dtypes of its batches.
-      model: model of its images, with the variables of the run's.
-      measure: its loss and its metrics.
+      data: shapes and dtypes of the batches.
+      model: model for the phase's images, with the variables of the run's model.
+      measure: loss and metrics of the model.
     """
 
     data: DataSpec
@@ -34,7 +34,7 @@ class Fed(NamedTuple):
     measure: Measure
 
     def twins(self, model: keras.Model, layers: Sequence[keras.layers.Layer]) -> tuple[keras.layers.Layer, ...]:
-        """Returns this model's own of some layers of the run's model."""
+        """Returns this model's counterparts of some layers of the run's model."""
         wanted = {id(layer) for layer in layers}
         pairs = zip(model._flatten_layers(), self.model._flatten_layers(), strict=True)
         return tuple(own for one, own in pairs if id(one) in wanted)
@@ -45,7 +45,7 @@ def specs_of(data: DataSpec, plan: Plan) -> list[DataSpec]:
 
     Args:
       data: shapes of the batches of the run's images, which are evaluated.
-      plan: what the run trains on.
+      plan: plan of the run.
 
     Raises:
       UsageError: the images of a phase differ from the run's in more than their size, or change it within an epoch.
@@ -88,14 +88,14 @@ def fed_by(run: Fed, task: Task, specs: Sequence[DataSpec], phases: Phases, flag
     """Returns an object for each phase that computes its steps. Call it in the strategy's scope.
 
     Args:
-      run: what evaluates, and trains where a phase has the run's images.
+      run: model that evaluates, and trains in phases with the run's images.
       task: task that has built its model.
       specs: shapes of the batches of each phase.
-      phases: the phases.
+      phases: phases of the run.
       flag: flag that names the model.
 
     Raises:
-      UsageError: the model's weights depend on the size of its images, or it does not take a phase's.
+      UsageError: the model's weights depend on the size of its images, or it does not accept a phase's images.
     """
     found = [run]
     for phase, data in zip(phases.each, specs, strict=True):
@@ -123,5 +123,5 @@ def _built(task: Task, run: Fed, where: str) -> keras.Model:
                 "GlobalAveragePooling2D in place of Flatten"
             )
     for one, other in zip(run.model.variables, model.variables, strict=True):
-        other._value = one._value  # what it was built with is freed
+        other._value = one._value  # frees the value that it was built with
     return model

@@ -1,4 +1,4 @@
-"""The state of a training: model, optimizer, learning rate, average of the weights, step. Checkpoints hold it."""
+"""The state of training, as stored in checkpoints: model, optimizer, learning rate, averaged weights, step."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _SEED_NAME = "seed_generator_state"  # name of Keras' variables
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainState:
-    """The variables of a run, and what is computed with them.
+    """The variables of a run, and computations with them.
 
     Attributes:
-      task: task that has built the model.
-      model: features -> outputs.
-      measure: the loss and the metrics.
-      optimizer: built, so that a checkpoint finds its variables.
-      global_step: int64 variable, updates so far.
-      schedule: global step -> learning rate, set before each update; None: the optimizer has its own.
-      phases: what is frozen, how fast the rest learns, and on which images.
-      trained: what each phase trains of the model.
-      fed: what computes the steps of each phase.
+      task: task that built the model.
+      model: Keras model from features to outputs.
+      measure: loss and metrics.
+      optimizer: built optimizer, so that a checkpoint finds its variables.
+      global_step: number of updates so far, int64 variable.
+      schedule: function from global step to learning rate, set before each update; None if the optimizer has its own.
+      phases: phases: what is frozen, how fast the rest learns, and on which images.
+      trained: parts of the model that each phase trains.
+      fed: model that computes the steps of each phase.
       averages: averages of the weights; None if not kept.
     """
 
@@ -118,7 +118,7 @@ class TrainState:
             variables[index].assign(value)
 
     def loss_scale(self) -> tf.Tensor | None:
-        """Returns the factor on the loss that keeps float16 gradients from underflowing, float32 scalar; None: 1."""
+        """Returns the factor on the loss that keeps float16 gradients from underflowing, float32 scalar; None for 1."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         return None if scale is None else tf.convert_to_tensor(scale.value)
 
@@ -146,7 +146,7 @@ class Averages(tf.Module):
     """Moving average of each weight, on the weight's devices, for evaluations and exports (Polyak and Juditsky 1992).
 
     Attributes:
-      values: the averages, in the order of `model.trainable_variables`.
+      values: averages, in the order of `model.trainable_variables`.
     """
 
     def __init__(self, model: keras.Model, decay: float) -> None:
@@ -166,13 +166,13 @@ class Averages(tf.Module):
             weight.assign(average)
 
     def update(self, step: tf.Tensor, weights: Sequence[int], strategy: tf.distribute.Strategy | None = None) -> None:
-        """Averages in the weights after an update.
+        """Updates the averages with the weights after an update.
 
         Args:
           step: number of the update, int64 scalar.
-          weights: indices of those that it has trained.
-          strategy: the strategy of parameter servers, which update their own variables; None: the variables of the
-            context are updated.
+          weights: indices of the trained weights.
+          strategy: strategy of parameter servers, which update their own variables; None to update the context's
+            variables.
         """
         count = tf.cast(step, tf.float32)
         # The decay grows with the updates: otherwise early averages would mostly be the first, random weights.
@@ -191,8 +191,8 @@ def _move(average: tf.Variable, weight: Any, decay: tf.Tensor) -> None:
 def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int, phases: Phases = NO_PHASES) -> Schedule:
     """Returns the learning rate as the flags describe it: warm-up, then a staircase, a curve, a line, or a constant.
 
-    A phase that gives a rate or a schedule begins it anew: s, w and last_step count from its first step, and last_step
-    is that of the next such phase.
+    A phase that sets a rate or a schedule restarts it: s, w and last_step count from the phase's first step, and
+    last_step is the first step of the next such phase.
 
     With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
     exponential r * decay_factor^floor(s / stair), without the floor unless it is a staircase; piecewise
@@ -203,7 +203,7 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int, phases
     Args:
       flags: flags of the optimizer.
       steps_per_epoch: T; turns epochs in flags into steps, rounded down.
-      last_step: step at which training ends, and with it cosine and linear.
+      last_step: step at which training, and thus the cosine and linear schedules, end.
       phases: phases, with rates and schedules of their own.
     """
     warmup = int(flags.warmup_epochs * steps_per_epoch)
@@ -234,7 +234,7 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int, phases
 
 
 def _shape(flags: OptimizerFlags, kind: str, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
-    """Returns step -> share of the highest rate, without warm-up; float64 scalars."""
+    """Returns the function from a step to its share of the highest rate, without warm-up; float64 scalars."""
     factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
     if kind == "exponential":
         stair = max(1, int(flags.decay_epochs * steps_per_epoch))
@@ -256,7 +256,7 @@ def _shape(flags: OptimizerFlags, kind: str, steps_per_epoch: int, warmup: int, 
 
 
 def planned(config: TrainConfig, plan: Plan, strategy: tf.distribute.Strategy, task: type[Task]) -> TrainState:
-    """Returns the state at step 0 of a run with a plan; arguments and errors as in `build`."""
+    """Returns the state at step 0 of a planned run; for arguments and errors see `build`."""
     data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
     specs = sizes.specs_of(data, plan)
     rates = schedule(config.optimizer, in_epoch, plan.last_step, plan.phases)
@@ -272,17 +272,17 @@ def build(
     phases: Phases = NO_PHASES,
     specs: Sequence[DataSpec] = (),
 ) -> TrainState:
-    """Returns the state at step 0 with which runs, replays, evaluations and exports begin.
+    """Returns the state at step 0, with which runs, replays, evaluations and exports begin.
 
     Args:
       config: config of the run.
       data: shapes of the batches.
       strategy: strategy in whose scope the variables are made.
       task: class that builds the model.
-      schedule: schedule of the learning rate, which a compiled model does not use; None: nothing is trained, and the
-        flags of the optimizer are not looked at.
-      phases: what is frozen, and when.
-      specs: shapes of the batches of each phase; empty: they are `data`.
+      schedule: schedule of the learning rate, which a compiled model does not use; None if nothing is trained, so that
+        the optimizer's flags do not matter.
+      phases: phases, which determine what is frozen.
+      specs: shapes of the batches of each phase; empty if they are all `data`.
 
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
@@ -405,7 +405,7 @@ class Forward:
         """Takes a model and the values of its variables.
 
         Args:
-          model: what is called.
+          model: model to call.
           trainable: values of its trainable variables.
           state: values of its other variables.
           eval_flip: whether evaluations take the mean over images and their mirror images.
@@ -479,7 +479,7 @@ def moving_averages(averages: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def flat_sums(sums: Sums, penalty: tf.Tensor) -> tf.Tensor:
-    """Returns 1, an update's regularisation, then the measure's sums over its rows, flat; float64."""
+    """Returns 1, an update's regularisation, then the measure's sums over its rows, flattened; float64."""
     own = tf.stack([tf.constant(1.0, tf.float64), tf.cast(penalty, tf.float64)])
     return tf.concat([own, *(tf.reshape(tf.cast(value, tf.float64), [-1]) for value in sums.values())], axis=0)
 
@@ -502,12 +502,12 @@ def epoch_sums(before: tf.Tensor, sums: Sums, penalty: tf.Tensor, begins: tf.Ten
 
 
 def fitted(flat: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns a vector cut or filled up with zeros to a length."""
+    """Returns a vector truncated or zero-padded to a length."""
     return tf.ensure_shape(tf.pad(flat[:size], [[0, size - tf.minimum(tf.size(flat), size)]]), [size])
 
 
 def flat_parts(flat: tf.Tensor, specs: Mapping[str, tf.TensorSpec]) -> tuple[Sums, tf.Tensor]:
-    """Returns the measure's sums, float64, and what stands before them, from what `flat_sums` or `epoch_sums` returned.
+    """Splits a result of `flat_sums` or `epoch_sums` into the measure's sums, float64, and the values before them.
 
     Args:
       flat: float64 vector.

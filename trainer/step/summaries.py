@@ -1,4 +1,4 @@
-"""What TensorBoard shows of an update, computed from its outcome: norms, histograms, activations, images."""
+"""TensorBoard summaries of an update, computed from its outcome: norms, histograms, activations, images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.batch.batches import DeviceAugmentation
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"
 BUCKETS = 30  # buckets per histogram, as in TensorBoard's own
 COLUMNS = 4 + BUCKETS
-_MOST_IMAGES = 8  # shown per step
+_MOST_IMAGES = 8  # number of images shown per step
 _CHANNELS = (1, 3, 4)  # numbers of channels that can be shown as an image
 
 
@@ -25,8 +25,8 @@ class Summaries:
     """Compiled functions of a model after an update. They are not part of the update, whose bits they never change.
 
     Attributes:
-      model: the model, with the weights after the update.
-      augment: augments rows that have crossed the bus as uint8; None: the input augments.
+      model: model with the weights after the update.
+      augment: augmentation of rows that have crossed the bus as uint8; None if the input augments.
       virtual: whether batches have virtual replicas as their first axis.
       trained: indices of the trained variables in `model.trainable_variables`.
     """
@@ -37,11 +37,11 @@ class Summaries:
     trained: Sequence[int]
 
     def of(self, wanted: frozenset[str], gradients: list[tf.Tensor], rows: tuple[Any, ...]) -> dict[str, Any]:
-        """Returns the wanted summaries, by the names of `LoopResult`.
+        """Returns the wanted summaries by their names in `LoopResult`.
 
         Args:
           wanted: names of summaries.
-          gradients: the update's summed gradients before clipping, one per trained variable.
+          gradients: summed gradients of the update before clipping, one per trained variable.
           rows: (features, labels, weights) of the first local replica.
         """
         made = {
@@ -89,7 +89,7 @@ def are_images(features: Any) -> bool:
 
 
 def outputs_of_layers(model: keras.Model) -> dict[str, Any]:
-    """Returns the outputs that can be shown, by layer: of those that a functional model calls once; else none."""
+    """Returns {layer: output} of the layers that a functional model calls once; empty for other models."""
     found = {}
     for layer in model.layers:
         if not isinstance(layer, keras.layers.InputLayer):

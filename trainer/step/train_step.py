@@ -48,23 +48,22 @@ AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # values with a moving average
 
 
 class LoopResult(NamedTuple):
-    """Result of an inner loop: where it ended, and what its last update computed.
+    """Result of an inner loop: the step at which it ended, and the results of its last update.
 
     Attributes:
       step: global step after the last update, int64 scalar.
       values: numbers of the last update, float32 (values,), in the order of `names`.
-      finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
-        infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
-      waited: seconds that the updates waited for their batches, float64 scalar.
-      exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
-        sum, float64 scalar; 0 with one worker. There are two sums: of the sample weights, while it may be computing
-        already, and of the gradients. The worker that comes last has the fewest of these seconds: the others wait for
-        it.
+      finite: whether the last update's loss and the weights after it are finite, bool scalar; if not, the loop ended
+        early (a NaN can pass through ReLU as 0, and show only in the gradient).
+      waited: seconds that the updates spent waiting for their batches, float64 scalar.
+      exchanged: seconds of the updates in which this worker had its part of a sum over all workers but not yet the sum,
+        float64 scalar; 0 with one worker. There are two sums: of the sample weights, while it may already be computing,
+        and of the gradients. The slowest worker has the fewest of these seconds: the others wait for it.
       averages: moving averages over the updates, float32 (AVERAGED,).
       epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
       means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
-        NaN as long as it has none, because its steps are skipped.
-      names: the total loss, the regularisation, the loss, the metrics.
+        NaN while there are none because its steps are skipped.
+      names: names of total loss, regularisation, loss and metrics.
       norm: norm of the last update's summed gradients before clipping, float32 scalar; None unless requested.
       histograms: those of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets, all 0 for the gradient of a
@@ -72,7 +71,7 @@ class LoopResult(NamedTuple):
       activations: statistics of the outputs of the model's layers for the last batch's real rows on the first local
         replica, with the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32
         (layers,), in the order of `outputs_of_layers`; None unless requested.
-      images: the first real ones of the last batch on the first local replica, as the model gets them; None unless
+      images: first real images of the last batch on the first local replica, as the model gets them; None unless
         requested.
     """
 
@@ -96,10 +95,10 @@ class Logged(NamedTuple):
 
     Attributes:
       weights: sample weights, float32 (rows,); 0 for padding.
-      keys: string (rows,); None: the batches have none.
-      records: ids, int64 (rows,); None: likewise.
-      losses: loss of each row before the update, without regularisation, float32 (rows,); None: the batches have no
-        records.
+      keys: keys, string (rows,); None if the batches have none.
+      records: record ids, int64 (rows,); None if the batches have none.
+      losses: loss of each row before the update, without regularisation, float32 (rows,); None if the batches have no
+        record ids.
     """
 
     weights: Any
@@ -112,9 +111,9 @@ class Traced(NamedTuple):
     """A graph for TensorBoard.
 
     Attributes:
-      graph: a step, or a part of one.
-      scope: name that its nodes are grouped under; empty: they stand alone.
-      device: device of the nodes that name none; empty: of this process.
+      graph: graph of a step, or of a part of one.
+      scope: name that its nodes are grouped under; empty for no group.
+      device: device of nodes that name none; empty for this process's.
     """
 
     graph: tf.Graph
@@ -123,7 +122,7 @@ class Traced(NamedTuple):
 
 
 class _Carried(NamedTuple):
-    """What an update passes on to the next one.
+    """Values that an update passes on to the next one.
 
     Attributes:
       step, finite, exchanged, averages, epoch: those of a `LoopResult`.
@@ -139,7 +138,7 @@ class _Carried(NamedTuple):
 
 
 class _Summed(NamedTuple):
-    """Sums over all rows of a batch; equal on all replicas but for the last one.
+    """Sums over all rows of a batch; all but the last are equal on all replicas.
 
     Attributes:
       gradients: gradients of the mean loss, one per trained variable, before clipping, times the loss scale.
@@ -161,16 +160,16 @@ class TrainStep:
     """The compiled functions that train a state on the replicas of a strategy, in one phase of the training.
 
     Attributes:
-      strategy: the strategy whose replicas compute.
-      state: the state, created in the strategy's scope.
+      strategy: strategy whose replicas compute.
+      state: state created in the strategy's scope.
       gradients: function of the gradients of a replica, or virtual replica.
-      clip_norm: largest norm of all gradients together; None: any.
-      virtual_replicas: V, over all replicas; batches then have them as their first axis. None: a replica takes all its
-        rows at once.
-      steps_per_epoch: T; None: all updates are of one epoch.
-      skip_steps: (first, end) of global steps that change nothing but the number of the step.
+      clip_norm: largest global norm of the gradients; None for no limit.
+      virtual_replicas: V, over all replicas; batches then have them as their first axis. None if a replica takes all
+        its rows together.
+      steps_per_epoch: T; None if all updates belong to one epoch.
+      skip_steps: (first, end) of global steps that change nothing except the step number.
       times_exchange: whether to measure `LoopResult.exchanged`.
-      augments: what a replica's device augments, in each phase.
+      augments: augmentation on a replica's device, for each phase.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
       graphs: graphs of an update by name, once it has been traced.
@@ -187,7 +186,7 @@ class TrainStep:
     augments: Sequence[DeviceAugmentation | None] = (None,)
 
     def __post_init__(self) -> None:
-        """Makes the variables that one loop passes on to the next."""
+        """Creates the variables that one loop passes on to the next."""
         self.value_names: tuple[str, ...] = ()
         self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
@@ -211,8 +210,8 @@ class TrainStep:
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
         """Runs `steps` updates; with summaries, one update that also computes them.
 
-        An update with summaries is the same step, to the bit: its summaries are computed afterwards from what it
-        returns. All are of one phase: that of the state's step.
+        An update with summaries is the same step, bit for bit: its summaries are computed afterwards from its results.
+        All updates belong to one phase: that of the state's step.
         """
         if (current := self.current) is not self:
             return current.run(iterator, steps, summaries)
@@ -249,22 +248,22 @@ class TrainStep:
         if has_records:
             *batch, ids = next(iterator)
             source, records = tuple(batch), self._local(ids)
-            # Before the update, and not in its graph, whose bits would depend on what else reads its values.
+            # Before the update, and not in its graph, whose bits would depend on other readers of its values.
             losses = self._row_losses(source, has_keys)
         self._fit_epoch(self._train_one, source, has_keys)
         result, gradients, rows, keys, weights = self._train_one(source, has_keys)
-        # Not in the graph: outside a loop, Grappler takes the length that is assigned for the one that was read.
+        # Not in the graph: outside a loop, Grappler confuses the assigned length with the one that was read.
         self.epoch.assign(result.epoch)
         shown = self._summaries.of(summaries, gradients, rows)
         return result._replace(names=self.value_names, **shown), Logged(weights, keys, records, losses)
 
     def without_xla(self) -> TrainStep:
-        """Returns a step of the same state that continues from the same sums, and is not compiled by XLA."""
+        """Returns a step of the same state that continues from the same sums but is not compiled by XLA."""
         return self._with(compiled=False)
 
     @property
     def current(self) -> TrainStep:
-        """The step of the phase of the state's next update: compiled apart, it continues from the same sums."""
+        """The step for the phase of the state's next update: compiled separately, it continues from the same sums."""
         if len(self.state.trained) == 1:
             return self
         number = self.state.phases.number_at(self.state.step)
@@ -304,14 +303,14 @@ class TrainStep:
     ) -> tuple[LoopResult, Any]:
         """Runs updates.
 
-        A GPU always has its next update queued: what decides on it is numbers in the host's memory, and the update
-        before the one that runs. An update after one that is not finite changes nothing that is kept. Within a pass the
-        GPU's operations therefore wait for none of the host's, and the host's only for what the GPU was told before.
-        `benchmarks.gpu_graph` shows whether that is so.
+        A GPU always has its next update queued: that only depends on numbers in the host's memory, and on the update
+        before the running one. An update after one that is not finite changes nothing that is kept. Within a pass, the
+        GPU's operations therefore never wait for the host's, and the host's only wait for earlier work of the GPU.
+        `benchmarks.gpu_graph` checks this.
 
         Args:
-          take: function from the state of the input, and a number that the host has once the update before the last one
-            has ended, to the next batch, the next state, and the seconds of waiting for the batch since then.
+          take: function from the input's state, and a number that the host has once the update before the last one has
+            ended, to the next batch, the next state, and the seconds spent waiting for the batch since then.
           state: state of the input.
           steps: number of updates, int64 scalar.
 
@@ -332,9 +331,9 @@ class TrainStep:
             with tf.device(self._gpu):
                 with tf.control_dependencies([before.step]):
                     after = update(batch, before)
-                if not self._is_one_program:  # the input is part of the picture
+                if not self._is_one_program:  # the graph then includes the input
                     self.graphs["step"] = Traced(tf.compat.v1.get_default_graph())
-                with tf.control_dependencies([after.step.op]):  # and with it all that the update changes
+                with tf.control_dependencies([after.step.op]):  # and thus everything that the update changes
                     return done + 1, most, waited, state, tf.nest.map_structure(tf.identity, after)
 
         def goes_on(done: tf.Tensor, most: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -343,25 +342,25 @@ class TrainStep:
 
         with tf.device("CPU:0"):
             most, waited = tf.cast(steps, tf.int32), tf.constant(0.0, tf.float64)
-        unknown = tf.TensorShape([None])  # until the measure is traced
+        unknown = tf.TensorShape([None])  # unknown until the measure is traced
         with tf.device(self._gpu):
             # GPUs keep int32 in the host's memory.
             begin = (tf.constant(0), tf.identity(most), waited, state, self._start())
             shapes = tf.nest.map_structure(lambda value: value.shape, begin)
             shapes = (*shapes[:-1], shapes[-1]._replace(epoch=unknown, last=unknown))
             with without_automatic_order():
-                # One pass at a time: each device begins one when it has done its part of the one before.
+                # One pass at a time: each device begins one when it has finished its part of the previous one.
                 *_, waited, state, last = tf.while_loop(goes_on, one, begin, shapes, parallel_iterations=1)
         self.epoch.assign(last.epoch)
-        self.state.global_step.assign(last.step)  # without updates that do not count
+        self.state.global_step.assign(last.step)  # excluding updates that do not count
         return self._ended(last, waited), state
 
     @tf.function(autograph=False)
     def _train_one(self, source: Iterator[Any] | tuple[Any, ...], has_keys: bool) -> tuple[Any, ...]:
-        """Runs one update; returns its result, and what summaries and logs are made from.
+        """Runs one update; returns its result, and the inputs of summaries and logs.
 
         Args:
-          source: an iterator, or the batch.
+          source: iterator over batches, or a batch.
           has_keys: see `run_one`.
 
         Returns:
@@ -405,7 +404,7 @@ class TrainStep:
     def _next(
         self, following: Callable[[Any], tuple[Any, Any]], state: Any, after: tf.Tensor
     ) -> tuple[Any, Any, tf.Tensor]:
-        """Returns the next batch and state, and the seconds of waiting for it once the host has a number, 0 or more."""
+        """Returns the next batch and state, and the seconds spent waiting once the host has a number, 0 or more."""
         with tf.name_scope("input"):
             with tf.device(self._gpu):
                 is_there = after >= 0
@@ -434,12 +433,12 @@ class TrainStep:
     def _update(self, batch: tuple[Any, ...], before: _Carried) -> tuple[_Carried, list[tf.Tensor]]:
         """Runs one step on all replicas; see `_step`.
 
-        In a skipped step, whose rows all have weight 0, no variable changes but the number of the step: an update by
+        In a skipped step, whose rows all have weight 0, no variable except the step number changes: an update with
         gradients of 0 would still move the weights by momentum and decay, and BatchNorm's statistics.
 
         Args:
           batch: (features, labels, weights).
-          before: what the update before has passed on.
+          before: values passed on by the previous update.
         """
         if not self.skip_steps:
             return self._program(batch, before)
@@ -454,15 +453,15 @@ class TrainStep:
             gradients = found[0][1]
             values = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in self._sums.items()}
             skipped = self._measured(before, before.step + 1, values, tf.constant(0.0), tf.constant(True))
-            # Their moving averages would fall towards the loss of no row.
+            # Their moving averages would drift towards the loss of no row.
             return skipped._replace(averages=before.averages), tf.nest.map_structure(tf.zeros_like, gradients)
 
         return tf.cond(~is_skipped(before.step, self.skip_steps), run, skip)
 
     def _step(self, batch: tuple[Any, ...], before: _Carried) -> tuple[_Carried, list[tf.Tensor]]:
-        """Runs one step on all replicas; returns what the next one gets, and the summed gradients before clipping.
+        """Runs one step on all replicas; returns the values for the next one, and the summed gradients before clipping.
 
-        Its scopes are those that TensorBoard shows.
+        TensorBoard shows its scopes.
         """
         self.graphs["step"] = Traced(tf.compat.v1.get_default_graph())
         each = self.strategy.run(self._contribution, batch)
@@ -495,7 +494,7 @@ class TrainStep:
         """Returns the values that an update passes on, except the seconds.
 
         Args:
-          before: what the update before has passed on.
+          before: values passed on by the previous update.
           step: global step after the update.
           sums, penalty: those of the update.
           finite: whether the weights are finite.
@@ -506,7 +505,7 @@ class TrainStep:
         begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
         last = flat_sums(sums, penalty)
         return _Carried(
-            # The first update that is not finite is the last one that counts.
+            # The first non-finite update is the last one that counts.
             tf.where(before.finite, step, before.step),
             before.finite & finite & tf.math.is_finite(values[TOTAL_LOSS]),
             before.exchanged,
@@ -545,7 +544,7 @@ class TrainStep:
                 sum_all = functools.partial(sum_virtual_replicas, num_virtual=self.virtual_replicas)
                 total, exchanged = self._timed(sum_all, own)
             else:
-                # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
+                # Contributions are already divided: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
                 given = (replica, weight, values, rows)
                 if compute.compiled and self.strategy.num_replicas_in_sync > 1:
@@ -557,7 +556,7 @@ class TrainStep:
         return _Summed(gradients, statistics, sums, penalty, waited + exchanged)
 
     def _timed(self, sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
-        """Returns the sum over all replicas of what each has, and the seconds as in `LoopResult.exchanged`."""
+        """Returns the sum over all replicas, and the seconds as in `LoopResult.exchanged`."""
         if self.times_exchange:
             return clock.timed(sum_all, own)
         return sum_all(own), tf.constant(0.0, tf.float64)
@@ -567,10 +566,10 @@ class TrainStep:
 
         Args:
           summed: the sums over all replicas, on the copy's device.
-          before: what the update before has passed on; None: another copy measures.
+          before: values passed on by the previous update; None if another copy measures.
 
         Returns:
-          The gradients without the loss scale and before clipping, and what the next update gets.
+          The gradients without the loss scale and before clipping, and the values for the next update.
         """
         # The slash at the end of a scope's name: not within that of the context, `update_0`.
         state, optimizer, trained = self.state, self.state.optimizer, self.gradients.trained
@@ -583,7 +582,7 @@ class TrainStep:
             plain = summed.gradients if scale is None else [gradient / scale for gradient in summed.gradients]
             # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
             kept = clipped(plain, self.clip_norm)
-            # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
+            # The optimizer divides by the scale itself, and skips the update if a gradient has overflowed.
             given = kept if scale is None else [gradient * scale for gradient in kept]
             variables = [state.model.trainable_variables[index] for index in trained.weights]
             count, compiled = state.global_step.read_value(), self.gradients.compiled
@@ -622,11 +621,11 @@ class TrainStep:
 
 
 def is_compiled(config: TrainConfig) -> bool:
-    """Returns whether XLA compiles the step: as --jit_compile says, or where this process has GPUs.
+    """Returns whether XLA compiles the step, according to --jit_compile and to whether this process has GPUs.
 
-    On CPUs convolutions are slower in XLA, and so they are on GPUs under op determinism: XLA then takes the first
-    kernel for each of them instead of the fastest (benchmarks/RESULTS.md, "A GPU"). Workers of parameter servers are
-    asked for it by name alone: the chief, which makes their graphs, does not know their devices.
+    On CPUs convolutions are slower in XLA, as they are on GPUs under op determinism: XLA then picks the first kernel
+    for each of them instead of the fastest (benchmarks/RESULTS.md, "A GPU"). With parameter servers, workers only
+    compile if the flag is set: the chief, which makes their graphs, does not know their devices.
     """
     if config.model.jit_compile != "auto":
         return config.model.jit_compile == "on"
@@ -642,14 +641,14 @@ def create(
     training: ResolvedInput | None,
     inputs: Sequence[ResolvedInput] = (),
 ) -> TrainStep:
-    """Returns the step that the flags ask for.
+    """Returns the step according to the flags.
 
     Args:
       strategy: strategy whose replicas compute.
-      state: created in its scope.
-      config: the run's flags.
-      training: the request for training data; None: the step neither augments nor knows the length of an epoch.
-      inputs: what each phase trains on; empty: on the same.
+      state: state created in the strategy's scope.
+      config: flags of the run.
+      training: request for training data; None for a step without augmentation and epochs.
+      inputs: input of each phase; empty if they are all the same.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
@@ -683,7 +682,7 @@ def _without_keys(batch: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _replica_scope() -> contextlib.AbstractContextManager[Any]:
-    """Returns a scope for the operations of this replica; TensorFlow itself makes one for each but the first."""
+    """Returns a scope for the operations of this replica; TensorFlow itself creates one for each except the first."""
     is_first = not re.search(r"(^|/)replica_\d+$", tf.get_current_name_scope())
     return tf.name_scope("replica_0") if is_first else contextlib.nullcontext()
 
@@ -692,8 +691,8 @@ def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tens
     """Returns gradients scaled down so that their norm, over all of them together, is at most `clip_norm`."""
     if clip_norm is None:
         return gradients
-    # Else Grappler multiplies this scale by a learning rate that changes before it multiplies the gradients, but only
-    # where it knows their shapes: on one worker, and not on several.
+    # Otherwise Grappler multiplies this scale by a changing learning rate before it multiplies the gradients, but only
+    # if it knows their shapes: on one worker, not on several.
     return list(apart(tf.clip_by_global_norm(gradients, clip_norm)[0]))
 
 

@@ -1,4 +1,4 @@
-"""What of a model each phase of a training trains: its weights, its statistics, and how often they were trained."""
+"""The parts of a model that each phase trains: weights, statistics, and how often they were trained."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from trainer.config.phases import BASE, FLAG, NOTHING, Phase, Phases
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """What one phase trains. Nothing else that belongs to the model changes in it, by not one bit.
+    """The parts that one phase trains. Nothing else in the model changes in that phase, not even by a bit.
 
     Attributes:
       number: index of the phase.
       weights: indices of its weights in `model.trainable_variables`.
       statistics: indices in `model.non_trainable_variables` of the floating-point state that may change.
-      frozen: layers that are frozen, and those inside them, of the model that computes the phase's steps.
-      updates: (first, end) of the steps that have updated each of `weights` before or in this phase; None: all steps.
+      frozen: frozen layers, including nested ones, of the model that computes the phase's steps.
+      updates: (first, end) of the steps that have updated each of `weights` before or in this phase; None for all
+        steps.
     """
 
     number: int
@@ -39,8 +40,8 @@ class Trained:
     def computing(self) -> Iterator[None]:
         """Context in which frozen layers compute as Keras' do with `trainable = False`: BatchNorm as in inference.
 
-        `trainable` itself would sort the variables of the model anew. A layer that sums over replicas lets others be
-        traced in between: the last one to leave puts it back.
+        Setting `trainable` itself would reorder the model's variables. A layer that sums over replicas lets other
+        replicas be traced in between: the last one to leave restores it.
         """
         self._entered.append(self._entered[0] if self._entered else [layer._trainable for layer in self.frozen])
         for layer in self.frozen:
@@ -63,7 +64,7 @@ def of(model: keras.Model, phases: Phases) -> tuple[Trained, ...]:
     """Returns the part of a model that each phase trains.
 
     Raises:
-      UsageError: a name in `freeze` stands for no layer, or a phase trains nothing.
+      UsageError: a name in `freeze` matches no layer, or a phase trains nothing.
     """
     variables, state = model.trainable_variables, model.non_trainable_variables
     floating = [i for i, v in enumerate(state) if tf.as_dtype(v.dtype).is_floating]
@@ -91,7 +92,7 @@ def _frozen(model: keras.Model, layers: dict[str, keras.layers.Layer], phase: Ph
         return []
     with_weights = {name: layer for name, layer in layers.items() if layer.weights}
     if phase.freeze == BASE:
-        base = [part for part in with_weights.values() if hasattr(part, "application")]  # what `pretrained` has built
+        base = [part for part in with_weights.values() if hasattr(part, "application")]  # built by `pretrained`
         return base or [layer for layer in with_weights.values() if not layer._layers][:-1]
     found = list[keras.layers.Layer]()
     for pattern in (part.strip() for part in phase.freeze.split("+")):

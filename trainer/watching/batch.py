@@ -1,7 +1,7 @@
-"""Draws a batch as a model gets it: the step determines its rows and their augmentation.
+"""Draws a batch as the model gets it: the step determines its rows and their augmentation.
 
-It runs as a process of its own, `python -m trainer.watching.batch RUN STEP`, since it loads TensorFlow; the picture
-goes to stdout. It uses no GPU and has a low priority, so that it does not slow down training.
+It runs as a separate process, `python -m trainer.watching.batch RUN STEP`, since it loads TensorFlow; the picture goes
+to stdout. It uses no GPU and runs at low priority, so that it does not slow down training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.watching.source import RunSource
 _MODULE = "trainer.watching.batch"
 _MOST, _COLUMNS = 32, 8  # number of images, in total and per row
 _TILE, _GAP, _CAPTION = 64, 6, 14  # pixels
-_LETTERS = 10  # that fit below a tile
+_LETTERS = 10  # number of letters that fit below a tile
 _INK = (128, 128, 128, 255)  # legible on both white and black
 _SECONDS = 180.0
 
@@ -97,7 +97,7 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
         left, top = i % _COLUMNS * (_TILE + _GAP), i // _COLUMNS * (_TILE + _CAPTION + _GAP)
         tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
-        name = step_rows.name_of(label, names).partition(" + ")[0]  # for a mix, the class with the largest share
+        name = step_rows.name_of(label, names).partition(" + ")[0]  # the class with the largest share in a mix
         images.written(pen, (left, top + _TILE), name[:_LETTERS], _INK, 11)
     out = io.BytesIO()
     sheet.save(out, "PNG")

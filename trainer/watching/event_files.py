@@ -28,7 +28,7 @@ class Series:
     Attributes:
       steps: global steps.
       times: writing time of each value, in seconds since 1970.
-      values: values; NaN for those that are not finite.
+      values: values; NaN for values that are not finite.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -54,7 +54,7 @@ class Series:
         return self.values[-1] if self.values else None
 
     def thinned(self, most: int) -> Series:
-        """Returns about `most` values at most, evenly spaced, including the last."""
+        """Returns at most about `most` values, evenly spaced, including the last one."""
         every = max(1, -(-len(self.steps) // most))
         where = range(len(self.steps) - 1, -1, -every)[::-1]
         return Series([self.steps[i] for i in where], [self.times[i] for i in where], [self.values[i] for i in where])
@@ -68,7 +68,7 @@ class Start:
       step: global step that it continues from.
       time: seconds since 1970.
       host: name of the machine.
-      flags: flags of the run, by group; None if they are not in the file (yet).
+      flags: flags of the run, by group; None if they are not (yet) in the file.
     """
 
     step: int
@@ -80,14 +80,14 @@ class Start:
 class EventFiles:
     """Follows the files of a folder: each call of `update` reads what was added since the last one.
 
-    Like TensorBoard, it drops what earlier processes wrote about steps that a later one repeats.
+    Like TensorBoard, it drops earlier processes' values for steps that a later process repeats.
 
     Attributes:
       series: points of each scalar, by tag.
       starts: starts of the run, in order.
       images: PNGs by tag, from the newest step that has any.
       images_step: global step of these images.
-      problems: problems with files, in words, by file name.
+      problems: problems with files, as text, by file name.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -104,10 +104,10 @@ class EventFiles:
         self.problems: dict[str, str] = {}
 
     def update(self, until: float = math.inf) -> bool:
-        """Reads what is new, and returns whether that was all. Files that cannot be read are listed in `problems`.
+        """Reads new content; returns whether none is left. Unreadable files are listed in `problems`.
 
         Args:
-          until: time of `time.monotonic` after which the rest is left to the next call.
+          until: `time.monotonic` value after which the rest is left to the next call.
         """
         files = sorted(self._folder.glob(f"{EVENTS}*"))  # names begin with the time
         sizes = {file.name: _size_of(file) for file in files}

@@ -18,14 +18,14 @@ from trainer import plan
 from trainer.config import TrainConfig
 from trainer.watching.snapshot import DataReading, WorkerReading
 
-_MOST_BINS = 96  # shards drawn in a row
+_MOST_BINS = 96  # number of shards drawn in a row
 
 F64 = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The training data of a run, resolved once.
+    """The resolved training data of a run.
 
     Attributes:
       training: data sets and their order.
@@ -59,7 +59,7 @@ class Data:
         return self.training.steps_per_epoch
 
     def read_at(self, step: int, workers: Sequence[str], replicas: int) -> tuple[DataReading, ...]:
-        """Returns which worker reads what in the epoch of a global step, for each data set.
+        """Returns what each worker reads in the epoch of a global step, for each data set.
 
         Args:
           step: global step.
@@ -82,7 +82,7 @@ class Data:
 
 
 def data_of(config: TrainConfig) -> Data | str:
-    """Returns the data given by a run's flags, or the reason why they are not known."""
+    """Returns the data given by a run's flags, or the reason why they are unknown."""
     try:
         return Data.of(config)
     except (PipelineError, OSError) as error:
@@ -135,9 +135,9 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
 
 
 def _used(part: ResolvedRequest, done: int) -> list[list[tuple[float, float, float]]]:
-    """Returns for each stream the positions read after some steps of an epoch: (first, end, share of them).
+    """Returns the positions that each stream has read after some steps of an epoch: (first, end, share read).
 
-    A window is permuted as a whole: of the current window, every part has been read to the same share.
+    A window is permuted as a whole, so the same share of each part of the current window has been read.
     """
     order, found = part.order, []
     for start, stop in np.lib.stride_tricks.sliding_window_view(order.stream_bounds(), 2).tolist():

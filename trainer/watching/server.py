@@ -59,10 +59,10 @@ class Guard:
 
     Args:
       app: application to guard.
-      hosts: host names that browsers may use for the page, without port: a site whose name was pointed at this machine
-        (DNS rebinding) has another one. Empty allows any, since there is a token.
-      token: secret that a request must have in a cookie, as `Authorization: Bearer`, or once in the query; None for no
-        secret.
+      hosts: host names that browsers may use for the page, without port; a site that points its name at this machine
+        (DNS rebinding) has another name. Empty to allow any name, as the token protects the page.
+      token: secret that a request must contain in a cookie, as `Authorization: Bearer`, or once in the query; None for
+        no secret.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None) -> None:
@@ -144,7 +144,7 @@ class Site:
         return Guard(Starlette(routes=[Route(path, of) for path, of in routes.items()]), hosts, token)
 
     def snapshots(self) -> list[Snapshot]:
-        """Returns snapshots of all runs, at most slightly old."""
+        """Returns recent snapshots of all runs."""
         with self._lock:
             if time.monotonic() - self._snapshots[0] >= _AGE:
                 self._snapshots = time.monotonic(), [source.snapshot() for source in self._sources]
@@ -161,7 +161,7 @@ class Site:
         return Response(_encoded(text), media_type="text/html", headers=headers)
 
     def _number(self, request: Request) -> int:
-        """Returns the number of the requested run; of the first if it does not exist."""
+        """Returns the number of the requested run, or of the first run if it does not exist."""
         names = [source.name for source in self._sources]
         name = request.query_params.get("run")
         return names.index(name) if name in names else 0
@@ -188,7 +188,7 @@ class Site:
         return Response(png, media_type="image/png") if png else PlainTextResponse("there is no such image", 404)
 
     def _batch(self, request: Request) -> Response:
-        """Answers with the batch of the current step: only one process at a time draws it, and only once."""
+        """Responds with the batch of the current step, drawn only once, and by one process at a time."""
         number = self._number(request)
         run, source = self.snapshots()[number], self._sources[number]
         step = run.step or 0
@@ -226,7 +226,7 @@ def _file(name: str) -> bytes:
 
 
 class _Impatient(H11Protocol):  # type: ignore[misc]
-    """A connection that is closed if no complete request comes: uvicorn waits forever for the rest of a partial one."""
+    """A connection that is closed if no complete request arrives: uvicorn would wait forever for the rest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -237,7 +237,7 @@ class _Impatient(H11Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _close_if_none_came(self, before: object) -> None:
-        """Closes the connection if no further request has been answered since the last check."""
+        """Closes the connection if it has answered no further request since the last check."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering and self.cycle is before:
             self.transport.close()
@@ -310,10 +310,10 @@ def _duration(seconds: float | None) -> str | None:
 
 
 def _clock(when: float) -> str:
-    """Returns the local time of day, with the date unless it is today."""
+    """Returns the local time of day, preceded by the date unless it is today."""
     try:
         local = datetime.datetime.fromtimestamp(when)
-    except (ValueError, OverflowError, OSError):  # a number in a file that is not a time
+    except (ValueError, OverflowError, OSError):  # a number in a file may not be a valid time
         return "-"
     is_today = local.date() == datetime.datetime.now().date()
     return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"

@@ -1,4 +1,4 @@
-"""The known state of a run at one moment: values for the page, for JSON, and for Prometheus."""
+"""The known state of a run at one moment, for the page, for JSON, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Member:
     Attributes that are not listed are those of `trainer.journal.ProcessReport` and `trainer.journal.Beat`.
 
     Attributes:
-      state: `running`; `silent`, its heartbeats are missing; `gone`, its process is no longer running either; at the
-        end `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
+      state: `running`; `silent` if its heartbeats are missing; `gone` if its process is no longer running either; at
+        the end `done`, `stopped` (rerun to resume), `failed`, or `ended` if its last heartbeat does not say how.
       heartbeat: writing time of its last heartbeat, in seconds since 1970; None before the first.
       seconds_per_step, waited_per_step, exchanged_per_step: times per step, as in `Beat`; an asynchronous worker's own
         steps count, and it exchanges nothing.
@@ -55,7 +55,7 @@ class Straggler:
 
     Attributes:
       name: name of the process.
-      why: reason in words.
+      why: reason as text.
     """
 
     name: str
@@ -71,7 +71,7 @@ class EvaluationRow:
       time: writing time, in seconds since 1970.
       values: loss and metrics of the split.
       rank: rank, 1 for the best; None if it is not ranked.
-      kept: whether its checkpoint is in the folder of the best.
+      kept: whether its checkpoint is in the folder for the best.
     """
 
     step: int
@@ -87,12 +87,12 @@ class WorkerReading:
 
     Attributes:
       name: `worker 1`.
-      rows: first row in each global batch and the row after the last; under a schedule, in each unit.
+      rows: first row in each global batch and the row after the last; with a schedule, in each unit.
       shards: number of files that it opens.
       records: number of records that it reads in the epoch.
       seen: number of these read so far.
-      bins: pair for each shard in the epoch's order, or each group of shards if there are many: the share that the
-        worker reads, and the part of that share read so far.
+      bins: pair for each shard in the epoch's order, or each group of shards if there are many: share that the worker
+        reads, and part of that share read so far.
     """
 
     name: str
@@ -108,11 +108,11 @@ class DataReading:
     """The reading of a data set in this epoch, by worker.
 
     Attributes:
-      name: data set and split, in words.
+      name: data set and split, as text.
       epoch: number of the epoch, from 0.
       records: number of records in the split.
       seen: number of records of this epoch read so far.
-      steps: number of steps of the epoch made so far, and in total; under a schedule, of the source's units.
+      steps: number of steps of the epoch made so far, and in total; with a schedule, of the source's units.
       unit: number of rows in such a unit; None if these are the run's steps.
       rows: number of rows of this data set in the current step.
       files: number of its files.
@@ -156,9 +156,9 @@ class Snapshot:
     Attributes:
       run: folder of the run.
       time: moment of this snapshot, seconds since 1970.
-      state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`,
-        without signs of life or of an end; `gone`, if a process died without a message; `nothing`, if there is no run
-        yet; `unknown`, if the files contain something that the page cannot show.
+      state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`
+        without signs of life or of an end; `gone` if a process died without a message; `nothing` if there is no run
+        yet; `unknown` if the files contain something that the page cannot show.
       kind: strategy of the run.
       step, last_step, saved_step, restarts, max_restarts, error, elastic, lost: values of these names in
         `trainer.journal.JobReport`.
@@ -173,12 +173,12 @@ class Snapshot:
       ranked_by: metric that ranks them.
       checkpoints: steps of the checkpoints in the run's folder.
       data: reading of the data sets in this epoch.
-      data_note: reason why the reading is not known, or a note about it.
+      data_note: reason why the reading is unknown, or a note about it.
       flags: flag values as text, by name.
       changes: flags changed by resumes.
       events: events in order.
       images, images_step: number of augmented images in TensorBoard's files, and their step.
-      problems: files that are missing, partial or damaged, with the problem.
+      problems: text on files that are missing, partial or damaged.
     """
 
     run: str
@@ -222,17 +222,17 @@ class Snapshot:
 
 
 def as_json(snapshots: Sequence[Snapshot]) -> str:
-    """Returns the runs as JSON: an object with the list `runs`, in which numbers that JSON lacks are null."""
+    """Returns the runs as JSON: an object with the list `runs`; numbers that JSON lacks become null."""
     return json.dumps({"version": 1, "runs": finite([dataclasses.asdict(one) for one in snapshots])}, indent=1)
 
 
 def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:
     """Returns the process that holds up a job, if any.
 
-    In a synchronous job all workers wait for the slowest, so that all have the same speed. They differ in how long they
-    wait for their own input and for all-reduces: the slowest waits least for these. (This holds for the all-reduces of
-    weights and gradients together: a worker that gets one result later than another begins the next step that much
-    later, and is waited for there.) An asynchronous worker is slow on its own.
+    In a synchronous job all workers wait for the slowest, so they all have the same speed. They differ in how long they
+    wait for their own input and for all-reduces: the slowest waits least for all-reduces. (This holds for the
+    all-reduces of weights and gradients together: a worker that gets one result later than another begins the next step
+    that much later, and is waited for there.) An asynchronous worker is slow on its own.
     """
     silent = [one for one in members if one.state == "silent"]
     if silent and len(members) > 1:
@@ -265,9 +265,9 @@ class _Last(NamedTuple):
 
 
 def _last_of(running: Sequence[Member], field: str, sign: int) -> _Last | None:
-    """Returns the process with most of a time (least for sign -1), if the difference to the next is large.
+    """Returns the process with the most (for sign -1, the least) of some time, if the lead over the next is large.
 
-    It compares shares of a step: all processes have steps of the same length, but average over different seconds.
+    It compares shares of a step: steps take equally long in all processes, which average over different seconds.
     """
     shares = sorted(
         (sign * getattr(one, field) / one.seconds_per_step, one.name, one.seconds_per_step)

@@ -1,4 +1,4 @@
-"""`RunSource`: follows the files that a run writes, and gives their content as a `Snapshot` and as curves.
+"""`RunSource`: follows the files that a run writes, and returns their content as a `Snapshot` and as curves.
 
 A file that is missing, partial or damaged is named in the snapshot, which still has everything else.
 """
@@ -33,11 +33,11 @@ from trainer.watching import reading
 from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start
 from trainer.watching.snapshot import LATE, Change, EvaluationRow, Member, Snapshot, straggler_of
 
-_UNTOLD = JobReport(time=0.0, processes=())  # where there is no launcher
+_UNTOLD = JobReport(time=0.0, processes=())  # if there is no launcher
 _UNHEARD = Beat(pid=0, time=0.0, phase="")  # of a process without a heartbeat
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
-_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files are for a scheduler's script
+_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # other files belong to a scheduler's script
 _NUMBERED = re.compile(r"(.*)-([0-9]{1,9})")
 _MOST_EVENTS = 400
 _MOST_POINTS = 1500  # points of a curve
@@ -54,15 +54,15 @@ class RunSource:
       folder: folder of the run, which need not exist yet.
       name: name of the run.
       clock: function that returns the seconds since 1970; for tests.
-      patience: maximum number of seconds that a snapshot spends on new content of growing files; a thread reads the
-        rest, and snapshots mention that until it is done.
+      patience: maximum seconds that a snapshot spends on new content of growing files; a thread reads the rest, which
+        snapshots mention until it is done.
     """
 
     def __init__(
         self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time, patience: float = math.inf
     ) -> None:
         self.folder, name = RunFolder(folder), name or folder.name or str(folder)
-        self.name = name.encode(errors="backslashreplace").decode()  # a folder's name need not be UTF-8
+        self.name = name.encode(errors="backslashreplace").decode()  # a folder name need not be UTF-8
         self._clock = clock
         self._events = EventFiles(self.folder.logs)
         self._evaluate = EventFiles(self.folder.evaluation_logs)
@@ -81,12 +81,12 @@ class RunSource:
             try:
                 self._follow()
                 return self._snapshot(now)
-            except Exception as error:  # whatever one run's files contain, the page shows the other runs
+            except Exception as error:  # whatever a run's files contain, the page must show the other runs
                 why = f"this run cannot be shown: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Snapshot(self.name, now, "unknown", problems=(why,))
 
     def curves(self) -> dict[str, dict[str, list[Any]]]:
-        """Returns the scalars, thinned if there are many: {tag: {"steps": [...], "times": [...], "values": [...]}}.
+        """Returns the scalars, thinned if numerous: {tag: {"steps": [...], "times": [...], "values": [...]}}.
 
         Values that are not finite are None.
         """
@@ -115,7 +115,7 @@ class RunSource:
         return found[number] if number < len(found) else None
 
     def config(self) -> TrainConfig | None:
-        """Returns the run's flags, with its data as seen from here; None if they are not known."""
+        """Returns the run's flags, with data paths that are valid here; None if they are unknown."""
         with self._lock:
             self._follow()
             config = self._config()
@@ -127,13 +127,13 @@ class RunSource:
         return {**own, **{f"evaluate: {tag}": one for tag, one in self._evaluate.series.items()}}
 
     def _follow(self) -> None:
-        """Reads what was appended to the growing files, or leaves that to a thread if it is much."""
+        """Reads new content of growing files; leaves large amounts to a thread."""
         if not self._catching_up and not self._read_on():
             self._catching_up = True
             threading.Thread(target=self._catch_up, daemon=True).start()
 
     def _catch_up(self) -> None:
-        """Reads portion by portion, so that snapshots and other runs need not wait."""
+        """Reads in portions, so that snapshots and other runs need not wait."""
         while self._catching_up:
             time.sleep(_PAUSE)
             with self._lock:
@@ -141,7 +141,7 @@ class RunSource:
                 self._catching_up = not self._read_on()
 
     def _read_on(self) -> bool:
-        """Reads for `patience` seconds; returns whether that was all."""
+        """Reads for `patience` seconds; returns whether nothing is left."""
         until = time.monotonic() + self._patience
         is_all = self._events.update(until) and self._evaluate.update(until)
         path = (self._flags() or {}).get("output", {}).get("metrics_jsonl")
@@ -224,7 +224,7 @@ class RunSource:
         )
 
     def _data_of(self, config: TrainConfig, now: float) -> reading.Data | str:
-        """Returns the data of the run, or the reason why they are not known; a failure is retried after a while."""
+        """Returns the data of the run, or the reason why they are unknown; a failure is retried after a while."""
         if self._data is not None:
             of, when, data = self._data
             if of == config and (isinstance(data, reading.Data) or 0 <= now - when < _AGAIN):
@@ -234,13 +234,13 @@ class RunSource:
         return data
 
     def _placed(self, config: TrainConfig) -> TrainConfig:
-        """Returns the flags with the data that the run trains on, wherever the page was started."""
-        with contextlib.suppress(PipelineError, OSError):  # before the first checkpoint it is not known
+        """Returns the flags with the data that the run trains on, regardless of where the page was started."""
+        with contextlib.suppress(PipelineError, OSError):  # unknown before the first checkpoint
             return data_versions.pinned(config, order_in(self.folder.order), self.folder)
         return config
 
     def _status(self) -> JobReport | None:
-        """Returns the launcher's status; None if there is none that can be read."""
+        """Returns the launcher's status; None if there is no readable one."""
         return self._told(JobReport, self.folder.launch / STATUS, f"a status of {name_of('trainer.launch')}")
 
     def _beats(self) -> dict[str, Beat]:
@@ -270,7 +270,7 @@ class RunSource:
         return [self._member(one, beats.get(one.name.replace(" ", "-")), now) for one in processes]
 
     def _member(self, one: ProcessReport, beat: Beat | None, now: float) -> Member:
-        """Returns a process from its entry in the launcher's status, which may be its name alone, and its heartbeat.
+        """Returns a process, given its heartbeat and its entry in the launcher's status, which may only have its name.
 
         The chief writes the steps of asynchronous workers as scalars.
         """
@@ -302,7 +302,7 @@ class RunSource:
         )
 
     def _speeds(self, members: Sequence[Member]) -> tuple[float | None, float | None]:
-        """Returns the job's examples per second and input wait: the chief's, or the last values logged."""
+        """Returns the job's examples per second and input wait, from the chief or the last logged values."""
         live = [one for one in members if one.state == "running" and one.examples_per_second is not None]
         if live:
             chief = next((one for one in live if one.role == "chief"), live[0])
@@ -408,7 +408,7 @@ class RunSource:
             self._problems[self.folder.events.name] = f"cannot be read: {error.strerror}"
 
     def _flags(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """Returns the flags by group: of the last start, else of the last checkpoint, else of the launcher."""
+        """Returns the flags by group from the first of these that exists: last start, last checkpoint, launcher."""
         begun = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
         if known := begun or self._stored_flags():
             return known
@@ -470,9 +470,9 @@ def _numbered(name: str) -> tuple[str, int]:
 
 
 def _covers(status: JobReport, beats: Mapping[str, Beat]) -> bool:
-    """Whether a launcher's status is about the newest process: it may be of a later job, or outlive its launcher."""
+    """Whether a launcher's status covers the newest process, which may be of a later job or outlive its launcher."""
     newest = max(beats.values(), key=lambda beat: beat.time, default=_UNHEARD)
-    # Earlier releases wrote no job, but the launcher names its processes.
+    # Earlier releases wrote no job id, but the launcher lists its processes.
     is_of_job = newest.job == status.job if status.job else newest.pid in [one.pid for one in status.processes]
     return newest.time <= status.time + (2 * LATE if is_of_job else 0.0)
 
@@ -483,7 +483,7 @@ def _of_this_job(status: JobReport | None, beats: Mapping[str, Beat], now: float
         pids = {one.name.replace(" ", "-"): one.pid for one in status.processes}
         return {name: beat for name, beat in beats.items() if name in pids and beat.pid == pids[name]}
     # At some moment all processes of a job run together: one that ended before the others began is from another job.
-    # Once none runs, the newest heartbeat tells when the last job began.
+    # Once none is running, the newest heartbeat shows when the last job began.
     newest = max(beats.values(), key=lambda beat: beat.time, default=None)
     alive = [beat.started for beat in beats.values() if _is_alive(beat, now)]
     began = min(alive, default=newest.started if newest else 0.0)
@@ -534,7 +534,7 @@ def _greatest(values: Sequence[int | None]) -> int | None:
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
-    """Returns flags by name, with values as text; flags that are not set are omitted."""
+    """Returns flags by name, with values as text; unset flags are omitted."""
     return {name: _text(value) for name, value in aliases.stored(groups or {}).items() if value is not None}
 
 

@@ -140,7 +140,7 @@ def test_copies_of_photographs_are_the_parts_that_training_would_decode(tmp_path
     np.testing.assert_allclose(found, expected, atol=1e-5)
     flags = ("--format=keras", "--examples=4")
     export.main([f"--model_dir={tmp_path / 'run'}", f"--output={tmp_path / 'exported'}", *flags])
-    assert "note: exported programs take no mean over copies of an image (--eval_copies=3" in capsys.readouterr().out
+    assert "note: exported programs do not average over copies of an image (--eval_copies=3" in capsys.readouterr().out
 
 
 def mean_over_copies_of_mixed(data, folder, text):

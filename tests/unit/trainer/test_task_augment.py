@@ -100,8 +100,8 @@ def test_a_model_predicts_for_images_as_they_are_if_evaluations_get_them_so(data
     [
         (tasks.Unlike, (), r"Task\.augment: returns images of float32 .* in training, and of uint8 .* in evaluations"),
         (tasks.OfSelf, (), r"Task\.augment: the function takes 'self', but gets none; decorate it with @staticmethod"),
-        (tasks.Darkens, ("--augment=flip",), r"--augment=flip with Darkens\.augment: one of them augments; "),
-        (tasks.Twice, (), r"Twice\.augment with Twice\.parse: parse returns everything that is fed; augment in it"),
+        (tasks.Darkens, ("--augment=flip",), r"--augment=flip with Darkens\.augment: only one of them can augment; "),
+        (tasks.Twice, (), r"Twice\.augment with Twice\.parse: parse returns everything that is fed; augment there"),
     ],
 )
 def test_what_cannot_work_is_said(task, flags, message, data, tmp_path):

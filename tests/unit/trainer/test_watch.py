@@ -114,7 +114,7 @@ def test_a_token_that_is_given(runs, page):
     with served(*runs, "--host=0.0.0.0", "--port=0", environment={watch.TOKEN: TOKEN}) as (_, line):
         port = re.search(r":(\d+)/", line)[1]
         assert TOKEN not in line  # a log would keep it
-        assert line.endswith(f"/ shows one, two; add ?token= with that of ${watch.TOKEN}")
+        assert line.endswith(f"/ shows one, two; add ?token= with the value of ${watch.TOKEN}")
         assert "stepfeed_step" in fetched(f"http://127.0.0.1:{port}/metrics", Authorization=f"Bearer {TOKEN}")
 
 

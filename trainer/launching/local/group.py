@@ -32,7 +32,7 @@ _OF_COMMAND = f"{name_of('trainer.run')}: "  # prefix of a trainer's last line
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """The failure that made a group fail.
+    """The failure that ended a group.
 
     Attributes:
       task: task of the process.
@@ -59,17 +59,17 @@ class Cause:
 
     @property
     def context(self) -> tuple[str, ...]:
-        """The last lines, if they say more than the one line reported."""
+        """The last lines, if they add to the reported line."""
         return self.lines if len(self.lines) > 1 or self.exit_status.code < 0 else ()
 
     @property
     def said(self) -> str | None:
-        """The line that says why it ended: the trainer's own, or the last that is not a log line; None without one."""
+        """The line that explains its end: the trainer's own, or the last that is not a log line; None without one."""
         lines = [line for line in self.lines if not _LOG.match(line)]
         return next((line for line in reversed(lines) if line.startswith(_OF_COMMAND)), lines[-1] if lines else None)
 
     def __str__(self) -> str:
-        """Returns one line, including the process's own message."""
+        """Returns text in one line, including the process's own message."""
         step = "" if self.step is None or self.exit_status.silence else f" after step {self.step}"
         said = f": {self.said}" if self.said and self.exit_status.code > 0 else ""
         return f"{self.task.name} (process {self.pid}) {self.exit_status}{step}{said}"
@@ -87,13 +87,13 @@ def first_failure(processes: list[Process], failed: list[Process]) -> Process:
       failed: processes that have ended with a failure, in the order in which that was noticed.
     """
     own = [one for one in failed if not one.monitor.lost]
-    # A process that ends with 75 may have been told to; with any other code it surely failed itself.
+    # A process that exits with 75 may have been told to; with any other code it must have failed itself.
     sure = [one for one in own if one.exit_status and one.exit_status.code != EXIT_RERUN]
     return next(iter([*sure, *own]), None) or _silent(processes) or failed[0]
 
 
 def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
-    """Returns whether the process that failed first has yet to end: all that have ended lost another one."""
+    """Returns whether the process that failed first is still running: all that have ended had lost another one."""
     return all(one.monitor.lost for one in failed) and _silent(processes) is None
 
 
@@ -111,7 +111,7 @@ class Group:
     Attributes:
       slots: places of the workers on this machine.
       processes: newest process of each task.
-      failed: processes that ended with a failure of the whole group, in the order in which it was noticed.
+      failed: processes whose end made the whole group fail, in the order in which it was noticed.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class Group:
                 one.kill(silence)
 
     def pass_on(self, number: signal.Signals) -> str:
-        """Sends the leading process a signal that the trainer answers; returns text on what was done."""
+        """Sends the leading process a signal that the trainer handles; returns text on the outcome."""
         process = self.leading[0]
-        if process.exit_status is not None or not process.monitor.has_stepped:  # it may not listen yet, and would end
+        if process.exit_status is not None or not process.monitor.has_stepped:  # a signal might still end it
             return f"{process.task.name} makes no steps now; send it again later"
         os.kill(process.pid, number)
         return f"passed on to {process.task.name}"
@@ -175,7 +175,7 @@ class Group:
 
     @property
     def leading(self) -> list[Process]:
-        """The processes whose end is the job's: the chief of asynchronous workers, else all."""
+        """The processes whose end is the job's end: the chief of asynchronous workers, otherwise all."""
         return [one for one in self.processes if not self._is_asynchronous or one.task.job == "chief"]
 
     @property
@@ -211,12 +211,12 @@ class Group:
         self._screen.release()  # show the next group's lines
 
     def cause_is_said(self) -> None:
-        """Shows lines that were held back, and from now on every line at once."""
+        """Shows lines that were held back, and from now on every line immediately."""
         self._may_hold = False
         self._screen.release()
 
     def fails_alone(self, process: Process) -> bool:
-        """Returns whether the others continue without it."""
+        """Returns whether the others continue without this process."""
         return self._is_asynchronous and process.task.job == "worker"
 
     def _started(self, task: Task) -> Process:

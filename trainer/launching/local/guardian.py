@@ -1,8 +1,8 @@
 """A small process that ends a launcher's processes after the launcher itself has died, for example of SIGKILL.
 
-It learns about the processes from a pipe, which closes with the launcher, whatever happens to it. The system then asks
-them to save and end (`process.py` makes it send SIGTERM; a second one would mean: without saving), and after a while
-the guardian kills what is left of their process groups. It runs as a separate program with only the standard library.
+It learns about the processes from a pipe, which closes when the launcher ends for any reason. The system then asks them
+to save and end (`process.py` makes it send SIGTERM; a second one would mean: without saving), and after a while the
+guardian kills what is left of their process groups. It runs as a separate program with only the standard library.
 """
 
 from __future__ import annotations

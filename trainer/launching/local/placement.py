@@ -31,7 +31,7 @@ def visible_gpus() -> list[str]:
     """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if (visible := os.environ.get(_GPUS)) is not None:
         names = [name.strip() for name in visible.split(",")]
-        end = next((i for i, name in enumerate(names) if name in ("", _NO_GPU)), len(names))  # as in CUDA
+        end = next((i for i, name in enumerate(names) if name in ("", _NO_GPU)), len(names))  # CUDA stops there, too
         return names[:end]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -41,7 +41,7 @@ def visible_gpus() -> list[str]:
 
 
 def _listed_gpus(listing: str) -> list[str]:
-    """Returns the GPUs in the output of `nvidia-smi -L`; of a GPU divided by MIG, its instances."""
+    """Returns the GPUs in the output of `nvidia-smi -L`; for a GPU divided by MIG, its instances."""
     gpus: list[str] = []
     whole = None
     for line in listing.splitlines():
@@ -91,9 +91,9 @@ _LEAST = 1_000  # the range is avoided only if this many ports lie outside it
 class Ports:
     """Reserves ports. A context manager that releases them.
 
-    A trainer listens on its port itself, so no socket here may hold it. An abstract socket with the port's name stands
-    for it: every launcher on this machine sees that one, and the system removes it with the process. Ports that the
-    system gives to outgoing connections are avoided, since another program could get one by chance.
+    A trainer listens on its port itself, so no socket here may hold it. Instead, an abstract socket with the port's
+    name reserves it: every launcher on this machine sees that socket, and the system removes it with the process. Ports
+    that the system gives to outgoing connections are avoided, since another program could get one by chance.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Ports:
         """Returns `count` free ports.
 
         Raises:
-          RerunError: there are fewer.
+          RerunError: fewer ports are free.
         """
         taken: list[int] = []
         for port in _candidates():
@@ -115,7 +115,7 @@ class Ports:
         raise RerunError(f"{count} free ports are needed on this machine, and {len(taken)} were found; try again later")
 
     def free(self) -> None:
-        """Lets other launchers have the ports."""
+        """Releases the ports to other launchers."""
         for name in self._held.values():
             name.close()
         self._held.clear()
@@ -174,12 +174,12 @@ class Placement:
     """Where the processes of a job run.
 
     Attributes:
-      job: the job that the processes belong to.
+      job: job that the processes belong to.
       command: program that each runs, with its arguments.
-      shares: the GPUs of each worker's slot.
-      has_gpus: whether this machine has any, so that processes without a share must be kept from them.
+      shares: GPUs of each worker's slot.
+      has_gpus: whether this machine has GPUs, which must be hidden from processes without a share.
       folder: folder for logs, heartbeats and the status.
-      id: id of the job, which its processes write in their heartbeats.
+      id: id of the job, which its processes write to their heartbeats.
     """
 
     job: Job

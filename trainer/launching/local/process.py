@@ -1,6 +1,6 @@
 """A process of a job: started in its own process group, monitored, and ended together with its children.
 
-Processes write to files, not to pipes: after the launcher is killed, writing to a pipe would end them before they have
+Processes write to files, not to pipes: if the launcher is killed, writing to a pipe would end them before they have
 saved.
 """
 
@@ -47,7 +47,7 @@ class Tail:
         self.last: collections.deque[str] = collections.deque(maxlen=_MOST_KEPT)
 
     def lines(self, is_end: bool = False) -> list[str]:
-        """Returns the new lines; if the process has ended, including a last line without a newline."""
+        """Returns the new lines, including a last line without a newline if the process has ended."""
         *whole, self._rest = (self._rest + self._file.readall()).split(b"\n")
         if is_end and self._rest:
             whole, self._rest = [*whole, self._rest], b""
@@ -70,10 +70,10 @@ SIGNALLED = 128  # base of a shell's exit codes for signals
 
 @dataclasses.dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended, and whether it is worth starting again.
+    """How a process ended, and whether restarting it may help.
 
     Attributes:
-      code: exit code; minus the signal's number if a signal killed it.
+      code: exit code; the negated signal number if a signal killed it.
       silence: reason why the launcher killed it for silence; empty if it did not.
     """
 
@@ -96,7 +96,7 @@ class ExitStatus:
         return SIGNALLED - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
-        """The end of the process in words."""
+        """Text on how the process ended."""
         if self.silence:
             return f"{self.silence}, and was killed"
         if self.code < 0 or self.code > SIGNALLED:
@@ -168,7 +168,7 @@ class HeartbeatMonitor:
 
     @property
     def silence(self) -> str:
-        """What has been missing for too long, in words; empty if nothing has."""
+        """Text on what has been missing for too long; empty if nothing has."""
         if self.beat is None:
             is_silent = self.unheard > self._timeout + _STARTING_SECONDS
             return f"gave no sign of life for {self.unheard:.0f} s" if is_silent else ""
@@ -204,10 +204,10 @@ class Process:
     Attributes:
       task: role of the process.
       out: its stdout, which goes to a file.
-      err: its stderr, likewise.
+      err: its stderr, which goes to another file.
       monitor: monitor of its heartbeats.
       exit_status: exit status; None while the process runs.
-      is_ending: whether it has been asked to end.
+      is_ending: whether the process has been asked to end.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Process:
         return self._popen.pid
 
     def poll(self) -> ExitStatus | None:
-        """Returns the exit status if the process has ended, after ending what is left of its group; else None."""
+        """Returns the exit status if the process has ended, after killing the rest of its group; otherwise None."""
         # WNOWAIT: until `wait` below, the kernel does not reuse the group's id.
         if self.exit_status is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             with contextlib.suppress(ProcessLookupError):
@@ -282,10 +282,10 @@ class Process:
                 os.kill(self.pid, number)  # `Popen.send_signal` might reap it before `poll` does
 
     def kill(self, silence: str = "") -> None:
-        """Kills the process and all that it has started.
+        """Kills the process and everything it has started.
 
         Args:
-          silence: what was missing, if it is killed for silence.
+          silence: text on what was missing, if it is killed for silence.
         """
         if self.exit_status is None:
             self.is_ending, self._silence = True, self._silence or silence
@@ -299,7 +299,7 @@ class Process:
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
-    """Returns a function that makes a child receive SIGTERM when the launcher dies; None where the system cannot.
+    """Returns a function that makes a child receive SIGTERM when the launcher dies; None if the system cannot.
 
     It is called between fork and exec.
     """

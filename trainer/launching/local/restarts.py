@@ -1,4 +1,4 @@
-"""Records of each process across its restarts, the report on them, and the decisions on which workers restart when."""
+"""Records of each process across restarts, the report on them, and decisions on which workers restart when."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Records:
 
     @property
     def left(self) -> str:
-        """What the job leaves behind, as the end of a message: the newest checkpoint, and the number of steps lost.
+        """The end of a message on what the job leaves behind: the newest checkpoint, and the number of lost steps.
 
-        The steps are as of the last heartbeats; the job may have made more since.
+        Steps are from the last heartbeats; the job may have made more since.
         """
         saved = self.saved
         if saved is None and self.best is None:
@@ -160,10 +160,10 @@ class Reporter:
       screen: screen that shows the table, and the lines of the launcher and the processes.
       folder: folder of the status file.
       lost: function that returns the slots that are given up for now.
-      beside: function that looks after what runs beside the job.
+      beside: function that looks after whatever runs next to the job.
 
     Attributes:
-      records, screen: the arguments, for whoever watches the job.
+      records, screen: the arguments, for code that watches the job.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Reporter:
         self._written = time.monotonic()
 
     def tick(self) -> None:
-        """Reports the job's state if that is due."""
+        """Reports the job's state if a report is due."""
         self._beside()
         now = time.monotonic()
         if self._state == "starting" and self.records.has_stepped:
@@ -212,10 +212,10 @@ class Slot:
     Attributes:
       failures: number of failures of its worker since the slot was last lost.
       at_start: number of these failures after the worker's last step.
-      delay: seconds that it stays lost before it is tried again.
-      retry_at: time at which a lost slot may be tried again; infinity until the other workers have made a step, minus
+      delay: seconds that the slot stays lost before it is retried.
+      retry_at: time at which a lost slot may be retried; infinity until the other workers have made a step, minus
         infinity if the slot is not lost.
-      is_tried: whether it was lost, is being tried again, and has not made a step yet.
+      is_tried: whether the slot was lost, is being retried, and has not made a step yet.
     """
 
     failures: int = 0
@@ -226,14 +226,14 @@ class Slot:
 
 
 class WorkerPool:
-    """The slots for workers on this machine: all of them, or with --elastic the working ones.
+    """The slots for workers on this machine: all of them or, with --elastic, those that work.
 
-    A slot is lost when its worker cannot be restarted; it is tried again after a while.
+    A slot is lost when its worker cannot be restarted; it is retried after a while.
 
     Args:
       counts: possible numbers of workers in a group; the largest is the number of slots.
       max_restarts: maximum number of restarts of a slot's worker.
-      delay: seconds before a lost slot is tried again; doubles each time it is lost.
+      delay: seconds before a lost slot is retried; doubles each time it is lost.
     """
 
     def __init__(self, counts: Sequence[int], max_restarts: int, delay: float) -> None:
@@ -255,7 +255,7 @@ class WorkerPool:
         return any(size < count <= usable for count in self._counts)
 
     def stepped(self, numbers: Collection[int], now: float) -> None:
-        """Records that the workers of these slots have made a step; the first one starts the wait of lost slots."""
+        """Records that the workers of these slots have made a step; their first step starts the wait of lost slots."""
         for slot in self._slots if numbers else []:
             if slot.retry_at == math.inf:
                 slot.retry_at, slot.delay = now + slot.delay, 2 * slot.delay
@@ -289,7 +289,7 @@ _MOST = 60.0  # seconds
 
 
 class BackOff:
-    """Delays that double with each restart until there is progress, which is a step beyond all earlier ones.
+    """Delays that double with each restart until there is progress, meaning a step beyond all earlier ones.
 
     Args:
       delay: first delay in seconds.

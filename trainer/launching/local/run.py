@@ -40,12 +40,12 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
       UsageError: the job cannot run on this machine.
       DataError: its data cannot be read.
       RerunError: it was stopped, or another launcher is running it: rerun the same command.
-      JobFailedError: it failed.
+      JobFailedError: the job failed.
     """
     placement, counts = _checked(job, tuple(program or (*_interpreter(), "trainer.run")))
     config = job.config
     with run_folder.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
-        if config.run.fresh:  # here, once: a restarted process must resume
+        if config.run.fresh:  # once, by the launcher: a restarted process must resume
             with run_folder.held(job.folder):
                 fresh.begin(config)
         hides_time = config.output.log_time is None
@@ -109,7 +109,7 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
 
 
 def _interpreter() -> tuple[str, ...]:
-    """Returns the command that runs a module of ours; the current folder is on its path if it is on this process's."""
+    """Returns the command that runs one of our modules, with the current folder on its path if it is on ours."""
     safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
     return (sys.executable, *safe, "-m")
 
@@ -146,14 +146,14 @@ def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
             screen.say(f"never {' or '.join(skipped)} workers, who cannot share {what}={divided}")
 
 
-_NEVER_SILENT = 1e9  # seconds; it writes no heartbeat
+_NEVER_SILENT = 1e9  # seconds; the page writes no heartbeat
 
 
 class Page:
-    """The job's page, from a process of `trainer.watch`, whose end only causes a line; without --page, none.
+    """The job's page, if --page was given, from a `trainer.watch` process, whose end is only reported in a line.
 
-    It is a process of its own because the launcher forks, and so must not have threads; and so that the page, which
-    reads what other processes write, cannot use up the launcher's memory.
+    It is a separate process because the launcher forks and so must not have threads, and because the page, which reads
+    what other processes write, must not use up the launcher's memory.
     """
 
     def __init__(self, job: Job, screen: Screen) -> None:

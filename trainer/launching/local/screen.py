@@ -1,4 +1,4 @@
-"""What the launcher prints about a job: lines, and a table on a terminal."""
+"""The launcher's output about a job: lines, and a table on a terminal."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
 class TableScreen(Screen):
-    """Prints lines, with the table below them. Draws in this thread: the launcher forks, and must not have others."""
+    """Prints lines, with the table below them. Draws in this thread: the launcher forks, so it must not have others."""
 
     def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
         from rich.console import Console  # noqa: PLC0415, rich is slow to load, and only needed on terminals

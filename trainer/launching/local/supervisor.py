@@ -1,4 +1,4 @@
-"""Runs a job to its end: starts a group, watches it, and restarts it after failures, elastically with fewer or more."""
+"""Runs a job to its end: starts a group, watches it, and restarts it after failures, if elastic with fewer or more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stopping:
 
     Attributes:
       received: signals that end the job, in order.
-      passed_on: signals for the trainer, in order; whoever passes one on removes it.
+      passed_on: signals for the trainer, in order; each is removed once it is passed on.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Stopping:
 
 _TICK = 0.05  # seconds
 _GATHERED = 0.5  # seconds after noticing a failure in which an earlier one may still become visible
-_AWAITED = 10.0  # the same if all ended processes report another one as lost, which may take long to end
+_AWAITED = 10.0  # the same if all ended processes report a lost one, which may take long to end
 _SERVED = 5.0  # seconds to end, for processes that only served others and have nothing to save
 
 
@@ -71,7 +71,7 @@ class Outcome:
     """The way a group ended.
 
     Attributes:
-      kind: `done`; `failed`; `stopped` by a signal; or `grow`, ended to restart with more workers.
+      kind: `done`; `failed`; `stopped` by a signal; or `grow` if it ended to restart with more workers.
       cause: cause of the failure, if any.
     """
 
@@ -84,8 +84,8 @@ class Attempt:
 
     Args:
       group: group of started processes.
-      reporter: reporter of the job's state, with its records, which this adds to.
-      stopping: signals by which the user ends the job.
+      reporter: reporter of the job's state; its records are updated here.
+      stopping: user's signals to end the job.
     """
 
     def __init__(self, group: Group, reporter: Reporter, stopping: Stopping) -> None:
@@ -132,7 +132,7 @@ class Attempt:
         return ended
 
     def _failed(self) -> Outcome:
-        """Finds the cause of a failure, prints it before its consequences, and ends the other processes."""
+        """Finds the cause of a failure, prints it ahead of its consequences, and ends the other processes."""
         self._gather()
         first = first_failure(self._group.processes, self._group.failed)
         if first.exit_status is None:
@@ -180,7 +180,7 @@ class Attempt:
         self._end(self._group.serving, min(_SERVED, self._stop_timeout))
 
     def _end(self, processes: Sequence[Process], grace: float) -> list[Process]:
-        """Asks processes to end; kills the rest after `grace` seconds or the user's second signal, and returns them.
+        """Asks processes to end; after `grace` seconds or the user's second signal, kills and returns the rest.
 
         Heartbeats are ignored here, since saving may keep a process busy for long.
         """
@@ -211,7 +211,7 @@ class Supervisor:
     Args:
       pool: slots of the job's workers.
       reporter: reporter of the job's state, with its records.
-      stopping: signals by which the user ends the job.
+      stopping: user's signals to end the job.
     """
 
     def __init__(self, pool: WorkerPool, reporter: Reporter, stopping: Stopping) -> None:

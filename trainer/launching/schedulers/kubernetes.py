@@ -26,7 +26,7 @@ from trainer.launching.schedulers.kubernetes_flags import KubernetesFlags, Mount
 
 _PORT = 2222  # port of each process; pods have their own addresses
 _LONGEST_LABEL = 63  # characters in the name of a pod or volume
-_LONGEST_VARIABLE = (1 << 17) - 100  # most bytes of a variable in Linux, minus its name
+_LONGEST_VARIABLE = (1 << 17) - 100  # maximum size of a variable in Linux, minus room for its name
 _SUFFIX = 6  # characters that Kubernetes appends: -x7k2p
 
 
@@ -86,7 +86,7 @@ def render(job: Job) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines on one."""
+    """Writes multi-line text on one line."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -97,7 +97,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(value: Any) -> str:
-    """Returns a value as YAML in one line, which may stand in any place."""
+    """Returns a value as one line of YAML that is valid in any position."""
     text: str = yaml.dump([value], Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=1 << 30)
     return text[1:-2]  # without the list's brackets
 
@@ -120,13 +120,13 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
         size = len(variable.get("value", "").encode())
         if size > _LONGEST_VARIABLE:
             raise UsageError(
-                f"{variable['name']} has {size:,} bytes, of which Linux takes at most "
+                f"{variable['name']} has {size:,} bytes, but Linux allows at most "
                 f"{_LONGEST_VARIABLE:,}; give fewer processes, or a shorter value"
             )
 
 
 def _check_folders(job: Job, flags: KubernetesFlags) -> None:
-    """Checks that everything pods read or write is on a volume or at a URL; otherwise they would lack or lose it."""
+    """Checks that all that pods read or write is on a volume or at a URL; otherwise they would lack or lose it."""
     config = job.config
     for flag, path in meaning.given(config, "writes").items():
         mount = _mount_of(path, flags)
@@ -194,7 +194,7 @@ def _variables(job: Job) -> list[dict[str, Any]]:
 
 
 def _tf_config(job: Job, role: str) -> str | None:
-    """Returns the TF_CONFIG of a role's pods, with the name of the variable that has the pod's index; None for one pod.
+    """Returns the TF_CONFIG of a role's pods, which refers to the variable with the pod's index; None for one pod.
 
     It is built from JobSet's stable names.
     """
@@ -220,7 +220,7 @@ def _resources(job: Job, role: str) -> dict[str, dict[str, str]]:
 
 
 def _volume_names(flags: KubernetesFlags) -> dict[str, str]:
-    """Returns a volume name for each claim: the claim's own, unless one is too long for a volume or contains dots."""
+    """Returns a volume name for each claim: the claim's name, unless one is too long for a volume or contains dots."""
     claims = list(dict.fromkeys(mount.claim for mount in flags.mounts))
     if all(len(claim) <= _LONGEST_LABEL and "." not in claim for claim in claims):
         return {claim: claim for claim in claims}

@@ -41,17 +41,17 @@ class KubernetesFlags:
 
     kind: str | None = flag(None, "jobset or trainjob (Kubeflow Trainer 2) (None: jobset)", known=KINDS)
     image: str | None = flag(None, "container image with this package; required")
-    namespace: str | None = flag(None, "of the job (None: that of kubectl)")
+    namespace: str | None = flag(None, "namespace of the job (None: kubectl's)")
     volume: str | None = flag(
-        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them"
+        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, comma-separated: claims and where pods mount them"
     )
     secret_env: list[str] | None = flag(None, "variable from a secret", metavar="NAME=SECRET:KEY", repeated=True)
-    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)", meaning=_OBJECT)
-    node_selector: list[str] | None = flag(None, "of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
-    toleration: list[str] | None = flag(None, "of a taint of nodes", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
-    priority_class: str | None = flag(None, "of the pods", meaning=_OBJECT)
+    service_account: str | None = flag(None, "account of the pods (None: the namespace's default)", meaning=_OBJECT)
+    node_selector: list[str] | None = flag(None, "label of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
+    toleration: list[str] | None = flag(None, "node taint to tolerate", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
+    priority_class: str | None = flag(None, "priority class of the pods", meaning=_OBJECT)
     pull_secret: list[str] | None = flag(
-        None, "for the image's registry", metavar="SECRET", repeated=True, meaning=_OBJECT
+        None, "secret for the image's registry", metavar="SECRET", repeated=True, meaning=_OBJECT
     )
     run_as: str | None = flag(
         None, "UID or UID:GID of the processes; volumes are given to the group (None: the image's)"
@@ -88,17 +88,17 @@ class KubernetesFlags:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """The volumes of --volume."""
+        """The volumes in --volume."""
         mounts = tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
         paths = [mount.path for mount in mounts]
         for path in paths:
             if paths.count(path) > 1:
-                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim its own folder")
+                raise UsageError(f"--volume={self.volume}: {path} is mounted twice; give each claim its own folder")
         return mounts
 
     @property
     def secrets(self) -> dict[str, tuple[str, str]]:
-        """The secret and key of each variable of --secret_env."""
+        """The secret and key of each variable in --secret_env."""
         found = {}
         form = "NAME=SECRET:KEY, such as AWS_SECRET_ACCESS_KEY=store:key"
         for name, value in pairs("secret_env", self.secret_env, form, check_variable).items():
@@ -111,7 +111,7 @@ class KubernetesFlags:
 
     @property
     def node_labels(self) -> dict[str, str]:
-        """The labels of --node_selector."""
+        """The labels in --node_selector."""
         found = pairs("node_selector", self.node_selector, "LABEL=VALUE, such as pool=gpu", _check_label)
         for name, value in found.items():
             _check_label_value("node_selector", value, f"{name}={value}")
@@ -119,12 +119,12 @@ class KubernetesFlags:
 
     @property
     def tolerations(self) -> list[dict[str, str]]:
-        """The tolerations of --toleration, as in a pod's spec."""
+        """The tolerations in --toleration, in the form of a pod's spec."""
         return [_toleration(text) for text in self.toleration or ()]
 
     @property
     def user(self) -> tuple[int, int] | None:
-        """The user and group of --run_as; without a group, the group id equals the user id."""
+        """The user and group in --run_as; the group id defaults to the user id."""
         if self.run_as is None:
             return None
         user, colon, group = self.run_as.partition(":")

@@ -16,7 +16,7 @@ from trainer.launching.flags import SCHEDULERS, LaunchFlags, check_local_only
 from trainer.launching.job import Job
 
 # The reasons for the script's design, from Slurm's sources and manuals:
-# - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
+# - SIGTERM to srun kills the tasks immediately ("forcing job termination"), so scancel passes the warning on.
 # - The warning is SIGUSR1, and goes only to this script: scancel and preemption send SIGTERM, which should end the job.
 # - srun returns the highest exit code of all tasks: one task's 1 or 2 would be lost among the 75 of the others.
 # - srun returns 127 if a command is not found, as `wait` does for a child that was already waited for.
@@ -25,9 +25,9 @@ from trainer.launching.job import Job
 # - scontrol requeue keeps the job id, so the restarts are counted in a file named after it, which also has the newest
 #   checkpoint at that time: a newer one resets the count. The file exists only after the first step.
 # - Task 0, the chief, runs on this script's node; its heartbeat tells whether it has made a step.
-_SCRIPT = "slurm.sh"  # template with @NAMES@ for what differs between jobs
+_SCRIPT = "slurm.sh"  # template with @NAMES@ as placeholders
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
-_MOST_WARNING = 65535  # most seconds in sbatch's --signal
+_MOST_WARNING = 65535  # maximum seconds in sbatch's --signal
 _MOST_PORT = 65535
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 _NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
@@ -51,13 +51,13 @@ _SET_HERE = {
 class SlurmFlags:
     """What --target=slurm prints."""
 
-    time_limit: str | None = flag(None, "such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it")
+    time_limit: str | None = flag(None, "12:00:00 or 2-00:00:00, for example; the run is saved and requeued before it")
     tasks_per_node: int | None = flag(None, "processes on each node (None: 1)", least=1)
-    partition: str | None = flag(None, "where to run", meaning={"is_name": True})
-    account: str | None = flag(None, "whose time it is", meaning={"is_name": True})
+    partition: str | None = flag(None, "partition to run in", meaning={"is_name": True})
+    account: str | None = flag(None, "account to charge", meaning={"is_name": True})
     sbatch: str | None = flag(
         None,
-        "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'",
+        "further sbatch options, separated by semicolons: '--qos=high; --exclude=n[1-4]'",
         meaning={"is_line": True},
     )
     setup: str | None = flag(
@@ -90,16 +90,16 @@ class SlurmFlags:
         for field in fields_with(self, "is_name"):
             value = getattr(self, field.name)
             if value is not None and not _NAMES.fullmatch(value):
-                raise UsageError(f"--{field.name}={value}: must be a name that sbatch takes, without spaces or quotes")
+                raise UsageError(f"--{field.name}={value}: must be a name valid for sbatch, without spaces or quotes")
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of --sbatch."""
+        """The options in --sbatch."""
         return tuple(option.strip() for option in (self.sbatch or "").split(";") if option.strip())
 
     @property
     def limit_seconds(self) -> float | None:
-        """The seconds of --time_limit, as Slurm reads it: a single number is minutes, after days it is hours."""
+        """The seconds in --time_limit as Slurm reads it: a single number means minutes, or hours after days."""
         match = _TIME.fullmatch(self.time_limit or "")
         if not match:
             return None
@@ -137,7 +137,7 @@ def render(job: Job) -> str:
         "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
         "VARIABLES": "\n".join(
             [f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()]
-            # The same after a requeue, but another one if the script is submitted again.
+            # Stays the same after a requeue, but changes if the script is submitted again.
             + ([f'export {fresh.VARIABLE}="$SLURM_JOB_ID"'] if job.config.run.fresh else [])
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
@@ -203,15 +203,15 @@ def _check(job: Job, flags: SlurmFlags) -> None:
     port = job.launch.processes.port
     if port and port + per_node - 1 > _MOST_PORT:
         raise UsageError(
-            f"--port={port} with --tasks_per_node={per_node}: the processes of a node listen on ports from it on; must "
-            f"be {_MOST_PORT - per_node + 1} or less"
+            f"--port={port} with --tasks_per_node={per_node}: a node's processes listen on ports from this one on; "
+            f"must be {_MOST_PORT - per_node + 1} or less"
         )
     if tasks % per_node:
         kinds = ", ".join(f"{count} {role}" for role, count in job.roles.items())
         raise UsageError(f"--tasks_per_node={per_node}: must divide the {tasks} processes of the job ({kinds})")
     if tasks > per_node and f"{job.folder.path}/".startswith(tuple(f"{folder}/" for folder in _OF_ONE_NODE)):
         raise UsageError(
-            f"{job.folder}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
+            f"{job.folder}: is local to each node; with {tasks // per_node} nodes it must be "
             "on a file system that they share"
         )
     if job.restarts.stop_timeout > _MOST_WARNING:

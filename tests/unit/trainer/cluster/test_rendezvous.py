@@ -211,7 +211,7 @@ def test_who_fails_before_the_others_are_met_ends_them(start, addresses, rank, e
     outcomes = [other.result(timeout=10) for other in others]
     assert [str(one) for one in outcomes] == [f"{cluster.names[rank]} cannot begin: {said}"] * 2
     assert [type(one) for one in outcomes] == [kind] * 2
-    assert "tells the other" not in capfd.readouterr().out
+    assert "telling the other" not in capfd.readouterr().out
 
 
 def test_a_second_process_with_the_same_task_that_fails_does_not_end_the_job(start, connect, addresses):
@@ -230,7 +230,7 @@ def test_who_fails_before_the_others_come_tells_them_for_a_while(start, addresse
     with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank), 0.8):
         raise UsageError("no")
     assert 0.7 < time.monotonic() - began < 5
-    assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why the job cannot begin: no\n"
+    assert capfd.readouterr().out == "telling the others why the job cannot begin, for at most 0.8 s: no\n"
     another = socket.create_server(tf_config.split_address(addresses[0]))  # another program has the chief's port
     with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank), 0.2):
         raise UsageError("no")

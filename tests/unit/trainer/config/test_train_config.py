@@ -527,5 +527,5 @@ def test_workers_of_parameter_servers_take_several_data_sets_in_turns_alone():
     flags = ["--data_dir=A=1,B=1", "--model_dir=M", *cluster]
     parse([*flags, "--mixture_schedule=0: A=1, B=0; 9: A=0, B=1"])
     for schedule in ([], ["--mixture_schedule=0: A=1, B=0; 9: A=1, B=1"]):
-        with pytest.raises(UsageError, match="--strategy=parameter_server: a step is of one data set; "):
+        with pytest.raises(UsageError, match="--strategy=parameter_server: a step uses one data set; "):
             parse([*flags, *schedule])

@@ -174,7 +174,7 @@ def test_what_is_wrong_with_records_is_one_error(data, classes, tmp_path):
     no_records = said([], damage=lambda content: b"no records")
     assert isinstance(no_records, UsageError)
     assert str(no_records).startswith(f"{file}: is neither a TFRecord file nor a data set, but tests.")
-    assert str(said(good, "--split=test")).startswith("--split=test: is of a data set")
+    assert str(said(good, "--split=test")).startswith("--split=test: is for data sets")
     for name, records in (("0", good), ("1", [*good, {"label": 1}])):
         foreign.write(tmp_path / "two" / f"train-0000{name}-of-00002", records)
     index.main([str(tmp_path / "two")])
@@ -242,9 +242,9 @@ def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
     first, second = ([Record(of, number, 0, b"")] for number in (0, 1))
     with answers.ArrayFile(tmp_path / "all.npz") as file:
         file.add(first, {"boxes": np.zeros((1, 2, 4)), "texts": np.array([b"a"], object)})
-        with pytest.raises(UsageError, match=r"^the output 'boxes' is \(3, 4\) from a.tfrec, record 1 on"):
+        with pytest.raises(UsageError, match=r"^the output 'boxes' has shape \(3, 4\) from a.tfrec, record 1 on"):
             file.add(second, {"boxes": np.zeros((1, 3, 4))})
-        with pytest.raises(UsageError, match="^the output 'record' has the name of an array beside the outputs"):
+        with pytest.raises(UsageError, match="^the output 'record' has the name of another array in the file"):
             file.add(second, {"record": np.zeros(1)})
     assert list(tmp_path.iterdir()) == []
 
@@ -287,7 +287,7 @@ def test_images_with_numbers_as_labels_are_asked_as_records(form, augment, tmp_p
     (one,) = Predictor.of_run(tmp_path / "run").predict(photos[3:4])
     assert str(one).startswith(f"{photos[3]}: no image of a known format")
     (tmp_path / "numbers.npz").unlink()
-    with pytest.raises(UsageError, match="^--split=test: is of data sets, not of image files"):
+    with pytest.raises(UsageError, match="^--split=test: is for data sets, not for image files"):
         predict.main([*map(str, photos), where, f"--output={tmp_path}/numbers.npz", "--split=test"])
     for given in (photos[3:4], photos):
         assert not (tmp_path / "numbers.npz").exists()

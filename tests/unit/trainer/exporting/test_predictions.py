@@ -221,7 +221,7 @@ def test_numbers_are_printed_and_written_as_they_are_and_files_that_cannot_be_re
         ({"masks": ["float32", 4, 6, 1]}, "its outputs are arrays"),
         ({"boxes": ["float32", None]}, "its outputs are arrays"),
         ({"text": ["string"]}, "its outputs are arrays"),
-        ({"file": ["float32"]}, "the output 'file' has the name of a column"),
+        ({"file": ["float32"]}, "the output 'file' has the name of another column"),
     ],
 )
 def test_outputs_that_are_no_table_are_for_arrays(kinds, said, written, files, monkeypatch):

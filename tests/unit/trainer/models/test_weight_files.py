@@ -107,7 +107,7 @@ def test_another_architecture_is_refused_by_its_first_layer(kind, widths, said, 
     model, path = sequential(4, 2), tmp_path / kind
     before = model.get_weights()
     write(sequential(*widths), path)
-    with pytest.raises(UsageError, match=rf"^--initialize_from={path}: is of another architecture: {said}$"):
+    with pytest.raises(UsageError, match=rf"^--initialize_from={path}: has a different architecture: {said}$"):
         load(model, str(path))
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

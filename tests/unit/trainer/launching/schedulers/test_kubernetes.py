@@ -391,7 +391,7 @@ def test_root_and_a_user_without_a_group(documents_of):
         (["--volume=data:/data"], "--model_dir=/runs/one: lies on no volume of --volume (/data)"),
         (["--volume=data"], "'data' is not CLAIM:/FOLDER"),
         (["--volume=data:runs"], "'data:runs' is not CLAIM:/FOLDER"),
-        (["--volume=a:/runs,b:/runs"], "/runs is there twice"),
+        (["--volume=a:/runs,b:/runs"], "/runs is mounted twice"),
         (
             ["--memory=10 GB"],
             "--memory=10 GB: must be a whole number and Mi, Gi or Ti, or K, M, G or T, without a space",
@@ -410,7 +410,7 @@ def test_root_and_a_user_without_a_group(documents_of):
         (["--volume=data:/data,runs://runs"], "'runs://runs' is not CLAIM:/FOLDER"),
         (["--volume=data:/data,Runs:/runs"], "'Runs:/runs' is not CLAIM:/FOLDER"),
         (["--volume=data:/data,runs:/"], "'runs:/' is not CLAIM:/FOLDER"),
-        (["--volume=data:/data,data:/data/,runs:/runs"], "/data is there twice"),
+        (["--volume=data:/data,data:/data/,runs:/runs"], "/data is mounted twice"),
         (["--image=registry/Stepfeed:1"], "--image=registry/Stepfeed:1: is not the name of an image"),
         (["--image=stepfeed:"], "is not the name of an image"),
         (["--image= stepfeed"], "is not the name of an image"),
@@ -440,7 +440,7 @@ def test_root_and_a_user_without_a_group(documents_of):
         (["--run_as=4294967296"], "numbers up to 2147483647"),
         (["--ttl=-1"], "--ttl=-1: must be 0 or more"),
         (["--ttl=5", "--kind=trainjob"], "--ttl=5 with --kind=trainjob: a TrainJob has no time to live"),
-        ([f"--env=A={'x' * 140000}"], "A has 140,000 bytes, of which Linux takes at most"),
+        ([f"--env=A={'x' * 140000}"], "A has 140,000 bytes, but Linux allows at most"),
     ],
 )
 def test_what_cannot_work(documents_of, flags, words):

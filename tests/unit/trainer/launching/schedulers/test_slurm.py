@@ -333,11 +333,11 @@ def test_an_asynchronous_job_that_lost_a_parameter_server_restarts_as_a_whole(sc
         (["--sbatch=--nodes=3"], "'--nodes=3': the launcher sets --nodes itself; give --num_workers, --num_ps and"),
         (["--sbatch=--qos=high;-N4"], "'-N4': the launcher sets -N itself"),
         (["--sbatch=--no-requeue"], "the launcher sets --no-requeue itself; give --max_restarts"),
-        (["--partition=gpu --nodes=9"], "--partition=gpu --nodes=9: must be a name that sbatch takes"),
+        (["--partition=gpu --nodes=9"], "--partition=gpu --nodes=9: must be a name valid for sbatch"),
         (["--account=a'b"], "--account=a'b: must be a name"),
         (
             ["--port=65535", "--tasks_per_node=2"],
-            "--port=65535 with --tasks_per_node=2: the processes of a node listen",
+            "--port=65535 with --tasks_per_node=2: a node's processes listen",
         ),
         (["--port=0"], "--port=0: must be 1 or more"),
         (["--stop_timeout=1e5"], "--stop_timeout=100000: must be 65535 or less"),
@@ -360,6 +360,6 @@ def test_what_cannot_work(script_of, flags, words):
 
 def test_a_folder_of_one_node_cannot_hold_a_run_of_several(job_of):
     trainer = ("--data_dir=d", "--model_dir=/tmp/run", "--global_batch_size=24")
-    with pytest.raises(UsageError, match="--model_dir=/tmp/run: is a folder of each node alone; with 2 nodes"):
+    with pytest.raises(UsageError, match="--model_dir=/tmp/run: is local to each node; with 2 nodes"):
         target.render(job_of("--target=slurm", "--num_workers=2", trainer=trainer))
     assert target.render(job_of("--target=slurm", "--num_workers=2", "--tasks_per_node=2", trainer=trainer))
