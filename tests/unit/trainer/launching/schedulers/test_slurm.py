@@ -35,6 +35,7 @@ PYTHON = """#!/bin/bash
 echo "${TF_CONFIG-not set}" > "$STUB/config-$SLURM_PROCID"
 echo started >> "$STUB/starts-$SLURM_PROCID"
 [ -z "$STEPFEED_HEARTBEAT" ] || echo "{\\"pid\\": 1, \\"made\\": ${MADE-12}, \\"achieved\\": 5}" > "$STEPFEED_HEARTBEAT"
+until grep -q made "$BEATS" 2> /dev/null; do sleep 0.05; done  # a worker killed before the first step stays away
 [ -z "${CHECKPOINT-}" ] || { mkdir -p run; touch "run/ckpt-$CHECKPOINT.index" "run/ckpt-x.index"; }
 read -ra codes <<< "$CODES"
 [ "$SLURM_PROCID" != 0 ] || sleep "${CHIEF_SECONDS-0.5}"  # the chief ends last
