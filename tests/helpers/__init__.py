@@ -23,6 +23,7 @@ Checks and the tests themselves:
 
 - `raised`: checks of an error's fields.
 - `manifests`: Kubernetes manifests against the published models, and how a pod interprets them.
+- `snapshots`: snapshots as plain text, one file per case.
 - `augmenting_tasks`: tasks that augment images by functions of their own.
 - `lanes`: which examples and cases are in `make test`, and which in `make test-slow`.
 - `processor_time`: the plugin that prints the tests that cost most.

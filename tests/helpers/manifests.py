@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import kubernetes_validate
@@ -11,36 +10,35 @@ import kubernetes_validate
 Manifest = dict[str, Any]
 
 
-def check_built_in(manifest: Manifest) -> None:
-    """Fails where a manifest of Kubernetes' own kinds does not fit their schema, unknown fields included."""
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+_MODELS = {
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+}
 
 
-def check_job(spec: Manifest) -> None:
-    """Fails if this is not a valid Job."""
-    check_built_in({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec})
+def check(manifest: Manifest) -> None:
+    """Fails if a manifest does not fit the published model of its kind, or has a field that the model does not know.
 
-
-def check_pod(spec: Manifest) -> None:
-    """Fails if this is not a valid pod."""
-    check_built_in({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec})
-
-
-def check_trainer_api(manifest: Manifest, model: str, moments: Sequence[str] = ()) -> None:
-    """Fails where a manifest does not fit a model of kubeflow-trainer-api, or has a field that it does not know.
-
-    The fields called as in `moments` are read as moments, and are not compared as texts.
+    The Jobs in a JobSet or TrainingRuntime are checked one by one, too.
     """
+    if manifest["kind"] not in _MODELS:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+        return
     from kubeflow_trainer_api import models
 
-    read = getattr(models, model).from_dict(manifest)
+    read = getattr(models, _MODELS[manifest["kind"]]).from_dict(manifest)
     assert read is not None
-    _check_known(manifest, read.to_dict(), moments)
-
-
-def _check_known(given: Any, read: Any, moments: Sequence[str] = ()) -> None:
-    found = [line for line in unknown(given, read) if not line.partition(":")[0].endswith(tuple(moments))]
+    found = unknown(manifest, read.to_dict())
     assert not found, found
+    for name, spec in jobs_of(manifest).items():
+        check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec})
+
+
+def jobs_of(manifest: Manifest) -> dict[str, Manifest]:
+    """Returns the specs of the Jobs in a JobSet or TrainingRuntime, by name."""
+    spec = manifest["spec"]["template"]["spec"] if manifest["kind"] == "TrainingRuntime" else manifest["spec"]
+    return {job["name"]: job["template"]["spec"] for job in spec.get("replicatedJobs", ())}
 
 
 def unknown(given: Any, read: Any, path: str = "") -> list[str]:

@@ -17,10 +17,10 @@ import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from tests.helpers import validated
 from tests.helpers.datasets import flip, write_dataset
+from tests.helpers.snapshots import Text
 
 BATCH = "--global_batch_size=8"
 TABLE = "--dataset=image_table --source={tmp}/photos.csv"
@@ -242,13 +242,6 @@ CASES = {
         "a split without files": "{tmp}/files --split=train",
     },
 }
-
-
-class Text(SingleFileSnapshotExtension):
-    """One text file per test."""
-
-    _write_mode = WriteMode.TEXT
-    file_extension = "txt"
 
 
 @pytest.fixture(scope="module")

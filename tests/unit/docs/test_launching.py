@@ -40,7 +40,7 @@ def test_the_jobset_is_the_one_that_the_page_shows(printed):
     line = next(line for line in LINES if "--target=kubernetes" in line and "--kind" not in line)
     (shown,) = [manifest for manifest in manual.manifests() if manifest["kind"] == "JobSet"]
     assert yaml.safe_load(printed(line)) == shown
-    manifests.check_trainer_api(shown, "JobsetV1alpha2JobSet")
+    manifests.check(shown)
 
 
 def test_the_other_kind_is_named(printed):

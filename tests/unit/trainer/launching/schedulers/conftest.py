@@ -1,7 +1,5 @@
 """Jobs as the launcher describes them, and a cluster of stubs with Slurm's commands."""
 
-import dataclasses
-
 import pytest
 
 from pipeline.commands import commandline
@@ -20,15 +18,10 @@ TRAINER = ("--data_dir=/data/mnist", "--model_dir=/runs/one", "--global_batch_si
 
 @pytest.fixture
 def job_of():
-    """Returns a function that makes the job of the launcher's flags; with num_ps, an asynchronous one."""
+    """Returns a function that makes the job of the launcher's flags."""
 
-    def job_of(*flags, trainer=TRAINER, num_ps=0):
-        parsed = commandline.parse("trainer.launch", "", launch_flags(), flags)
-        job = Job.of(parsed, trainer)
-        if not num_ps:
-            return job
-        launch = dataclasses.replace(parsed, job=dataclasses.replace(parsed.job, num_ps=num_ps))
-        return dataclasses.replace(job, launch=launch, strategy="parameter_server")
+    def job_of(*flags, trainer=TRAINER):
+        return Job.of(commandline.parse("trainer.launch", "", launch_flags(), flags), trainer)
 
     return job_of
 
