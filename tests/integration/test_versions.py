@@ -132,7 +132,7 @@ def test_a_run_stays_on_its_version_and_moves_at_the_end_of_an_epoch(deaths, gro
     [(code, _, err)] = finish(start(f"{data}@1", run, *FLAGS, "--train_steps=70"))
     assert (code, err.count("\n")) == (2, 1)
     assert f"--data_dir={data}@1: the run trains on version 1, from step 32 on version 2, and moves to later" in err
-    assert f"give {data}@2 to go on" in err
+    assert f"give {data}@2 to continue" in err
     shutil.rmtree(data / "versions")
     [(code, _, err)] = finish(start(data, run, *FLAGS, "--train_steps=70"))
     assert (code, err.count("\n")) == (1, 1)
