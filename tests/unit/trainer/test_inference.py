@@ -62,7 +62,7 @@ def test_a_run_whose_data_are_gone_needs_them_where_they_count(data, record_of):
     shutil.rmtree(data / "own")
     assert means(plain, data_dir=data / "darker") == DARKER
     assert means(record, data_dir=data / "copy") != DARKER
-    words = f"--data_dir={data}/darker: is not what .*ckpt-3 was trained on, and {data}/own does not hold .* give its folder"
+    words = f"--data_dir={data}/darker: is not what .*ckpt-3 was trained on, and {data}/own .* give its folder"
     with pytest.raises(UsageError, match=words):
         means(record, data_dir=data / "darker")
     with pytest.raises(DataError, match=f"{data}/own: .*--data_dir"):
