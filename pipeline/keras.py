@@ -147,7 +147,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             # Restoring writes variables one by one, so look first for anything that could stop it.
             if not _fits(reader, newest, self._restored):
-                raise UsageError("is of another model or optimizer", path=newest, advice="use another folder")
+                raise UsageError("has a different model or optimizer", path=newest, advice="use another folder")
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
             self._restored.restore(newest).assert_existing_objects_matched().expect_partial()
@@ -157,7 +157,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         except (AssertionError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError("is of another model or optimizer", path=newest, advice="use another folder") from None
+            raise UsageError("has a different model or optimizer", path=newest, advice="use another folder") from None
         if changes := code.changes(memory.get("code"), self._code):
             _logger.warning("%s: changed since: %s", newest, "; ".join(changes))
         self._remember(newest, memory)

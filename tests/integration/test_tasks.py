@@ -248,7 +248,7 @@ def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_ex
     flags = ("--data_dir=digits", "--model_dir=changed", "--model=changing:model", "--resize=8x8")
     succeed(start(models, *flags, "--train_steps=3"))
     code.write_text(CHANGING.replace("ACTIVATION", "'tanh'").replace("0.1", "0.4"))
-    said = r"changed/ckpt-3 has a different model .*: layer dense: activation was relu, is tanh; go back to "
+    said = r"changed/ckpt-3 has a different model.*: layer dense: activation was relu, is tanh; go back to "
     for module, *arguments in (
         ("trainer.run", *flags, "--train_steps=6"),
         ("trainer.evaluate", "--model_dir=changed"),

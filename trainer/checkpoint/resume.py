@@ -151,7 +151,7 @@ class RunSpec:
         changed = [change for change in self._model_changes(stored) if not change.is_harmless]
         if changed and not self.config.model.allow_model_change:
             raise UsageError(
-                f"{path} is of another model: {structures.in_words(changed)}; go back to the old one, or use another "
+                f"{path} has a different model: {structures.in_words(changed)}; go back to the old one, or use another "
                 "--model_dir, or accept the new one with --allow_model_change"
             )
         changes = self._order_changes(stored)

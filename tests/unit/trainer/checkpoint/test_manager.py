@@ -241,7 +241,7 @@ def test_another_model_of_fitting_weights_is_refused(
     make_checkpoints(state).save()
     with pytest.raises(UsageError) as caught:
         make_checkpoints(make_state(make_strategy(), build=now)).restore()
-    assert str(caught.value).startswith(f"{tmp_path}/ckpt-10 is of another model: {said}; go back to the old one, or ")
+    assert str(caught.value).startswith(f"{tmp_path}/ckpt-10 has a different model: {said}; go back to the old one, or")
     assert str(caught.value).endswith("or accept the new one with --allow_model_change")
 
 
