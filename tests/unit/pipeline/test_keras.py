@@ -207,7 +207,7 @@ def test_another_order_model_or_optimizer_is_refused(data, tmp_path):
     trained(data, tmp_path, epochs=1)
     for changed, said in (
         ({"seed": 3}, "seed was 0, is 3"),
-        ({"width": 4}, "another model"),
+        ({"width": 4}, "has a different model"),
         ({"optimizer": "sgd"}, "optimizer Adam, the model has SGD"),
     ):
         _, resume = made(data, tmp_path, **changed)
