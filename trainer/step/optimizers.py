@@ -92,11 +92,31 @@ def apply(
       compiled: whether XLA compiles the update, and so makes few kernels of Keras' operations.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if _fits_one_kernel(inner) and not compiled:
-        with _with(inner, update_step=functools.partial(_momentum_in_one_kernel, inner)):
-            _apply(optimizer, gradients, variables, updates, step)
-    else:
-        _apply(optimizer, gradients, variables, updates, step)
+    faster = {"update_step": functools.partial(_momentum_in_one_kernel, inner)}
+    with _with(inner, **(faster if _fits_one_kernel(inner) and not compiled else {})):
+        groups: dict[Intervals | None, list[int]] = {None: []}
+        for index, of_variable in enumerate(updates):
+            groups.setdefault(of_variable, []).append(index)
+        if len(groups) == 1:
+            optimizer.apply(gradients, variables)
+            return
+        update, counted = inner.apply, inner._iterations
+
+        def apply_each(gradients: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable]) -> None:
+            for of_group, members in groups.items():
+                if members:
+                    vars(inner)["_iterations"] = (
+                        counted if of_group is None else Count(trained.count_of(of_group, step))
+                    )
+                    update([gradients[i] for i in members], [trainable_variables[i] for i in members])
+            if not groups[None]:
+                counted.assign_add(1)
+
+        try:
+            with _with(inner, apply=apply_each):  # with float16 it is called by what scales the loss
+                optimizer.apply(gradients, variables)
+        finally:
+            vars(inner)["_iterations"] = counted
 
 
 def _fits_one_kernel(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -135,37 +155,6 @@ def _with(optimizer: keras.optimizers.Optimizer, **methods: Callable[..., Any]) 
     finally:
         for name in methods:
             del vars(optimizer)[name]
-
-
-def _apply(
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[tf.Tensor],
-    variables: Sequence[keras.Variable],
-    updates: Sequence[Intervals | None],
-    step: tf.Tensor,
-) -> None:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    groups: dict[Intervals | None, list[int]] = {None: []}
-    for index, of_variable in enumerate(updates):
-        groups.setdefault(of_variable, []).append(index)
-    if len(groups) == 1:
-        optimizer.apply(gradients, variables)
-        return
-    update, counted = inner.apply, inner._iterations
-
-    def apply_each(gradients: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable]) -> None:
-        for of_group, members in groups.items():
-            if members:
-                vars(inner)["_iterations"] = counted if of_group is None else Count(trained.count_of(of_group, step))
-                update([gradients[i] for i in members], [trainable_variables[i] for i in members])
-        if not groups[None]:
-            counted.assign_add(1)
-
-    try:
-        with _with(inner, apply=apply_each):  # with float16 it is called by what scales the loss
-            optimizer.apply(gradients, variables)
-    finally:
-        vars(inner)["_iterations"] = counted
 
 
 class Count:
